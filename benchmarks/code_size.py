@@ -45,7 +45,7 @@ def main() -> None:
         "units": len(arrows),
         "arrows": sum(map(len, arrows.values())),
         "longest path": longest_path(arrows),
-        "members of Task": sum(count_members(node) for node in classes if node.name == "Task"),
+        "members of Task": len(list_members("Task", {node.name: node for node in classes})),
         f"docstrings above {LONG} words": sum(map(count_long_docstrings, trees.values())),
         "class names of two classes": sum(count > 1 for count in Counter(node.name for node in classes).values()),
         "variables that begin with of_": sum(map(count_of_variables, trees.values())),
@@ -152,14 +152,13 @@ def longest_path(arrows: Mapping[str, set[str]]) -> int:
         raise ValueError("units import each other in a circle") from None
 
 
-def count_members(protocol: ast.ClassDef) -> int:
-    """Returns the number of attributes, properties and methods that a class body declares."""
+def list_members(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:
+    """Returns the attributes, properties and methods that a class and those it inherits from declare."""
+    body, bases = classes[name].body, (ast.unparse(base) for base in classes[name].bases)
     names = {
-        node.target.id
-        for node in protocol.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
-    return len(names | {node.name for node in protocol.body if isinstance(node, ast.FunctionDef)})
+        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    } | {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    return names.union(*(list_members(base, classes) for base in bases if base in classes))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def distill(setup: Setup) -> Result:
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=setup.student, objective=Objective(name="hinton", terms=terms), task=setup.task,
-        signal=computed, **settings.optimization(len(loaders["train"])),
+        scoring=setup.splits.scoring, signal=computed, **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as checkpoints:
         fitting.fit(
@@ -85,13 +85,15 @@ def distill(setup: Setup) -> Result:
         # `fit` restores the best epoch. The other contestants only have the last one.
         last_state = torch.load(Path(checkpoints) / "c" / "last.ckpt", weights_only=True)["state_dict"]
         module.load_state_dict(last_state)
-    scores = evaluate(module.student, setup.task, loaders["dev"]).by_example()
+    scores = evaluate(module.student, setup.task, setup.splits.scoring, loaders["dev"]).by_example()
     return scores.columns["logits"], module.tokens_computed, computed.seconds
 
 
 def make_loader(setup: Setup, token_counts: list[int]) -> Any:
     """Returns a shuffled loader with dynamic padding that appends the tokens of each batch to `token_counts`."""
-    encoded = setup.tokenizer(setup.splits.splits["train"].texts, truncation=True, max_length=setup.task.max_length)
+    encoded = setup.tokenizer(
+        setup.splits.splits["train"].texts, truncation=True, max_length=setup.task.info.max_length
+    )
     collate = DataCollatorWithPadding(setup.tokenizer)
     labels = setup.splits.splits["train"].labels.tolist()
     rows = [
@@ -115,7 +117,7 @@ def compute_dev_logits(setup: Setup) -> np.ndarray:
     texts, logits = setup.splits.splits["dev"].texts, []
     for start in range(0, len(texts), 64):
         batch = setup.tokenizer(
-            texts[start : start + 64], truncation=True, max_length=setup.task.max_length, padding=True,
+            texts[start : start + 64], truncation=True, max_length=setup.task.info.max_length, padding=True,
             return_tensors="pt", return_token_type_ids=False,
         )  # fmt: skip
         with torch.no_grad():
@@ -273,7 +275,7 @@ def main() -> None:
         logits, computed_tokens, teacher_seconds = CONTESTANTS[options.contestant](setup)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Before the tokenization below.
-    encoded = setup.tokenizer(splits.splits["train"].texts, truncation=True, max_length=task.max_length)
+    encoded = setup.tokenizer(splits.splits["train"].texts, truncation=True, max_length=task.info.max_length)
     lengths = np.array([len(ids) for ids in encoded["input_ids"]])
     examples, tokens = options.epochs * len(lengths), options.epochs * int(lengths.sum())
     result = {
@@ -283,7 +285,7 @@ def main() -> None:
         "tokens_per_second": tokens / seconds,
         "padding": 1 - tokens / computed_tokens,
         "peak_rss_mb": peak,
-        "accuracy": task.scoring.metrics(make_scores(logits, splits.splits["dev"].labels))["accuracy"],
+        "accuracy": splits.scoring.metrics(make_scores(logits, splits.splits["dev"].labels))["accuracy"],
         "useful_flops": 3 * options.epochs * count_forward_flops(student, lengths),
     }
     print(json.dumps(result))

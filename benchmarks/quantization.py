@@ -50,28 +50,30 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     config = read_config(run / CONFIG)
     check_targets(config, source=run / CONFIG, trust=())
     plan = build.plan(config)
-    splits: Any = plan.task.read(plan.cache_dir)
+    [task] = plan.tasks.values()
+    splits: Any = task.read(plan.cache_dir)
+    scoring = splits.scoring
     bundle = Bundle(run / "bundle", model="fp32")
     dev = splits.scored()["dev"]
     labels = np.asarray(dev.labels)
     reference = {"dev": Scores({"logits": bundle.logits(dev.records())}, labels, np.arange(len(labels)))}
-    scorer, fp32 = Scorer(bundle, splits, reference, plan.task), run / "bundle" / bundle.manifest["models"]["fp32"]
+    scorer, fp32 = Scorer(bundle, splits, reference), run / "bundle" / bundle.manifest["models"]["fp32"]
     material, target = (
         quantization.Material(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
         this_target(),
     )
-    rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": plan.task.scoring.metrics(reference["dev"])}]
+    rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": scoring.metrics(reference["dev"])}]
     files = [fp32]
     for recipe in RECIPES:
         path = directory / f"{run.name}-{recipe}.onnx"
         settings = replace(plan.export, recipes=(recipe,))
-        search = RecipeSearch(material, target, plan.task, reference, scorer.score, settings, scorer.resolution)
+        search = RecipeSearch(material, target, scoring, reference, scorer.score, settings, scorer.resolution)
         [attempt] = search.run(path, path)
         if path.is_file():  # A failed float16 file is not kept.
             rows.append(dict(attempt))
             files.append(path)
     add_times(rows, files, bundle.manifest["inputs"], bundle.tokenizer.get_vocab_size(), arguments)
-    return [row | {"run": str(run), "metric": plan.task.scoring.metric} for row in rows]
+    return [row | {"run": str(run), "metric": scoring.metric} for row in rows]
 
 
 def measure_shape(directory: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:

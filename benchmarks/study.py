@@ -77,37 +77,38 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
     """Trains one student; returns the metrics on dev of teacher, start and student."""
     config = compose("config", [*overrides, f"seed={seed}"])
     plan, source = choose_augmentation(build.plan(config)), build.source(config)
-    task = plan.task
+    [task] = plan.tasks.values()
     check_plan(source, plan)
-    splits = task.read(plan.cache_dir)
+    data = task.read(plan.cache_dir)
     with tempfile.TemporaryDirectory() as directory:
         run = create_run(Path(directory), job="study", seed=seed)
         preparation = teaching.Preparation(
-            task=task, splits=splits, cache_dir=plan.cache_dir, run_directory=run.directory,
+            task=task, splits=data, cache_dir=plan.cache_dir, run_directory=run.directory,
             device=plan.trainer.device(),
         )  # fmt: skip
         teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
         L.seed_everything(plan.seed, verbose=False)
         named = build.student(config)
-        student = named.make(teacher.model, task)
-        examples = Encoding(plan, splits, source)(teacher, student)
+        student = named.make(teacher.model, task, data)
+        examples = Encoding(plan, task, data, source)(teacher, student)
         loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
-        rows, steps = splits.sizes()["train"], len(loaders["train"])
+        rows, steps = data.sizes()["train"], len(loaders["train"])
         scored = len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, student, examples=rows, steps_per_epoch=steps, scored=scored)
-        teaching.score(teacher, task, examples, source=source, directory=plan.cache_dir / "outputs")
+        teaching.score(teacher, task, data.scoring, examples, source=source, directory=plan.cache_dir / "outputs")
         if refit:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))
-        start = task.scoring.metrics(evaluate(student, task, loaders["dev"]))[task.scoring.metric]
-        tasks = [TaskRun("", plan, run, splits, examples, teacher)]
+        scoring = data.scoring
+        start = scoring.metrics(evaluate(student, task, scoring, loaders["dev"]))[scoring.metric]
+        tasks = [TaskRun("", task, plan, run, data, examples, teacher)]
         prepared = Prepared(plan, run, named, student, tasks, examples, loaders, teacher, source)
         module = prepared.prepare_training(student)
         fit = fitting.fit(
             module, loaders["train"], loaders["dev"], settings=plan.trainer, checkpoints=run.directory / "checkpoints",
             logger=None, title="student",
         )  # fmt: skip
-        value = task.scoring.metrics(evaluate(module.student, task, loaders["dev"]))[task.scoring.metric]
-    reference = teacher.metrics[task.scoring.metric]
+        value = scoring.metrics(evaluate(module.student, task, scoring, loaders["dev"]))[scoring.metric]
+    reference = teacher.metrics[scoring.metric]
     return {
         "teacher": reference, "start": start, "student": value, "share": value / reference, "steps": fit.steps,
         "seconds": round(fit.seconds, 1),

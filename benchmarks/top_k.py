@@ -33,7 +33,7 @@ def compute_loss_and_gradient(student_logits: Tensor, teacher_output: Any, tempe
     """Returns the mean soft-target loss and its gradient with respect to the student's logits."""
     logits = student_logits.detach().requires_grad_()
     labels = torch.zeros(len(logits), dtype=torch.long)
-    items = Items(batch={}, row=labels, labels=labels, labelled=labels == 0, over_vocabulary=True)
+    items = Items(batch={}, row=labels, labels=labels, labelled=labels == 0, classes_are_tokens=True)
     total, count = SoftTargets(temperature=temperature)(Outputs(logits=logits), teacher_output, items)
     (total / count).backward()
     assert logits.grad is not None

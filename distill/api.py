@@ -31,7 +31,7 @@ from distill.chain import distillation as chain
 from distill.chain.deliver import Result
 from distill.chain.plan import Plan, Student, default_objective
 from distill.console import silence_libraries
-from distill.contracts import SeveralTasks, Task, tasks_of
+from distill.contracts import Task
 from distill.credentials import hide_secrets
 from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.errors import UserError
@@ -43,6 +43,7 @@ from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
 from distill.storage import mirror
 from distill.storage.cache import open_cache
+from distill.tasks.multi import Tasks
 from distill.teaching import preparation as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
@@ -170,7 +171,7 @@ class Teacher:
 
     def fit(
         self,
-        task: Task | SeveralTasks,
+        task: Task | Tasks,
         *,
         features: str | None = None,
         bilstm: Mapping[str, int | float | str] | None = None,
@@ -196,15 +197,16 @@ class Teacher:
             finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
             sizes: dict[str, Any] = dict(bilstm or {})
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
-        for name, one in tasks_of(task).items():
+        for name, one in Tasks.of(task).items():
             self._fit(name, one, finetune, chosen)
         return self
 
     def _fit(self, name: str, task: Task, finetune: TrainerSettings, features: Features | None) -> None:
         """Fine-tunes the teacher of one task."""
-        if not task.fine_tunes_teacher:
+        if task.info.raw_text:
             raise UserError(
-                f"task {task.name} does not fine-tune a teacher: give one that has its head (job=finetune makes one)"
+                f"task {task.info.name} does not fine-tune a teacher: give one that has its head (job=finetune makes "
+                "one)"
             )
         source = self.source.of_task(name)
         others = tuple(replace(other, finetune=finetune, features=features) for other in source.others)
@@ -223,11 +225,11 @@ class Teacher:
             teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
         self._fits = [(fitted, settings) for fitted, settings in self._fits if fitted is not task] + [(task, source)]
 
-    def source_for(self, task: Task | SeveralTasks) -> TeacherSource:
+    def source_for(self, task: Task | Tasks) -> TeacherSource:
         """Returns the source with the settings by which the teacher was fitted to each task, and to no other one."""
         if not self._fits:
             return self.source
-        sources = {name: self._fitted_source(name, one) for name, one in tasks_of(task).items()}
+        sources = {name: self._fitted_source(name, one) for name, one in Tasks.of(task).items()}
         first = next(iter(sources.values()))
         return first if all(source == first for source in sources.values()) else make_by_task(sources)
 
@@ -267,7 +269,7 @@ students = SimpleNamespace(distilbert=_distilbert_student, bilstm=_bilstm_studen
 def distill(
     teacher: Teacher,
     student: Student | PreTrainedModel | Callable[..., PreTrainedModel],
-    task: Task | SeveralTasks,
+    task: Task | Tasks,
     *,
     objective: Objective | None = None,
     trainer: TrainerSettings | None = None,
@@ -308,7 +310,7 @@ def distill(
     """
     seed, trainer = _join_seeds(seed, trainer)
     plan = Plan(
-        task=cast(Task, task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
+        tasks=Tasks.of(task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=trainer, export=export or ExportSettings(), benchmark=benchmark or BENCHMARK, budget=budget or Budget(),
         record=record or RecordSettings(), cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline,
         resume=resume, augment=AutoAugmentation() if augment == "auto" else augment,
@@ -338,7 +340,7 @@ def _tracking(
     tracking = Tracking(
         settings=list(logger) if isinstance(logger, Sequence) else [logger],
         config={
-            "teacher": teacher.source.weights.name, "student": student.name, "task": plan.task.name,
+            "teacher": teacher.source.weights.name, "student": student.name, "task": plan.tasks.name,
             "objective": plan.objective.record(), "trainer": asdict(plan.trainer), "export": asdict(plan.export),
             "seed": plan.seed, "seeds": plan.seeds, "baseline": plan.baseline,
         },
@@ -359,14 +361,14 @@ def _run(
     run = _open_run(plan, teacher, student, directory)
     if run.record["status"] != "finished":
         with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):
-            chain.distill(teacher.source_for(plan.task), student, plan, run)
+            chain.distill(teacher.source_for(plan.tasks), student, plan, run)
     return Result(run.directory, run.record)
 
 
 def _describe_settings(plan: Plan, student: Student) -> dict[str, Any]:
     """Returns the options of a run that has no config.yaml, as JSON values."""
     settings = {
-        "task": {"max_length": {task.name: task.max_length for task in tasks_of(plan.task).values()}},
+        "task": {"max_length": {task.info.name: task.info.max_length for task in plan.tasks.values()}},
         "student": getattr(student.build, "keywords", {}),
         "trainer": asdict(plan.trainer),
         "export": asdict(plan.export),
@@ -383,7 +385,7 @@ def _open_run(plan: Plan, teacher: Teacher, student: Student, directory: str | P
     if directory is None:
         if plan.resume:
             raise UserError("got resume=True without a directory, expected the directory of the run to go on with")
-        return create_run(Path("runs") / plan.task.name / f"{teacher.source.weights.name}-{student.name}", **fields)
+        return create_run(Path("runs") / plan.tasks.name / f"{teacher.source.weights.name}-{student.name}", **fields)
     path = mirror.local_path(directory)
     mirror.fetch(path)
     return open_run(path) if plan.resume else create_run_in(path, **fields)

@@ -6,7 +6,18 @@ Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes,
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -66,7 +77,7 @@ class Items:
         chosen: `[n]` (bool), the items that the task scores; None for all. The others are tokens that a term with
             `positions=all` reads besides.
         valid: `[n, C]` (bool), the classes that an item can have; None for all.
-        over_vocabulary: whether the classes are the tokens of a vocabulary.
+        classes_are_tokens: whether the classes are the tokens of a vocabulary.
         first: the position of the first item among all items of the batch.
     """
 
@@ -79,7 +90,7 @@ class Items:
     chosen: "Tensor | None" = None
     weights: "Tensor | None" = None
     valid: "Tensor | None" = None
-    over_vocabulary: bool = False
+    classes_are_tokens: bool = False
     first: int = 0
 
     def __len__(self) -> int:
@@ -102,7 +113,7 @@ class Items:
 
         Other items than the tokens of a vocabulary stay as they are.
         """
-        if not self.over_vocabulary or self.index is None:
+        if not self.classes_are_tokens or self.index is None:
             return self
         mask = self.batch["attention_mask"]
         labels = self.labels.new_full((mask.numel(),), IGNORED)
@@ -212,7 +223,7 @@ class Scores:
         labels: `[n]`, or `[n, C]` of a sigmoid.
         example_id: `[n]`, the example that each item belongs to.
         decoding: as `Scoring.fit_decoder` returns it for the model's scores on dev.
-        by_task: the scores of each of `SeveralTasks` by its number; the other fields are then empty.
+        by_task: the scores of each of several tasks by its number; the other fields are then empty.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -225,6 +236,18 @@ class Scores:
     def of_tasks(cls, by_task: "Mapping[int, Scores]") -> "Scores":
         """Returns the scores of several tasks."""
         return cls({}, np.empty(0), np.empty(0, dtype=int), by_task=by_task)
+
+    def of_task(self, number: int, name: str) -> "Scores | None":
+        """Returns the scores of one of several tasks, None for a split that it does not have; those of one task alone.
+
+        Args:
+            number: of the task.
+            name: of the task, by which its decoder has its values.
+        """
+        if not self.by_task:
+            return self
+        scores = self.by_task.get(number)
+        return None if scores is None else replace(scores, decoding=self.decoding[name])
 
     def by_example(self) -> "Scores":
         """Returns the scores in the order of the examples, those of several tasks each by itself."""
@@ -326,17 +349,53 @@ class Stream(Protocol):
 EncodedSplits = Mapping[str, Examples | Stream]
 
 
-class Splits(Protocol):
-    """The data of a task before tokenization."""
+class RawSplit(Protocol):
+    """The examples of a split as an exported student reads them."""
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes in order; one name for a number, none where examples have classes of their own."""
+    def __len__(self) -> int: ...
+
+    def text_columns(self) -> Mapping[str, Any]:
+        """The texts as columns of predictions.parquet by name."""
         ...
 
+    def records(self) -> Sequence[Any]:
+        """The examples in the form that `edge.Bundle` reads."""
+        ...
+
+
+class Data(Protocol):
+    """The data of a task, and everything that is made from it.
+
+    Attributes:
+        labels: names of the classes in order; one name for a number, none where examples have classes of their own.
+        sha256: a digest of the content.
+        scoring: all that concerns scores.
+        terms: the loss terms that learn from labels alone, those of a fine-tuned teacher and of a baseline; empty for
+            data without labels.
+        head_bias: the initial bias `[C]` of a new head; None for that of the model's class.
+        choices: the usual number of choices of an example, for models whose inputs are `[B, K, L]`; else None.
+    """
+
     @property
-    def sha256(self) -> str:
-        """A digest of the content."""
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def sha256(self) -> str: ...
+
+    @property
+    def scoring(self) -> "Scoring": ...
+
+    @property
+    def terms(self) -> Mapping[str, Any]: ...
+
+    @property
+    def head_bias(self) -> Sequence[float] | None: ...
+
+    @property
+    def choices(self) -> int | None: ...
+
+    def with_examples(self, examples: EncodedSplits) -> Self:
+        """Returns the data of a task whose students are scored on tokens with these tokenized splits, others as is."""
         ...
 
     def sizes(self) -> dict[str, int]:
@@ -346,24 +405,6 @@ class Splits(Protocol):
     def texts(self) -> Iterable[str]:
         """Training text, to learn a vocabulary from."""
         ...
-
-
-class RawSplit(Protocol):
-    """The examples of a split as an exported student reads them."""
-
-    def __len__(self) -> int: ...
-
-    def text_columns(self) -> Mapping[str, Sequence[object]]:
-        """The columns of texts by name."""
-        ...
-
-    def records(self) -> Sequence[Any]:
-        """The examples in the form that `edge.Bundle` reads."""
-        ...
-
-
-class ScoredSplits(Splits, Protocol):
-    """The data that exported students are scored on."""
 
     def labelled_texts(self) -> Iterable[str]:
         """The texts of the labelled rows that are trained on."""
@@ -382,106 +423,53 @@ class ScoredSplits(Splits, Protocol):
         ...
 
 
-class Task(Protocol):
-    """A kind of task: the only place that knows the shape of a model's output.
+@dataclass(frozen=True)
+class TaskInfo:
+    """The facts of a task that its options determine, before its data is read.
 
-    The `splits` that its methods take are those that its own `read` returned, of a type that only the task knows.
-
-    Attributes:
+    Args:
         name: names the task in records and directories.
         kind: names the kind of task in run.json and bundle.json; one of the `kinds` of its class.
-        scoring: all that concerns scores. That of the data exists once it is read.
         auto_class: the auto class of transformers whose models have the head for this task.
         likelihood: the meaning of the logits.
-        fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
-        model_settings: entries of a model's configuration that its outputs depend on besides its weights.
-        over_vocabulary: whether the classes are the tokens of a vocabulary; logits are then computed in chunks.
-        pair: whether a sequence of tokens is made of two texts.
-        choices: the usual number of choices of an example, for models whose inputs are `[B, K, L]`; else None.
-        max_length: tokens that an example is cut to.
-        builtin: whether the data comes with the program.
         decoder: the class of `distill.edge.decode` that reads the logits of an exported model.
-        fine_tunes_teacher: whether a teacher without the task's head is fine-tuned before it teaches.
+        max_length: tokens that an example is cut to.
+        pair: whether a sequence of tokens is made of two texts.
+        builtin: whether the data comes with the program.
+        raw_text: whether examples are packed from running text, which has no labels: what is trained on it is a
+            language model, a teacher too.
+        classes_are_tokens: whether the classes are the tokens of a vocabulary, so that logits are computed in chunks
+            and the largest ones alone are cached.
+        fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
+        can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
-        has_unlabelled: whether the task was given texts without labels.
-        auto_unlabelled: whether the texts that only the teacher labels are chosen from the data (`auto`).
+        unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
         bank: a source of sentences, of which those near the training texts are labelled by the teacher; None without.
-        head_bias: the initial bias `[C]` of a new head, which depends on the labels of train, once the data is read;
-            None for that of the model's class.
         further_teachers: the options that name other models to learn from, which are given.
+        model_settings: entries of a model's configuration that its outputs depend on besides its weights.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    kind: str
+    auto_class: str
+    likelihood: Likelihood
+    decoder: str
+    max_length: int
+    pair: bool = False
+    builtin: bool = False
+    raw_text: bool = False
+    classes_are_tokens: bool = False
+    fixed_inputs: bool = True
+    can_abstain: bool = False
+    can_augment: bool = False
+    unlabelled: Literal["none", "given", "auto"] = "none"
+    bank: Any = None
+    further_teachers: Sequence[str] = ()
+    model_settings: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def kind(self) -> str: ...
 
-    @property
-    def scoring(self) -> "Scoring": ...
-
-    @property
-    def auto_class(self) -> str: ...
-
-    @property
-    def likelihood(self) -> Likelihood: ...
-
-    @property
-    def fixed_inputs(self) -> bool: ...
-
-    @property
-    def model_settings(self) -> Mapping[str, Any]: ...
-
-    @property
-    def over_vocabulary(self) -> bool: ...
-
-    @property
-    def pair(self) -> bool: ...
-
-    @property
-    def choices(self) -> int | None: ...
-
-    @property
-    def max_length(self) -> int: ...
-
-    @property
-    def builtin(self) -> bool: ...
-
-    @property
-    def decoder(self) -> str: ...
-
-    @property
-    def fine_tunes_teacher(self) -> bool: ...
-
-    @property
-    def can_augment(self) -> bool: ...
-
-    @property
-    def has_unlabelled(self) -> bool: ...
-
-    @property
-    def auto_unlabelled(self) -> bool: ...
-
-    @property
-    def bank(self) -> Any: ...
-
-    @property
-    def head_bias(self) -> Sequence[float] | None: ...
-
-    @property
-    def further_teachers(self) -> Sequence[str]: ...
-
-    def read(self, cache_dir: Path) -> Splits:
-        """Reads the data.
-
-        Raises:
-            UserError: for a file, column, text or label that is missing or unusable.
-        """
-        ...
-
-    def encode(self, splits: Any, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None) -> EncodedSplits:
-        """Tokenizes all splits: `train`, then those that are scored, dev first."""
-        ...
+class Learnable(Protocol):
+    """A task, or several of which each batch belongs to one, as a training sees it."""
 
     def select(self, batch: Batch) -> Items:
         """The items of a batch."""
@@ -491,42 +479,24 @@ class Task(Protocol):
         """Runs the model with the outputs that the terms need besides logits."""
         ...
 
-    def scored_data(self, splits: Any, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        """The data that exported students are scored on.
 
-        Args:
-            examples: returns the tokenized splits, for a task whose students are scored on tokens.
-        """
-        ...
+class Task(Learnable, Protocol):
+    """A kind of task: the only place that knows the shape of a model's output.
 
-    def supervised_terms(self) -> "Mapping[str, Any]":
-        """The loss terms that learn from labels alone: those of a fine-tuned teacher and of a baseline.
-
-        Raises:
-            UserError: for data without labels.
-        """
-        ...
-
-
-@runtime_checkable
-class SeveralTasks(Protocol):
-    """Tasks that one student learns, with a head each.
-
-    In a plan and in a training it stands in the place of a task. It has no predictions of its own, which only its tasks
-    have.
-
-    Attributes:
-        tasks: the tasks by name, in the order of their numbers in `TASK_ID`.
-        sampling: as in `data.several.SeveralExamples`.
+    The `data` that its methods take is that which its own `read` returned, of a type that only the task knows.
     """
 
     @property
-    def tasks(self) -> Mapping[str, Task]: ...
+    def info(self) -> TaskInfo: ...
 
-    @property
-    def sampling(self) -> float: ...
+    def read(self, cache_dir: Path) -> Data:
+        """Reads the data.
 
+        Raises:
+            UserError: for a file, column, text or label that is missing or unusable.
+        """
+        ...
 
-def tasks_of(task: Task | SeveralTasks) -> Mapping[str, Task]:
-    """Returns the tasks that the student has a head for: several by name, or the task itself under the empty name."""
-    return task.tasks if isinstance(task, SeveralTasks) else {"": task}
+    def encode(self, data: Any, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None) -> EncodedSplits:
+        """Tokenizes all splits: `train`, then those that are scored, dev first."""
+        ...

@@ -52,12 +52,12 @@ def from_teacher(
     }  # fmt: skip
     _check_options(sizes, dropout=dropout, pooling=pooling, init=init)
     student_class = _find_class(task)
-    if task.pair and getattr(teacher.config, "sep_token_id", None) is None:
+    if task.info.pair and getattr(teacher.config, "sep_token_id", None) is None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
     vocabulary, width = _get_embeddings(teacher).shape
     config = BilstmConfig(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
-        num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.pair,
+        num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.info.pair,
         sep_token_id=getattr(teacher.config, "sep_token_id", None), pad_token_id=teacher.config.pad_token_id,
         id2label=dict(teacher.config.id2label),
         label2id={label: index for index, label in teacher.config.id2label.items()},
@@ -82,9 +82,11 @@ def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: 
 
 def _find_class(task: Task) -> type[PreTrainedModel]:
     """Returns the class with the task's head; raises UserError if there is none."""
-    found = model_class(task.auto_class, BilstmConfig)
+    found = model_class(task.info.auto_class, BilstmConfig)
     if found is None:
-        raise UserError(f"student bilstm has no head for task {task.name} ({task.kind}): take +student=distilbert")
+        raise UserError(
+            f"student bilstm has no head for task {task.info.name} ({task.info.kind}): take +student=distilbert"
+        )
     return found
 
 

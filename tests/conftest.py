@@ -394,8 +394,8 @@ def build_toy(
     torch.manual_seed(0)
     objective.connect(EncoderSize(32, 2), EncoderSize(teacher_width, 4))
     module = DistillationModule(
-        student=from_teacher(source).eval(), objective=objective, task=task, signal=live(teacher, objective, task),
-        **settings.optimization(len(loaders["train"])),
+        student=from_teacher(source).eval(), objective=objective, task=task, scoring=splits.scoring,
+        signal=live(teacher, objective, task), **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     return Toy(module, loaders, settings, tokenizer, directory)
 
@@ -437,7 +437,7 @@ def fake_scores(toy: Toy, values: list[float], monkeypatch: pytest.MonkeyPatch) 
         seen.append((toy.module.global_step, weights(toy.module)))
         return {"accuracy": values[len(seen) - 1]}
 
-    monkeypatch.setattr(type(toy.module.task.scoring), "metrics", staticmethod(metrics))
+    monkeypatch.setattr(type(toy.module.scoring), "metrics", staticmethod(metrics))
     return seen
 
 

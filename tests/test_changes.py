@@ -61,7 +61,9 @@ def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(class_scores.METRICS, "first", lambda sklearn, labels, predicted, classes: labels[0])
     added = import_again(classification)["Classification"]
     scores = Scores({"logits": np.array([[0.0, 1.0]])}, np.array([7]), np.array([0]))
-    assert added(text="text", metrics=["first"]).scoring.metrics(scores) == {"first": 7.0}
+    rows = (["a", "b"], ["x", "y"])
+    data = added(text="text", metrics=["first"], train=rows, dev=rows).read(Path("nowhere"))
+    assert data.scoring.metrics(scores) == {"first": 7.0}
     with pytest.raises(OptionError, match="accuracy, f1, matthews, first, or with multi_label of micro_f1, "):
         added(text="text", metrics=["other"])
     with pytest.raises(OptionError, match="accuracy, f1, matthews, or with multi_label of micro_f1, "):
@@ -72,7 +74,9 @@ def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.Monk
     monkeypatch.setitem(label_scores.METRICS, "given", lambda sklearn, labels, given: given.sum())
     added = import_again(classification)["Classification"]
     scores = Scores({"logits": np.array([[-1.0, 1.0]])}, np.zeros((1, 2)), np.array([0]))
-    assert added(text="text", multi_label=True, metrics=["given"]).scoring.metrics(scores) == {"given": 1.0}
+    rows = (["a", "b"], [["x"], ["x", "y"]])
+    data = added(text="text", multi_label=True, metrics=["given"], train=rows, dev=rows).read(Path("nowhere"))
+    assert data.scoring.metrics(scores) == {"given": 1.0}
     with pytest.raises(OptionError, match="micro_f1, macro_f1, subset_accuracy, given or null$"):
         added(text="text", metrics=["other"])
 

@@ -113,14 +113,15 @@ def test_a_fine_tuned_teacher_is_shared_by_runs_with_and_without_unlabelled_text
 def mixed_toy(tokenizer: PreTrainedTokenizerBase, directory: Path, **options: Any) -> Toy:
     """Builds a training on labelled and unlabelled texts, whose teacher runs in every step."""
     task = classification(unlabelled=UNLABELLED)
-    examples = task.encode(task.read(directory), tokenizer, None)
+    data = task.read(directory)
+    examples = task.encode(data, tokenizer, None)
     settings = replace(SETTINGS, **{"batch_size": 8, **options})
     loaders = batching.all_loaders(examples, **settings.batches())
     teacher, objective = toy_bert(len(tokenizer)), Objective(soft=SoftTargets(), hard=HardLabels())
     torch.manual_seed(0)
     module = DistillationModule(
-        student=from_teacher(teacher), objective=objective, task=task, signal=live(teacher, objective, task),
-        **settings.optimization(len(loaders["train"])),
+        student=from_teacher(teacher), objective=objective, task=task, scoring=data.scoring,
+        signal=live(teacher, objective, task), **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
     return Toy(module, loaders, settings, tokenizer, directory)
 

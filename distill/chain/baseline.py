@@ -6,7 +6,6 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
-from distill.chain.plan import Plan
 from distill.chain.task_run import TaskRun
 from distill.chain.train import Prepared
 from distill.contracts import EncodedSplits, Examples
@@ -60,13 +59,13 @@ def choose_baseline(prepared: Prepared) -> Prepared:
 def _choose(prepared: Prepared) -> JsonObject:
     """Returns the `baseline_choice` of run.json; its `share` is null where the summary need not mention a baseline."""
     plan, record = prepared.plan, prepared.run.record
-    reason = _find_obstacle(plan) if plan.baseline == AUTO else None if plan.baseline else "baseline=false"
+    reason = _find_obstacle(prepared) if plan.baseline == AUTO else None if plan.baseline else "baseline=false"
     if plan.baseline == AUTO and plan.resume and record.get("teacher_outputs"):  # Its training has begun.
         return cast(JsonObject, record["baseline_choice"])
     if reason is not None:
         return {"trained": False, "reason": reason, "share": None}
     share = count_work(prepared).share
-    rows = sum(task_run.splits.sizes().get("train", 0) for task_run in prepared.tasks)
+    rows = sum(task_run.data.sizes().get("train", 0) for task_run in prepared.tasks)
     trained, reason = (True, describe_share(share)) if plan.baseline is True else decide(share, rows)
     return {"trained": trained, "reason": reason, "share": share}
 
@@ -85,14 +84,15 @@ def describe_share(share: float) -> str:
     return f"about {share:.0%} of the run"
 
 
-def _find_obstacle(plan: Plan) -> str | None:
+def _find_obstacle(prepared: Prepared) -> str | None:
     """Returns the reason why `auto` has no baseline whatever its cost, None without one."""
-    if plan.task.over_vocabulary:
+    plan = prepared.plan
+    if any(task.info.raw_text for task in plan.tasks.values()):
         return "a text has no labels"
     if not plan.objective.needs_teacher:
         return f"objective {plan.objective.name} has no teacher either"
     try:
-        plan.task.supervised_terms()
+        prepared.supervised_objective()
     except UserError:
         return "the training texts have no labels"
     return None
@@ -157,7 +157,7 @@ def _count_outputs(prepared: Prepared) -> float:
         train, tokens = cast(Examples, task_run.examples["train"]), _count_scored(task_run.examples)
         if not prepared.plan.objective.needs_teacher:
             shown = 0.0
-        elif task_run.task.fixed_inputs and prepared.source.cache.enabled is not False:
+        elif task_run.task.info.fixed_inputs and prepared.source.cache.enabled is not False:
             shown = float(train.lengths[: seen_examples(train, math.ceil(task_epochs))].sum())
         else:
             shown = task_epochs * shown_in_epoch(train) * float(train.lengths.mean())

@@ -22,7 +22,6 @@ from distill.records.headline import describe_verdict
 from distill.records.run_report import write_report
 from distill.storage.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.training import averaging
-from distill.training.evaluate import evaluate_splits
 
 
 def deliver(trained: Trained) -> None:
@@ -83,7 +82,7 @@ def deliver_baselines(prepared: Prepared) -> None:
         student, _ = create_student(prepared.student, prepared.tasks, prepared.plan, prepared.examples)
         _, module = prepared.supervise(student)
         averaging.load_best_weights(module, prepared.run.directory / BASELINE / "checkpoints")
-        scores = evaluate_splits(module.student.cpu().eval(), prepared.plan.task, prepared.loaders)
+        scores = prepared.evaluate(module.student.cpu().eval())
         heads = heads_of(module.student)
         for task_run, task_scores in prepared.scores_of_tasks(scores):
             if task_run.is_worse:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark import latency
 from distill.chain.plan import Plan, Student
 from distill.console import console, print_line, print_notice
-from distill.contracts import Splits
+from distill.contracts import Data, Task
 from distill.edge import cores
 from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
@@ -41,8 +41,9 @@ class DepthSearch:
 
     student: Student
     plan: Plan
+    task: Task
     run: Run
-    splits: Splits
+    data: Data
     chosen: Student | None = None
 
     def choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
@@ -83,7 +84,7 @@ class DepthSearch:
         """Returns the size and the latency of the student's int8 file, and the size of its float32 file."""
         settings = self.plan.benchmark
         try:
-            model = student.make(teacher, self.plan.task)
+            model = student.make(teacher, self.task, self.data)
         except UserError as error:
             raise UserError(f"{self.plan.budget} tries every depth of student {student.name}: {error}") from error
         length = min(*settings.lengths, longest(model, tokenizer))
@@ -92,14 +93,12 @@ class DepthSearch:
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
             is_cut = self.plan.export.vocabulary == "task"
-            # The data of tasks whose vocabulary can be cut needs no examples.
-            cut_for = self.plan.task.scored_data(self.splits, dict) if is_cut else None
-            model, tokenizer = export_float32(model, fp32, tokenizer=tokenizer, cut_for=cut_for)
+            model, tokenizer = export_float32(model, fp32, tokenizer=tokenizer, cut_for=self.data if is_cut else None)
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
-                vocabulary=len(tokenizer), choices=self.plan.task.choices,
+                vocabulary=len(tokenizer), choices=self.data.choices,
             )  # fmt: skip
             if row["disturbed"]:
                 print_notice("the machine is busy, so that the student's time may be too long for its depth")

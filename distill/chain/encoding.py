@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
-from distill.contracts import EncodedSplits, Splits
+from distill.contracts import Data, EncodedSplits, Task, TaskInfo
 from distill.data import auto_text
 from distill.data.augmentation import Augmentation, AutoAugmentation, augment
 from distill.data.auto_text import Amounts, Room
@@ -26,16 +26,17 @@ class Encoding:
     """Tokenizes the splits, with changed copies of the training texts and sentences of a bank in the pool.
 
     Attributes:
-        data: the splits with the texts of the last call in their pool.
+        given: the data of the task, as it was read.
+        data: with the texts of the last call in its pool.
         notes: facts on the texts that only the teacher labels, for the summary before training.
     """
 
-    def __init__(self, plan: Plan, splits: Splits, source: TeacherSource) -> None:
-        self.plan, self.splits, self.source = plan, splits, source
-        self.data = splits
+    def __init__(self, plan: Plan, task: Task, data: Data, source: TeacherSource) -> None:
+        self.plan, self.task, self.source = plan, task, source
+        self.given = self.data = data
         self.notes: list[str] = []
-        self.bank = _read_bank(plan)
-        self._augmented: dict[str | None, Splits] = {}  # By mask token.
+        self.bank = _read_bank(plan, task.info)
+        self._augmented: dict[str | None, Data] = {}  # By mask token.
 
     def rehearse(self, tokenizer: PreTrainedTokenizerBase, examples: EncodedSplits) -> EncodedSplits:
         """Returns the splits with as many copies as the options name, before the teacher is fine-tuned."""
@@ -45,29 +46,29 @@ class Encoding:
 
     def __call__(self, teacher: PreparedTeacher, student: PreTrainedModel) -> EncodedSplits:
         """Returns the splits for the training of a student."""
-        plan, data = self.plan, self.splits
+        plan, info, data = self.plan, self.task.info, self.given
         if plan.augment is not None and not isinstance(plan.augment, AutoAugmentation):
             data = self._add_copies(plan.augment, teacher.tokenizer.mask_token)
-        if plan.task.auto_unlabelled and plan.objective.needs_teacher:
+        if info.unlabelled == "auto" and plan.objective.needs_teacher:
             assert isinstance(data, LabelledData)  # Other tasks have no automatic texts.
             data = self._add_chosen(data, teacher, student)
-        elif plan.task.can_augment and plan.objective.needs_teacher and plan.augment is None:
-            self.notes = [] if plan.task.has_unlabelled else [_describe_gain(plan)]
+        elif info.can_augment and plan.objective.needs_teacher and plan.augment is None:
+            self.notes = [] if info.unlabelled == "given" else [_describe_gain(info)]
         self.data = data
         return self._encode(data, teacher.tokenizer)
 
-    def _encode(self, data: Splits, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
-        return self.plan.task.encode(data, tokenizer, self.plan.cache_dir)
+    def _encode(self, data: Data, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
+        return self.task.encode(data, tokenizer, self.plan.cache_dir)
 
-    def _add_copies(self, augmentation: Augmentation, mask_token: str | None) -> Splits:
+    def _add_copies(self, augmentation: Augmentation, mask_token: str | None) -> Data:
         """Returns the data with as many copies as the options name."""
         plan = self.plan
         if plan.dry_run:
             print_line(f"augment={augmentation.name}: makes no copies in a dry run, which plans without them")
-            return self.splits
+            return self.given
         if mask_token not in self._augmented:
             self._augmented[mask_token] = augment(
-                self.splits, augmentation, mask_token=mask_token, cache_dir=plan.cache_dir,
+                self.given, augmentation, mask_token=mask_token, cache_dir=plan.cache_dir,
                 device=plan.trainer.device().type,
             )  # fmt: skip
         return self._augmented[mask_token]
@@ -89,7 +90,7 @@ class Encoding:
                 device=plan.trainer.device().type, optional=True,
             )  # fmt: skip
         if self.bank is not None and amounts.sentences:
-            search = Search(self.bank, plan.task, self.source, plan.cache_dir, plan.trainer.device())
+            search = Search(self.bank, self.task, self.source, plan.cache_dir, plan.trainer.device())
             data = search.add_to(data, teacher, amounts.sentences)
         return data
 
@@ -111,7 +112,7 @@ class Encoding:
             notes.append(f"left out {left_out}: {limit}")
         chooses = plan.augment is None or isinstance(plan.augment, AutoAugmentation)
         if chooses and not notes and not planned and not len(data.pool):
-            notes.append(_describe_gain(plan))
+            notes.append(_describe_gain(self.task.info))
         return notes
 
     def _measure_room(self, data: LabelledData, teacher: PreparedTeacher, student: PreTrainedModel) -> Room:
@@ -129,16 +130,14 @@ class Encoding:
         )  # fmt: skip
 
 
-def _describe_gain(plan: Plan) -> str:
+def _describe_gain(task: TaskInfo) -> str:
     """Describes how a run without text for the teacher to label gets some, and the use of it."""
-    task = plan.task
-    bank = ", task.bank=DIR (sentences near the rows)" if task.auto_unlabelled and not task.pair else ""
+    bank = ", task.bank=DIR (sentences near the rows)" if task.unlabelled == "auto" and not task.pair else ""
     return f"none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows){bank}; {auto_text.GAIN}"
 
 
-def _read_bank(plan: Plan) -> Bank | None:
+def _read_bank(plan: Plan, task: TaskInfo) -> Bank | None:
     """Returns the sentences of the task's bank, None without one and where it has no use."""
-    task = plan.task
     if task.bank is None or not plan.objective.needs_teacher:
         return None
     if task.pair:

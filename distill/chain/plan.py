@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_notice
-from distill.contracts import SeveralTasks, Task, tasks_of
+from distill.contracts import Data, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.edge.decode import DECODERS
 from distill.errors import OptionError, UserError, first_line
@@ -34,6 +34,7 @@ from distill.models.pooling import configure
 from distill.options import show_value
 from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
+from distill.tasks.multi import Tasks
 from distill.teaching.outputs import check_cache
 from distill.teaching.source import TeacherSource, check_features
 from distill.training import auto
@@ -48,7 +49,7 @@ class Plan:
     """Everything that a distillation is made of besides its teacher and student, as plain values.
 
     Args:
-        task: the task, or in its place `contracts.SeveralTasks`.
+        tasks: the tasks of the student, one or several.
         seed: sets the student's fresh weights.
         seeds: number of students, with the seeds `seed`, `seed` + 1, ... of the weights and of the training.
         baseline: whether to train the same student from the same start without the teacher too; `auto` does on small
@@ -64,7 +65,7 @@ class Plan:
             task chooses its texts without labels, as many as suit the data.
     """
 
-    task: Task
+    tasks: Tasks
     objective: Objective
     trainer: TrainerSettings
     export: ExportSettings
@@ -84,7 +85,8 @@ class Plan:
     @property
     def exports(self) -> bool:
         """Returns whether the student is exported."""
-        return self.export.enabled is not False
+        has_decoders = all(task.info.decoder in DECODERS for task in self.tasks.values())
+        return self.export.enabled is not False and has_decoders
 
 
 @dataclass(frozen=True)
@@ -94,17 +96,17 @@ class Student:
     name: str
     build: StudentFactory | PreTrainedModel
 
-    def make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
-        """Returns the student before its training; of a loaded model a copy.
+    def make(self, teacher: PreTrainedModel, task: Task, data: Data) -> PreTrainedModel:
+        """Returns the student before its training on this data of the task; of a loaded model a copy.
 
         Raises:
             UserError: for options that its function does not accept.
         """
         model = self._make(teacher, task)
-        configure(model, task.model_settings)
+        configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
-        if task.head_bias is not None and inherited is not None:
-            start_head(model, task.head_bias, inherited=inherited)
+        if data.head_bias is not None and inherited is not None:
+            start_head(model, data.head_bias, inherited=inherited)
         return model
 
     def _make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
@@ -117,20 +119,20 @@ class Student:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
 
 
-def default_objective(task: Task | SeveralTasks) -> Objective:
+def default_objective(task: Task | Tasks) -> Objective:
     """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks.
 
-    For vectors of texts it is the teacher's vectors and their similarities. Several tasks have the same one.
+    For vectors of texts it is the teacher's vectors and their similarities. Several tasks have that of the first one.
     """
-    first = next(iter(tasks_of(task).values()))
-    if first.likelihood == "vector":
+    info = next(iter(Tasks.of(task).values())).info
+    if info.likelihood == "vector":
         vectors: dict[str, Term] = {"embedding": EmbeddingMSE(), "similarity": PairwiseSimilarity()}
         return Objective(name="embedding", terms=vectors)
     hard: dict[str, Any] = (
-        {"mlm": MaskedLanguageModelling(weight=2.0)} if first.over_vocabulary else {"hard": HardLabels(weight=2.0)}
+        {"mlm": MaskedLanguageModelling(weight=2.0)} if info.classes_are_tokens else {"hard": HardLabels(weight=2.0)}
     )
     terms = {"soft": SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": Cosine(weight=1.0)}
-    return Objective(name="language_model" if first.over_vocabulary else "distilbert", terms=terms)
+    return Objective(name="language_model" if info.classes_are_tokens else "distilbert", terms=terms)
 
 
 def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
@@ -143,8 +145,9 @@ def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, step
 
 
 def choose_for_text(plan: Plan) -> Plan:
-    """Returns the plan with a value for every option of the trainer that is `auto`, if the task is on raw text."""
-    return replace(plan, trainer=auto.for_text(plan.trainer)) if plan.task.over_vocabulary else plan
+    """Returns the plan with a value for every option of the trainer that is `auto`, if a task is on raw text."""
+    is_text = any(task.info.raw_text for task in plan.tasks.values())
+    return replace(plan, trainer=auto.for_text(plan.trainer)) if is_text else plan
 
 
 def choose_augmentation(plan: Plan) -> Plan:
@@ -154,23 +157,23 @@ def choose_augmentation(plan: Plan) -> Plan:
     """
     if not isinstance(plan.augment, AutoAugmentation):
         return plan
-    tasks = tasks_of(plan.task)
-    has_use = len(tasks) == 1 and all(task.can_augment and task.auto_unlabelled for task in tasks.values())
+    infos = [task.info for task in plan.tasks.values()]
+    has_use = len(infos) == 1 and all(info.can_augment and info.unlabelled == AUTO for info in infos)
     return plan if has_use and plan.objective.needs_teacher else replace(plan, augment=None)
 
 
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
-    tasks = tasks_of(plan.task)
+    tasks = plan.tasks
     if plan.baseline not in (True, False, AUTO):
         raise OptionError("baseline", show_value(plan.baseline), "auto, true or false")
     if len(tasks) > 1:
         _check_several(plan)
     if source.by_task and source.by_task.keys() != tasks.keys():
-        expected = ", ".join(tasks) if len(tasks) > 1 else f"one path, because task={plan.task.name} is one task"
+        expected = ", ".join(tasks) if len(tasks) > 1 else f"one path, because task={tasks.name} is one task"
         raise OptionError("teacher.paths", show_value(list(source.by_task)), f"a directory for each task: {expected}")
     for name, task in tasks.items():
-        _check_task(source.of_task(name), replace(plan, task=task))
+        _check_task(source.of_task(name), plan, task)
     check_processes(plan.trainer, "trainer")
     check_hooks(plan.objective, plan.trainer)
 
@@ -180,7 +183,7 @@ def _check_several(plan: Plan) -> None:
     refused = {
         "budget": (plan.budget.is_set, "chooses the depth of a student with one head"),
         "augment": (plan.augment is not None, "changes the texts of one task"),
-        "bank": (any(task.bank is not None for task in tasks_of(plan.task).values()), "is for the texts of one task"),
+        "bank": (any(task.info.bank is not None for task in plan.tasks.values()), "is for the texts of one task"),
         "trainer.devices": (plan.trainer.processes() > 1, "would give each process another head"),
         f"trainer.strategy={plan.trainer.strategy}": (
             plan.trainer.strategy in ("fsdp", "ray"),
@@ -189,49 +192,64 @@ def _check_several(plan: Plan) -> None:
     }
     for option, (is_set, reason) in refused.items():
         if is_set:
-            raise UserError(f"{option} {reason}, and task={plan.task.name} has several: leave it out")
+            raise UserError(f"{option} {reason}, and task={plan.tasks.name} has several: leave it out")
 
 
-def _check_task(source: TeacherSource, plan: Plan) -> None:
+def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     """Raises UserError for options that contradict each other in a plan for one task."""
-    task, objective = plan.task, plan.objective
-    if task.over_vocabulary and plan.baseline is True:
-        raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
-    if source.others and (task.over_vocabulary or task.likelihood == "vector"):
-        raise UserError(f"an ensemble is for other tasks than task={task.name}: give one teacher")
-    if task.over_vocabulary and task.pair:
-        raise UserError(f"task.pair is for job=pretrain: a student of task={task.name} learns from tokens alone")
-    unsuited = objective.unsuited(likelihood=task.likelihood, over_vocabulary=task.over_vocabulary)
+    info, objective = task.info, plan.objective
+    if info.raw_text and plan.baseline is True:
+        raise UserError(f"baseline=true is for other tasks than task={info.name}: +ablation=mlm_alone has no teacher")
+    if source.others and (info.classes_are_tokens or info.likelihood == "vector"):
+        raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
+    if info.raw_text and info.pair:
+        raise UserError(f"task.pair is for job=pretrain: a student of task={info.name} learns from tokens alone")
+    unsuited = objective.unsuited(likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens)
     if unsuited:
         raise UserError(
-            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {task.name} "
-            f"({task.kind}): take objective={default_objective(task).name} or another one, or set "
+            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
+            f"({info.kind}): take objective={default_objective(task).name} or another one, or set "
             f"objective.terms.{unsuited[0]}.weight=0"
         )
-    for name in set(task.further_teachers) - objective.targets:
+    for name in set(info.further_teachers) - objective.targets:
         raise UserError(
             f"task.{name} is given, and no term of objective {objective.name} learns from it: raise the weight of a "
             f"term with targets={name}, or leave out task.{name}"
         )
-    _check_unlabelled(plan)
+    _check_unlabelled(plan, info)
     check_features(source, task)
-    check_budget(plan.trainer.batch_tokens, task.max_length, "trainer")
+    check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
+    if info.decoder not in DECODERS:
+        _check_without_export(plan, info)
     if plan.budget.is_set and not plan.exports:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     if plan.budget.is_set and "int8" not in plan.export.formats:
         raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
-    check_abstention(task, plan.export.abstain)
+    check_abstention(info, plan.export.abstain)
     check_export(plan.export, task)
+
+
+def _check_without_export(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for limits of an exported student that there is not, or prints a notice that there is none."""
+    if plan.budget.is_set:
+        raise UserError(f"{plan.budget} is for exported students, and task={info.name} exports none: leave it out")
+    if plan.export.enabled == AUTO:
+        print_notice(f"no bundle reads a model of task {info.name} ({info.kind}) yet: the student is not exported")
 
 
 def check_export(export: ExportSettings, task: Task) -> None:
     """Raises UserError for settings of an export that a task excludes, or whose packages are missing."""
+    if task.info.decoder not in DECODERS:
+        if export.enabled is True:
+            raise OptionError("export.enabled", "true", f"auto or false, because no bundle reads a model of task "
+                              f"{task.info.name} ({task.info.kind}) yet")  # fmt: skip
+        return
     if export.enabled is not False:
         check_formats(export.formats)
-    if export.vocabulary == "task" and DECODERS[task.decoder].classes_are_tokens:
-        raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.name} "
-                          f"({task.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
+    if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
+        raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
+                          f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
 
 
 def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
@@ -246,13 +264,13 @@ def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
         raise UserError(f"the term {terms} reads attention vectors inside of sharded layers: set trainer.strategy=ddp")
 
 
-def _check_unlabelled(plan: Plan) -> None:
+def _check_unlabelled(plan: Plan, task: TaskInfo) -> None:
     """Raises UserError if the augmentation cannot run; prints a notice if texts without labels have no use."""
-    task, objective = plan.task, plan.objective
+    objective = plan.objective
     augmentation = None if isinstance(plan.augment, AutoAugmentation) else plan.augment
     has_bank = task.bank is not None
     given = f"augment={augmentation.name}" if augmentation else "task.bank" if has_bank else "task.unlabelled"
-    if (task.has_unlabelled or has_bank or augmentation) and not objective.needs_teacher:
+    if (task.unlabelled == "given" or has_bank or augmentation) and not objective.needs_teacher:
         print_notice(
             f"objective {objective.name} learns from labels alone, and the texts of {given} have none: they are left "
             "out, in as many steps as with them"

@@ -12,16 +12,17 @@ from distill.chain.baseline import choose_baseline
 from distill.chain.depth_search import DepthSearch
 from distill.chain.encoding import Encoding
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
-from distill.chain.task_run import TaskRun, joint_record, task_record
+from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
 from distill.chain.train import Prepared
 from distill.console import print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Examples, Loader, SeveralTasks, Splits, Task, tasks_of
+from distill.contracts import Data, EncodedSplits, Examples, Loader, Task
 from distill.data import several
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.vocabulary import check_cut
+from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.records.record import Run
@@ -46,26 +47,26 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     open_cache(plan.cache_dir)
     with run.timed("data"):
         readings = [
-            _read(name, source.of_task(name), student, replace(plan, task=task), run.section(name))
-            for name, task in tasks_of(plan.task).items()
+            _read(name, task, source.of_task(name), student, plan, run.section(name))
+            for name, task in plan.tasks.items()
         ]
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     with run.timed("teacher"):
         prepared = [reading.prepare() for reading in readings]
     student, tasks = prepared[0][0], [task_run for _, task_run in prepared]
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
-    examples = _join_examples(tasks, plan.task)
+    examples = several.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     model, loaders = create_student(student, tasks, plan, examples)
     if isinstance(examples["train"], Examples):
-        rows = sum(task_run.splits.sizes().get("train", 0) for task_run in tasks)
+        rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
         with run.timed("teacher"):
             for task_run in tasks:
                 teaching.score(
-                    task_run.teacher, task_run.task, task_run.examples, source=source.of_task(task_run.name),
-                    directory=plan.cache_dir / "outputs",
+                    task_run.teacher, task_run.task, task_run.data.scoring, task_run.examples,
+                    source=source.of_task(task_run.name), directory=plan.cache_dir / "outputs",
                 )  # fmt: skip
     _record(run, plan, tasks, teacher)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
@@ -84,12 +85,13 @@ class _Reading:
     """The data of one task, and everything that its teacher is prepared with."""
 
     name: str
+    task: Task
     plan: Plan
     run: Run
     source: TeacherSource
     requested: str
     substituted: bool
-    splits: Splits
+    data: Data
     encode: Encoding
     search: DepthSearch
 
@@ -97,7 +99,7 @@ class _Reading:
         """Returns the student within the budget, and the task with its teacher."""
         plan = self.plan
         preparation = teaching.Preparation(
-            task=plan.task, splits=self.splits, cache_dir=plan.cache_dir, run_directory=self.run.directory,
+            task=self.task, splits=self.data, cache_dir=plan.cache_dir, run_directory=self.run.directory,
             device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
             rehearse=lambda model, tokenizer, examples: self._choose_student(
                 model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
@@ -107,7 +109,8 @@ class _Reading:
         student, examples = self._choose_student(
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
-        return student, TaskRun(self.name, plan, self.run, self.encode.data, examples, teacher, self.encode.notes)
+        data = self.encode.data.with_examples(examples)
+        return student, TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, self.encode.notes)
 
     def _choose_student(
         self,
@@ -121,10 +124,10 @@ class _Reading:
             UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
                 too.
         """
-        plan, task = self.plan, self.plan.task
+        plan, task = self.plan, self.task
         student = self.search.choose(teacher, tokenizer)
-        model, _ = _make_student(student, teacher, task, tokenizer)
-        _check_student(model, student.name, plan, teacher, tokenizer)
+        model, _ = _make_student(student, teacher, task, self.data, tokenizer)
+        _check_student(model, student.name, plan, task, teacher, tokenizer)
         if self.name:
             check_encoder(model, student.name)
         examples = encode(model)
@@ -137,30 +140,30 @@ class _Reading:
         return student, examples
 
 
-def _read(name: str, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
+def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
     """Finds the teacher's weights and reads the data of one task.
 
     Raises:
         UserError: for weights that are not available, and data that does not fit the options.
     """
-    found, substituted = locate(source, plan.task)
-    rows = getattr(plan.task, "rows", None)
+    found, substituted = locate(source, task)
+    rows = getattr(task, "rows", None)
     if plan.dry_run and isinstance(rows, LabelledText):
         print_rows_profile(rows)
-    splits = plan.task.read(plan.cache_dir)
-    _check_splits(splits, plan)
-    encode, search = Encoding(plan, splits, found), DepthSearch(student, plan, run, splits)
-    return _Reading(name, plan, run, found, source.weights.name, substituted, splits, encode, search)
+    data = task.read(plan.cache_dir)
+    _check_data(data, plan, task)
+    encode, search = Encoding(plan, task, data, found), DepthSearch(student, plan, task, run, data)
+    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
 
 
-def _check_splits(splits: Splits, plan: Plan) -> None:
+def _check_data(data: Data, plan: Plan, task: Task) -> None:
     """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
-    sizes = splits.sizes()
+    sizes = data.sizes()
     check_dev(sizes.get("dev", 0), plan.export.abstain)
     if plan.exports and "train" in sizes:
         check_calibration(sizes["train"], plan.export)
     if plan.baseline is True:
-        plan.task.supervised_terms()
+        supervised_objective(data.terms, task=task.info.name)
 
 
 def create_student(
@@ -171,7 +174,7 @@ def create_student(
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
         models[task_run.name], change = _make_student(
-            student, task_run.teacher.model, task_run.task, task_run.teacher.tokenizer
+            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer
         )
         if change is not None:
             print_notice(change)
@@ -179,44 +182,43 @@ def create_student(
     return model, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
-def _join_examples(tasks: Sequence[TaskRun], task: Task) -> EncodedSplits:
-    """Returns the examples of all tasks; those of a single task stay as they are."""
-    if isinstance(task, SeveralTasks):
-        return several.join_splits([task_run.examples for task_run in tasks], sampling=task.sampling)
-    return tasks[0].examples
-
-
 def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTeacher) -> None:
     """Records the objective, and the data and the teacher of every task and of all together."""
     for task_run in tasks:
-        about = task_record(task_run.task, task_run.splits, task_run.examples)
+        about = task_record(task_run.task, task_run.data, task_run.examples)
         if "unlabelled" in about:
             before = (task_run.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
             share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
             about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
         task_run.run.update(task=about, teacher=task_run.teacher.record())
     if teacher.by_task:
-        join_scores(teacher, plan.task)
-        run.update(task=joint_record(plan.task, tasks), teacher=teacher.record())
+        scoring = joint_scoring(tasks)
+        join_scores(teacher, scoring)
+        run.update(task=joint_record(plan.tasks, scoring, tasks), teacher=teacher.record())
     run.update(objective=plan.objective.record())
 
 
 def _make_student(
-    student: Student, teacher: PreTrainedModel, task: Task, tokenizer: PreTrainedTokenizerBase
+    student: Student, teacher: PreTrainedModel, task: Task, data: Data, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[PreTrainedModel, str | None]:
     """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task)
-    return model, checks.match_spare_rows(model, teacher, tokenizer) if task.over_vocabulary else None
+    model = student.make(teacher, task, data)
+    return model, checks.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
 
 
 def _check_student(
-    student: PreTrainedModel, name: str, plan: Plan, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    student: PreTrainedModel,
+    name: str,
+    plan: Plan,
+    task: Task,
+    teacher: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Raises UserError for a student that cannot follow the teacher."""
     checks.check_vocabulary(teacher, student, tokenizer)
-    checks.check_length(student, tokenizer, plan.task.max_length, who="student")
+    checks.check_length(student, tokenizer, task.info.max_length, who="student")
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
-    checks.check_head(student, teacher, name=name, likelihood=plan.task.likelihood)
+    checks.check_head(student, teacher, name=name, likelihood=task.info.likelihood)
     if plan.export.vocabulary == "task" and plan.exports:
         check_cut(tokenizer)

@@ -13,12 +13,13 @@ from typing import Any
 
 from distill.chain.plan import Plan
 from distill.console import print_line
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
 from distill.errors import OptionError
 from distill.options import show_value
 from distill.records.record import Run, create_record, open_run
 from distill.records.shape import first_metric, first_split
 from distill.storage.files import JsonObject
+from distill.tasks.scoring import Scoring
 from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
@@ -117,7 +118,7 @@ def _of(metrics: Sequence[Mapping[str, float]], name: str) -> Spread:
 
 
 def compare(
-    task: Task,
+    scoring: Scoring,
     scores: Mapping[str, Scores],
     others: Mapping[str, Mapping[str, Scores] | None],
     *,
@@ -134,7 +135,7 @@ def compare(
     """
     only_means = others["baseline"] is None or seeds > 1
     results = {
-        name: compare_examples(task, scores[split], other[split], only_means=only_means)
+        name: compare_examples(scoring, scores[split], other[split], only_means=only_means)
         for name, other in others.items()
         if other
     }

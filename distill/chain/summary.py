@@ -8,7 +8,7 @@ from rich.text import Text
 from transformers import PreTrainedModel
 
 from distill.console import console, format_duration, print_notice
-from distill.contracts import EncodedSplits, Examples, Loader, Signal, Splits, Task
+from distill.contracts import Data, EncodedSplits, Examples, Loader, Signal, Task
 from distill.data.batching import examples_and_buckets
 from distill.data.mixing import MixedBuckets
 from distill.data.tables import BANK
@@ -34,14 +34,14 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     )
 
 
-def describe_task(task: Task, record: JsonObject, splits: Splits) -> str:
+def describe_task(task: Task, record: JsonObject, data: Data) -> str:
     """Describes the task: its name, the size of each split and its possible predictions."""
     # A stream has no number of examples.
     counts = {name: f"{number:,} {name}" for name, number in record["examples"].items() if number}
     sizes = ", ".join({"train": "streamed", **counts}.values())
     if "unlabelled" in record:
         sizes += f", {record['unlabelled']['examples']:,} unlabelled"
-    return f"{task.name}: {sizes}; {task.scoring.summary(splits)}"
+    return f"{task.info.name}: {sizes}; {data.scoring.summary(data)}"
 
 
 def describe_text(unlabelled: JsonObject | None, notes: Sequence[str]) -> str | None:

@@ -16,7 +16,7 @@ from distill.chain import seeds, summary
 from distill.chain.depth_search import warn_of_budget
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, ScoredSplits, Scores, Signal, Splits, Task
+from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
 from distill.data.mixing import MixedExamples
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
@@ -47,6 +47,8 @@ from distill.storage.files import (
     replace_file,
     write_text,
 )
+from distill.tasks.multi import Tasks, join_scorings
+from distill.tasks.scoring import Scoring
 from distill.teaching.outputs import measure_sureness
 from distill.teaching.prepared import PreparedTeacher
 from distill.training.evaluate import split_metrics
@@ -62,24 +64,26 @@ class TaskRun:
 
     Args:
         name: of the task among several; empty for the only one.
-        plan: of the run, with this task.
+        plan: of the run.
         run: the section of the record.
+        data: with the tokenized splits, of a task whose students are scored on tokens.
         text: what is to know of the texts that only the teacher labels, besides their record.
         is_baseline: whether the student is the baseline, whose files are in a directory of their own.
     """
 
     name: str
+    task: Task
     plan: Plan
     run: Run
-    splits: Splits
+    data: Data
     examples: EncodedSplits
     teacher: PreparedTeacher
     text: Sequence[str] = ()
     is_baseline: bool = False
 
     @property
-    def task(self) -> Task:
-        return self.plan.task
+    def scoring(self) -> Scoring:
+        return self.data.scoring
 
     @property
     def bundle(self) -> Path:
@@ -99,21 +103,17 @@ class TaskRun:
     def is_worse(self) -> bool:
         """Returns whether the student is worse than its baseline on the split that stands first."""
         difference = self.run.record["comparison"].get("baseline")
-        return difference is not None and is_worse(difference, selects=self.task.scoring.selects)
+        return difference is not None and is_worse(difference, selects=self.scoring.selects)
 
     def of_seed(self, plan: Plan, run: Run) -> "TaskRun":
         """Returns the task in the run of a further seed, with the same data and teacher."""
         section = run.section(self.name)
         section.record.update({name: self.run.record[name] for name in ("task", "teacher")})
-        return replace(self, plan=replace(plan, task=self.task), run=section)
-
-    def scored_data(self) -> ScoredSplits:
-        """Returns the data that the exported student is scored on."""
-        return self.task.scored_data(self.splits, lambda: self.examples)
+        return replace(self, plan=plan, run=section)
 
     def describe_teacher(self) -> str:
         """Describes the teacher: its name, where its head comes from, and its metric on dev."""
-        teacher, metric = self.teacher, self.task.scoring.metric
+        teacher, metric = self.teacher, self.scoring.metric
         score = f", {metric} {teacher.metrics[metric]:.4f} on dev" if teacher.metrics else ""
         return f"{teacher.resolved} ({teacher.origin}){score}" + (f", for {self.name}" if self.name else "")
 
@@ -122,8 +122,8 @@ class TaskRun:
         record = self.run.record["task"]
         text = summary.describe_text(record.get("unlabelled"), self.text)
         return [
-            ("task", summary.describe_task(self.task, record, self.splits)),
-            ("tokens", summary.describe_lengths(self.examples, self.task.max_length)),
+            ("task", summary.describe_task(self.task, record, self.data)),
+            ("tokens", summary.describe_lengths(self.examples, self.task.info.max_length)),
             *([("text", text)] if text else []),
         ]
 
@@ -140,8 +140,8 @@ class TaskRun:
         """Records the metrics of the trained student and saves it."""
         self.run.update(
             student={
-                "name": name, "parameters": checks.count_parameters(model), "metrics": split_metrics(self.task, scores),
-                "layers": getattr(model.config, "teacher_layers", None),
+                "name": name, "parameters": checks.count_parameters(model),
+                "metrics": split_metrics(self.scoring, scores), "layers": getattr(model.config, "teacher_layers", None),
             },
         )  # fmt: skip
         save_model(model, self.teacher.tokenizer, self.student, card=self.student_card())
@@ -149,7 +149,7 @@ class TaskRun:
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
         """Records the differences of the student from its baseline, if there is one, and its teacher."""
         comparison = seeds.compare(
-            self.task, scores, {"baseline": baseline, "teacher": self.teacher.scores},
+            self.scoring, scores, {"baseline": baseline, "teacher": self.teacher.scores},
             split=first_split(self.run.record["task"]), seeds=self.plan.seeds,
         )  # fmt: skip
         self.run.update(comparison=comparison)
@@ -168,11 +168,11 @@ class TaskRun:
         name = self.teacher.requested if is_directory else hide_paths(run.record)["teacher"]["resolved"]
         print_line(f"{self._exporting}, and quantizing until a file passes its gate on {', '.join(scores)}")
         exported = write_bundle(
-            directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.scored_data(),
+            directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.data,
             scores=scores, settings=self.plan.export, retrain=retrain,
             teacher=None if self.is_baseline else {"name": name, "metrics": self.teacher.metrics},
         )  # fmt: skip
-        retention = measure_retention(run.record, self.task, exported.formats)
+        retention = measure_retention(run.record, self.scoring.metric, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
         write_text(directory / "README.md", self.model_card())
         return exported
@@ -201,9 +201,9 @@ class TaskRun:
     def measure(self, student: PreTrainedModel, scores: Mapping[str, Scores], exported: Exported) -> None:
         """Records the predictions and the latency of the exported student, whose bundle is complete."""
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
-        run.update(breakdown=break_down(models, self.task))
+        run.update(breakdown=break_down(models, self.scoring))
         make_directory(run.directory)
-        write_predictions(run.directory, models, task=self.task, splits=self.scored_data(), settings=self.plan.record)
+        write_predictions(run.directory, models, splits=self.data, settings=self.plan.record)
         run.update(benchmark=self._time(student, exported.formats))
         self.replace_cards()
 
@@ -215,11 +215,11 @@ class TaskRun:
 
     def model_card(self) -> str:
         """Returns the README.md of the bundle."""
-        return report.render_model_card(self.run.whole(), self.splits.labels)
+        return report.render_model_card(self.run.whole(), self.data.labels)
 
     def student_card(self) -> str:
         """Returns the README.md of the student as a Hugging Face model."""
-        return report.render_model_card(self.run.whole(), self.splits.labels, auto_class=self.task.auto_class)
+        return report.render_model_card(self.run.whole(), self.data.labels, auto_class=self.task.info.auto_class)
 
     def print_bundle(self) -> None:
         """Prints the bundle, its recommended file and what is to know of it."""
@@ -271,7 +271,7 @@ class TaskRun:
         models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
         models["student"] = (student, student_files)
         return compare_models(
-            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.task.choices
+            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.data.choices
         )
 
     def _teacher_files(self) -> dict[str, Path]:
@@ -296,54 +296,59 @@ class TaskRun:
         return {format: directory / file for format, file in FILES.items()}
 
 
-def measure_retention(record: JsonObject, task: Task, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
+def measure_retention(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
     """The share of the teacher's metric that each file keeps, as `share_kept`."""
-    metric, teacher = task.scoring.metric, record["teacher"]["metrics"][task.scoring.metric]
+    teacher = record["teacher"]["metrics"][metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}
     return {name: share_kept(value, teacher, record["task"]) for name, value in values.items()}
 
 
-def task_record(task: Task, splits: Splits, examples: EncodedSplits) -> dict[str, Any]:
+def task_record(task: Task, data: Data, examples: EncodedSplits) -> dict[str, Any]:
     """The `task` of run.json."""
-    sizes = splits.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
+    sizes = data.sizes() or {name: len(split) for name, split in examples.items() if isinstance(split, Examples)}
     truncated = {name: split.truncated for name, split in examples.items() if isinstance(split, Examples)}
     train = examples["train"]
     unlabelled = {"unlabelled": dict(train.unlabelled)} if isinstance(train, MixedExamples) else {}
     return {
-        "name": task.name, "kind": task.kind, "metric": task.scoring.metric, "selects": task.scoring.selects,
-        "pair": task.pair, **task.scoring.describe(splits),
+        "name": task.info.name, "kind": task.info.kind, "metric": data.scoring.metric,
+        "selects": data.scoring.selects, "pair": task.info.pair, **data.scoring.describe(data),
         "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
-        "sha256": data_digest(task, splits, examples), **unlabelled,
+        "sha256": data_digest(task, data, examples), **unlabelled,
     }  # fmt: skip
 
 
-def joint_record(task: Task, tasks: Sequence[TaskRun]) -> dict[str, Any]:
+def joint_scoring(tasks: Sequence[TaskRun]) -> Scoring:
+    """Returns the scoring of all tasks of a run."""
+    return join_scorings({task_run.name: task_run.scoring for task_run in tasks})
+
+
+def joint_record(together: Tasks, scoring: Scoring, tasks: Sequence[TaskRun]) -> dict[str, Any]:
     """The `task` of run.json for several tasks: their names, and the sums of their examples."""
     records = [task_run.run.record["task"] for task_run in tasks]
     sizes: dict[str, int] = {}
     for split, number in (item for record in records for item in record["examples"].items()):
         sizes[split] = sizes.get(split, 0) + number
     return {
-        "name": task.name, "kind": task.kind, "metric": task.scoring.metric, "selects": task.scoring.selects,
+        "name": together.name, "kind": together.kind, "metric": scoring.metric, "selects": scoring.selects,
         "tasks": [task_run.name for task_run in tasks], "examples": sizes,
         "has_test": all(first_split(record) == "test" for record in records),
         "sha256": "-".join(record["sha256"] for record in records),
     }  # fmt: skip
 
 
-def break_down(models: Mapping[str, Mapping[str, Scores]], task: Task) -> dict[str, dict[str, Any]]:
+def break_down(models: Mapping[str, Mapping[str, Scores]], scoring: Scoring) -> dict[str, dict[str, Any]]:
     """The `breakdown` of run.json: of each split, the metrics of each model for each type of answer."""
-    splits, scoring = models["student"], task.scoring
+    splits = models["student"]
     by_split = {split: {name: scoring.breakdown(scores[split]) for name, scores in models.items()} for split in splits}
     return {split: of_models for split, of_models in by_split.items() if of_models["student"]}
 
 
-def data_digest(task: Task, splits: Splits, examples: EncodedSplits) -> str:
+def data_digest(task: Task, data: Data, examples: EncodedSplits) -> str:
     """Stands for the data that a training depends on: of labelled rows the content, of raw text the sequences."""
     train = examples["train"]
-    if not task.over_vocabulary:
-        return f"{splits.sha256}-{train.digest}" if isinstance(train, MixedExamples) else splits.sha256
+    if not task.info.raw_text:
+        return f"{data.sha256}-{train.digest}" if isinstance(train, MixedExamples) else data.sha256
     return "-".join(split.digest for split in examples.values() if isinstance(split, Examples))
 
 

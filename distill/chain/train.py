@@ -13,17 +13,19 @@ from transformers import PreTrainedModel
 
 from distill.chain import summary
 from distill.chain.plan import Plan, Student
-from distill.chain.task_run import BASELINE, TaskRun, data_digest
+from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
 from distill.console import print_notice
 from distill.contracts import EncodedSplits, Loader, Scores, Signal
 from distill.data import several
 from distill.edge.processor import weight_bits
 from distill.losses import Objective
+from distill.losses.objective import supervised_objective
 from distill.losses.term import EncoderSize
 from distill.models import checks
 from distill.models.heads import heads_of
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
+from distill.tasks.scoring import Scoring
 from distill.teaching.output_cache import Cached
 from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
 from distill.teaching.prepared import PreparedTeacher
@@ -63,6 +65,24 @@ class Prepared:
     teacher: PreparedTeacher
     source: TeacherSource
 
+    @property
+    def scoring(self) -> Scoring:
+        """Returns the scoring of all tasks."""
+        return joint_scoring(self.tasks)
+
+    def evaluate(self, student: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> dict[str, Scores]:
+        """Returns the scores of a student on every split that is scored."""
+        return evaluate_splits(student, self.plan.tasks, self.scoring, self.loaders, reference=reference)
+
+    def supervised_objective(self) -> Objective:
+        """Returns the objective of the baseline: the terms of all tasks, which take the items that they suit.
+
+        Raises:
+            UserError: for data without labels.
+        """
+        terms = {key: term for task_run in self.tasks for key, term in task_run.data.terms.items()}
+        return supervised_objective(terms, task=self.plan.tasks.name)
+
     def prepare_training(self, student: PreTrainedModel) -> DistillationModule:
         """Returns the module to train, with the signal of the teachers."""
         plan, teacher = self.plan, self.teacher
@@ -76,9 +96,9 @@ class Prepared:
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
         if plan.objective.fits_teacher:
             most = FITTED_DRY if plan.dry_run else FITTED
-            plan.objective.fit(teacher_logits(teacher, plan.task, self.examples["train"], signal, most=most))
+            plan.objective.fit(teacher_logits(teacher, plan.tasks, self.examples["train"], signal, most=most))
         return DistillationModule(
-            student=student, objective=plan.objective, task=plan.task, signal=signal,
+            student=student, objective=plan.objective, task=plan.tasks, scoring=self.scoring, signal=signal,
             **plan.trainer.optimization(len(self.loaders["train"])),
         )  # fmt: skip
 
@@ -86,7 +106,7 @@ class Prepared:
         """Returns the outputs of the teachers of all tasks, and records how sure the teachers are."""
         plan, train = self.plan, self.loaders["train"]
         if plan.dry_run:
-            return run_live(self.teacher, plan.task, plan.objective, "nothing is computed in a dry run")
+            return run_live(self.teacher, plan.tasks, plan.objective, "nothing is computed in a dry run")
         last = self.run.directory / "checkpoints" / "last.ckpt"
         signals = []
         for task_run, epochs in zip(
@@ -99,7 +119,7 @@ class Prepared:
             )  # fmt: skip
             task_run.record_sureness(signal)
             signals.append(signal)
-        return join_signals(signals, self.teacher, plan.task, plan.objective)
+        return join_signals(signals, self.teacher, plan.tasks, plan.objective)
 
     def show(self, module: DistillationModule) -> None:
         """Prints the summary before training."""
@@ -128,10 +148,10 @@ class Prepared:
     def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
         fit = self._fit(module, self.run.directory, loggers, title="student")
-        student, task = module.student.eval(), self.plan.task
-        reference = self.teacher.running() if task.scoring.compares_with_teacher else None
+        student = module.student.eval()
+        reference = self.teacher.running() if self.scoring.compares_with_teacher else None
         student.to("cpu" if reference is None else self.plan.trainer.device())
-        scores = evaluate_splits(student, task, self.loaders, reference=reference)
+        scores = self.evaluate(student, reference=reference)
         student.cpu()
         self.run.update(training=training_record(fit, module) | {"chosen": self.plan.chosen})
         for (task_run, task_scores), model in zip(
@@ -140,7 +160,7 @@ class Prepared:
             task_run.record_student(model, task_scores, name=self.student.name)
         if self.is_joint:
             row = {"name": self.student.name, "parameters": checks.count_parameters(student)}
-            self.run.update(student=row | {"metrics": split_metrics(task, scores)})
+            self.run.update(student=row | {"metrics": split_metrics(self.scoring, scores)})
         return scores
 
     def train_baseline(self, student: PreTrainedModel) -> dict[str, Scores]:
@@ -151,20 +171,22 @@ class Prepared:
         prepared, module = self.supervise(student)
         directory = self.run.directory / BASELINE
         fit = prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
-        scores = evaluate_splits(module.student.cpu(), self.plan.task, self.loaders)
-        self.run.update(baseline={"metrics": split_metrics(self.plan.task, scores), "seconds": fit.seconds})
+        scores = self.evaluate(module.student.cpu())
+        self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), "seconds": fit.seconds})
         for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():
-            task_run.run.update(baseline={"metrics": split_metrics(task_run.task, task_scores), "seconds": fit.seconds})
+            task_run.run.update(
+                baseline={"metrics": split_metrics(task_run.scoring, task_scores), "seconds": fit.seconds}
+            )
         return scores
 
     def supervise(self, student: PreTrainedModel) -> tuple["Prepared", DistillationModule]:
         """Returns what the baseline's training needs, and the module that trains `student`."""
         prepared = self.without_unlabelled()
-        objective = Objective(name="supervised", terms=self.plan.task.supervised_terms())
+        objective = self.supervised_objective()
         size = _encoder_size(student)
         objective.connect(size, size)
         module = DistillationModule(
-            student=student, objective=objective, task=self.plan.task,
+            student=student, objective=objective, task=self.plan.tasks, scoring=self.scoring,
             **prepared.plan.trainer.optimization(len(prepared.loaders["train"])),
         )  # fmt: skip
         return prepared, module
@@ -201,28 +223,19 @@ class Prepared:
 
     @property
     def is_joint(self) -> bool:
-        """Returns whether the run has several tasks."""
+        """Returns whether the run has several tasks, whose record is more than that of each."""
         return len(self.tasks) > 1
 
     def scores_of_tasks(self, scores: Mapping[str, Scores]) -> Iterator[tuple[TaskRun, dict[str, Scores]]]:
         """Yields the tasks with their scores by split, of the scores of one model."""
-        if not self.is_joint:
-            yield self.tasks[0], dict(scores)
-            return
         for number, task_run in enumerate(self.tasks):
-            yield (
-                task_run,
-                {
-                    split: replace(split_scores.by_task[number], decoding=split_scores.decoding[task_run.name])
-                    for split, split_scores in scores.items()
-                    if number in split_scores.by_task
-                },
-            )
+            by_split = {split: split_scores.of_task(number, task_run.name) for split, split_scores in scores.items()}
+            yield task_run, {split: of_task for split, of_task in by_split.items() if of_task is not None}
 
     def _fit(
         self, module: DistillationModule, directory: Path, logger: Logger | Sequence[Logger], *, title: str
     ) -> fitting.Fit:
-        data = "-".join(data_digest(task_run.task, task_run.splits, task_run.examples) for task_run in self.tasks)
+        data = "-".join(data_digest(task_run.task, task_run.data, task_run.examples) for task_run in self.tasks)
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
             checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
@@ -267,7 +280,7 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     run.update(teacher_outputs={"cached": signal.bytes > 0, "reason": signal.reason})
     if signal.reason is None:
         prepared.teacher.release()  # Its outputs are cached; later stages load it again.
-    scoring = plan.task.scoring
+    scoring = prepared.scoring
     tracking = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects)
     loggers = stack.enter_context(tracking)
     with run.timed("training"):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Splits
+from distill.contracts import Data
 from distill.data.auto_text import AUTO
 from distill.data.language import is_english
 from distill.data.tables import CHANGED_COPIES, LabelledData, Split, text_split
@@ -210,7 +210,7 @@ class AutoAugmentation:
 
 
 def augment(
-    data: Splits,
+    data: Data,
     augmentation: Augmentation,
     *,
     mask_token: str | None,

@@ -149,8 +149,10 @@ def pad_columns(
     mask = np.arange(padded_length(lengths.max(), longest)) < lengths[:, None]
     if left:
         mask = mask[:, ::-1]
-    batch = {name: np.full(mask.shape, padding[name], dtype=np.int64) for name in columns}
+    batch = {}
     for name, values in columns.items():
+        dtype = values.dtype if values.dtype.kind == "f" else np.int64
+        batch[name] = np.full(mask.shape, padding[name], dtype=dtype)
         batch[name][mask] = values
     return {**batch, "attention_mask": mask.astype(np.int64)}
 

@@ -175,7 +175,9 @@ def share_steps(steps: Sequence[int], sampling: float) -> list[int]:
 
 
 def join_splits(parts: Sequence[EncodedSplits], *, sampling: float) -> EncodedSplits:
-    """Returns the splits of several tasks as one mapping, `train` and dev first."""
+    """Returns the splits of several tasks as one mapping, `train` and dev first; those of one task as they are."""
+    if len(parts) == 1:
+        return parts[0]
     names = dict.fromkeys(["train", "dev", *(name for part in parts for name in part)])
     return {
         name: SeveralExamples(

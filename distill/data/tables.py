@@ -176,7 +176,7 @@ class LabelledData:
     """All splits of a task, the names of its classes in order, and the SHA-256 of the content.
 
     For a regression, the only name is that of the column. The SHA-256 does not cover the pool, on which no teacher is
-    fine-tuned.
+    fine-tuned. `scoring`, `terms`, `head_bias` and `choices` are set by the task, as `contracts.Data` has them.
 
     Args:
         classes: names of the classes of train alone, where the other splits have scores.
@@ -190,6 +190,14 @@ class LabelledData:
     pool: Pool = field(default_factory=Pool)
     classes: tuple[str, ...] = ()
     needs_all_texts: bool = False
+    scoring: Any = None
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    head_bias: Sequence[float] | None = None
+    choices: int | None = None
+
+    def with_examples(self, examples: object) -> Self:
+        """Returns the data as it is, because students are scored on its rows."""
+        return self
 
     def with_option(self, option: str) -> Self:
         """Returns the data with a SHA-256 that depends on an option too."""

@@ -6,8 +6,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores, TaskInfo
 from distill.errors import OptionError, UserError
+from distill.tasks.scoring import Scoring
 from distill.training.evaluate import split_metrics
 
 ROUNDING = 1e-9  # 0.29 of 100 examples are 28.999999999999996 in floating point.
@@ -27,11 +28,11 @@ class Abstention(TypedDict):
     metrics: dict[str, float]
 
 
-def check_abstention(task: Task, share: float | None) -> None:
+def check_abstention(task: TaskInfo, share: float | None) -> None:
     """Raises OptionError for a task whose predictions have no confidence."""
-    if share is not None and not task.scoring.can_abstain:
-        raise OptionError("export.abstain", str(share), f"null, because task {task.name} ({task.kind}) has no classes "
-                          "of whole examples to be unsure of")  # fmt: skip
+    if share is not None and not task.can_abstain:
+        expected = f"null, because task {task.name} ({task.kind}) has no classes of whole examples to be unsure of"
+        raise OptionError("export.abstain", str(share), expected)
 
 
 def check_dev(examples: int, share: float | None) -> None:
@@ -54,16 +55,16 @@ def choose_threshold(confidences: np.ndarray, share: float) -> float:
     return float((ordered[count - 1] + ordered[count]) / 2)
 
 
-def measure_abstention(scores: Mapping[str, Scores], *, task: Task, share: float) -> Abstention:
+def measure_abstention(scores: Mapping[str, Scores], *, scoring: Scoring, share: float) -> Abstention:
     """Returns the threshold that dev gives, and with it the share and the metrics of every split."""
-    confidences = {split: task.scoring.confidences(split_scores) for split, split_scores in scores.items()}
+    confidences = {split: scoring.confidences(split_scores) for split, split_scores in scores.items()}
     threshold = choose_threshold(confidences["dev"], share)
     answered = {split: values >= threshold for split, values in confidences.items()}
     left = {split: scores[split].select(chosen) for split, chosen in answered.items() if chosen.any()}
     return {
         "threshold": threshold,
         "share": {split: float((~chosen).mean()) for split, chosen in answered.items()},
-        "metrics": split_metrics(task, left),
+        "metrics": split_metrics(scoring, left),
     }
 
 

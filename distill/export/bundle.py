@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_line, print_notice
-from distill.contracts import ScoredSplits, Scores, Splits, Task
+from distill.contracts import Data, Scores, Task
 from distill.edge import bundle as edge
 from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
@@ -44,6 +44,7 @@ from distill.export.settings import ExportSettings
 from distill.export.vocabulary import cut_vocabulary
 from distill.models.forward import input_names, output_logits
 from distill.storage.files import hash_file, write_json
+from distill.tasks.scoring import Scoring
 
 FILES = {name: FORMATS[name].file for name in (FLOAT32, INT8)}
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
@@ -74,7 +75,7 @@ def write_bundle(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
-    splits: ScoredSplits,
+    splits: Data,
     scores: Mapping[str, Scores],
     settings: ExportSettings,
     retrain: Callable[[], PreTrainedModel] | None = None,
@@ -95,20 +96,20 @@ def write_bundle(
     about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
     manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
     _update(manifest, directory, {"fp32": fp32.name})
-    scorer = Scorer(edge.Bundle(directory, model="fp32", threads=torch.get_num_threads()), splits, scores, task)
+    scorer = Scorer(edge.Bundle(directory, model="fp32", threads=torch.get_num_threads()), splits, scores)
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
         fp32_scores = {split: scorer.mark(split, split_scores) for split, split_scores in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
-    names, attempts = _quantize(fp32, scorer, task=task, settings=settings, retrain=retrained)
+    names, attempts = _quantize(fp32, scorer, settings=settings, retrain=retrained)
     names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in names])
     smaller = _score_files(directory, names, scorer)
     names = {"fp32": _Name(fp32.name, FORMATS[FLOAT32].recipe, ANY), **{name: names[name] for name in smaller}}
     file_scores = {"fp32": fp32_scores, **smaller}
     _report_truncated(file_scores["fp32"])
     formats = {
-        name: _describe(directory / entry.file, entry, file_scores[name], scorer, task=task, settings=settings)
+        name: _describe(directory / entry.file, entry, file_scores[name], scorer, settings=settings)
         for name, entry in names.items()
     }
     if not is_cut:
@@ -121,7 +122,7 @@ def write_bundle(
 
 
 def export_float32(
-    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, cut_for: ScoredSplits | None
+    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, cut_for: Data | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has.
 
@@ -161,7 +162,7 @@ class _Name:
 
 
 def _quantize(
-    fp32: Path, scorer: "Scorer", *, task: Task, settings: ExportSettings, retrain: Callable[[Path], object] | None
+    fp32: Path, scorer: "Scorer", *, settings: ExportSettings, retrain: Callable[[Path], object] | None
 ) -> tuple[dict[str, _Name], list[Attempt]]:
     """Writes the best int8 file for each target beside `fp32`; returns the files by name, and all attempts."""
     names, attempts = dict[str, _Name](), list[Attempt]()
@@ -171,8 +172,8 @@ def _quantize(
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
         int8 = f"{INT8}-{target}" if number else INT8
         search = RecipeSearch(
-            Material(fp32, bits, feeds), target, task, scorer.scores, scorer.score, settings, scorer.resolution,
-            retrain=retrain,
+            Material(fp32, bits, feeds), target, scorer.scoring, scorer.scores, scorer.score, settings,
+            scorer.resolution, retrain=retrain,
         )  # fmt: skip
         tried = search.run(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS["fp16"].file))
         for attempt in (attempt for attempt in tried if attempt["chosen"]):
@@ -218,15 +219,18 @@ class Scorer:
     """
 
     bundle: edge.Bundle
-    splits: ScoredSplits
+    splits: Data
     scores: Mapping[str, Scores]
-    task: Task
     reread: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def scoring(self) -> Scoring:
+        return self.splits.scoring
 
     @cached_property
     def resolution(self) -> float | None:
         """That of `gate.measure_resolution`."""
-        return measure_resolution(self.task, self.scores["dev"])
+        return measure_resolution(self.scoring, self.scores["dev"])
 
     def marking_reread(self, fp32_scores: Mapping[str, Scores]) -> "Scorer":
         """Returns a scorer that marks the items which a smaller vocabulary reads as other pieces.
@@ -257,12 +261,12 @@ class Scorer:
 
     def text_metrics(self, path: Path) -> dict[str, float]:
         """Returns the metrics of a file on the plain text of every split; none unless examples are given as words."""
-        if not self.task.scoring.scores_text:
+        if not self.scoring.scores_text:
             return {}
         bundle, metrics, splits = self._load(path), dict[str, float](), self.splits.scored()
         for split in self.scores:
             prefix = "" if split == "dev" else f"{split}/"
-            values = self.task.scoring.text_metrics(splits[split], bundle.predict)
+            values = self.scoring.text_metrics(splits[split], bundle.predict)
             metrics |= {f"{prefix}{name}": value for name, value in values.items()}
         return metrics
 
@@ -283,7 +287,7 @@ class Scorer:
         groupings = [
             self._score(bundle, records, reference, batch_size=BATCH, together=together) for together in (BATCH, None)
         ]
-        return measure_sensitivity(self.task, groupings, alone, examples=len(records))
+        return measure_sensitivity(self.scoring, groupings, alone, examples=len(records))
 
     def _score(
         self,
@@ -337,9 +341,9 @@ class Scorer:
         """Returns the logits of each row in the place of those of `reference`."""
         expected = np.bincount(reference.example_id, minlength=len(rows)).tolist()
         if [len(row) for row in rows] == expected:
-            return self.task.scoring.rescore(reference, rows)
+            return self.scoring.rescore(reference, rows)
         filled, truncated = zip(*map(self._fill, itertools.count(1), rows, expected), strict=True)
-        scores = self.task.scoring.rescore(reference, filled)
+        scores = self.scoring.rescore(reference, filled)
         return replace(scores, columns={**scores.columns, TRUNCATED: np.concatenate(truncated)})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
@@ -408,16 +412,10 @@ def check_calibration(examples: int, settings: ExportSettings) -> None:
 
 
 def _describe(
-    path: Path,
-    entry: _Name,
-    scores: Mapping[str, Scores],
-    scorer: Scorer,
-    *,
-    task: Task,
-    settings: ExportSettings,
+    path: Path, entry: _Name, scores: Mapping[str, Scores], scorer: Scorer, *, settings: ExportSettings
 ) -> ExportedFile:
     """Returns the entry of a file in run.json's `export`."""
-    comparison = compare(scores, scorer.scores, task=task, resolution=scorer.resolution)
+    comparison = compare(scores, scorer.scores, scoring=scorer.scoring, resolution=scorer.resolution)
     verdict = judge(comparison, settings, target=entry.target)
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
     return {
@@ -425,7 +423,7 @@ def _describe(
         "metrics": {**comparison["metrics"], **scorer.text_metrics(path)},
         "gate": verdict.gate, "reason": verdict.reason,
         "recipe": entry.recipe, "target": entry.target,
-        "abstain": None if share is None else measure_abstention(scores, task=task, share=share),
+        "abstain": None if share is None else measure_abstention(scores, scoring=scorer.scoring, share=share),
         "batch_sensitivity": sensitivity,
         "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
     }  # fmt: skip
@@ -440,19 +438,19 @@ def _list_targets(settings: ExportSettings) -> dict[int, str]:
 
 
 def _create_manifest(
-    *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Splits
+    *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
 ) -> dict[str, Any]:
     """Returns the content of bundle.json without its models and what follows from their scores."""
-    about = task.scoring.describe(splits)
+    about = splits.scoring.describe(splits)
     return {
         "format": FORMAT,
-        "kind": task.kind,
-        "decoder": task.decoder,
-        "task": task.name,
-        "pair": task.pair,
+        "kind": task.info.kind,
+        "decoder": task.info.decoder,
+        "task": task.info.name,
+        "pair": task.info.pair,
         "labels": about["labels"],
         "positive": about.get("positive"),
-        "max_length": task.max_length,
+        "max_length": task.info.max_length,
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
         "inputs": input_names(model, tokenizer),

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
 from distill.edge.model_files import needs_openvino
 from distill.edge.processor import ANY, runs, this_target
 from distill.export.abstention import Abstention
@@ -20,6 +20,7 @@ from distill.export.type_recall import (
     find_doubtful_types,
     find_lost_types,
 )
+from distill.tasks.scoring import Scoring
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import compare_examples
 
@@ -101,7 +102,7 @@ class Verdict(NamedTuple):
 
 
 def compare(
-    scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, task: Task, resolution: float | None
+    scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, scoring: Scoring, resolution: float | None
 ) -> Comparison:
     """Compares the scores of an exported file with `reference`, those of the torch model.
 
@@ -112,46 +113,46 @@ def compare(
         resolution: that of `measure_resolution`, which is the same for all files.
     """
     both = _select_common(scores["dev"], reference["dev"])
-    values, expected = (of.columns[task.scoring.compared_column] for of in both)
-    drop, interval, examples = _measure_drop(task, reference["dev"], scores["dev"])
-    errors = [task.scoring.calibration_error(of) for of in both]
+    values, expected = (of.columns[scoring.compared_column] for of in both)
+    drop, interval, examples = _measure_drop(scoring, reference["dev"], scores["dev"])
+    errors = [scoring.calibration_error(of) for of in both]
     return {
         "max_abs_diff": float(np.abs(values - expected).max()),
-        "max_probability_diff": task.scoring.probability_diff(*both),
-        "agreement": task.scoring.agreement(scores["dev"], reference["dev"]),
-        "metrics": split_metrics(task, scores),
+        "max_probability_diff": scoring.probability_diff(*both),
+        "agreement": scoring.agreement(scores["dev"], reference["dev"]),
+        "metrics": split_metrics(scoring, scores),
         "drop": drop,
         "interval": interval,
         "examples": examples,
         "resolution": resolution,
-        "types": compare_types(task, scores["dev"], reference["dev"]),
+        "types": compare_types(scoring, scores["dev"], reference["dev"]),
         "ece": errors[0],
         "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
     }
 
 
-def measure_resolution(task: Task, reference: Scores) -> float | None:
+def measure_resolution(scoring: Scoring, reference: Scores) -> float | None:
     """Returns the drop that dev cannot rule out for a file with the predictions of torch.
 
     Returns:
         0 for a metric that no prediction moves, and None for one without a worst value.
     """
-    if task.scoring.example_metric(reference) is None and task.scoring.spoil(task.scoring.condense(reference)) is None:
+    if scoring.example_metric(reference) is None and scoring.spoil(scoring.condense(reference)) is None:
         return None
-    return _measure_drop(task, reference, reference)[1][1]
+    return _measure_drop(scoring, reference, reference)[1][1]
 
 
-def _measure_drop(task: Task, reference: Scores, scores: Scores) -> tuple[float, list[float], int]:
+def _measure_drop(scoring: Scoring, reference: Scores, scores: Scores) -> tuple[float, list[float], int]:
     """Returns the drop of the metric, its interval, and the number of examples.
 
     The drop of a metric of which less is better is a share of the torch model's.
     """
-    difference = compare_examples(task, reference, scores)
+    difference = compare_examples(scoring, reference, scores)
     assert difference is not None  # As it may be with `only_means` alone.
     drop, interval = difference["difference"], difference["interval"]
     assert interval is not None
-    if task.scoring.selects == "min":
-        scale = -task.scoring.metrics(reference)[task.scoring.metric]
+    if scoring.selects == "min":
+        scale = -scoring.metrics(reference)[scoring.metric]
         drop, interval = drop / scale, [end / scale for end in reversed(interval)]
     return drop, interval, difference["number"]
 

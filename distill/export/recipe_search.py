@@ -9,7 +9,7 @@ from typing import TypedDict
 import numpy as np
 
 from distill.console import print_line
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
 from distill.edge.model_files import count_bytes
 from distill.errors import NumericalError
 from distill.export import graph
@@ -27,6 +27,7 @@ from distill.export.gate import (
 )
 from distill.export.quantization import RECIPES, Material, Recipe
 from distill.export.settings import ExportSettings
+from distill.tasks.scoring import Scoring
 
 FIRST_ROUND = 0.75  # Share of the search's evaluations that measure each matrix alone.
 
@@ -70,7 +71,7 @@ class RecipeSearch:
     Args:
         material: the float32 file.
         target: the processors that the files are written for.
-        task: compares the predictions.
+        scoring: compares the predictions.
         reference: the scores of the torch model by split.
         score: scores a file on dev.
         settings: of the export.
@@ -81,7 +82,7 @@ class RecipeSearch:
 
     material: Material
     target: str
-    task: Task
+    scoring: Scoring
     reference: Mapping[str, Scores]
     score: Callable[[Path], Scores]
     settings: ExportSettings
@@ -160,7 +161,7 @@ class RecipeSearch:
         return []
 
     def _compare(self, path: Path) -> Comparison:
-        return compare({"dev": self.score(path)}, self.reference, task=self.task, resolution=self.resolution)
+        return compare({"dev": self.score(path)}, self.reference, scoring=self.scoring, resolution=self.resolution)
 
     def _keep_matrices(self, recipe: Recipe, path: Path) -> list[str]:
         """Keeps matrices in float32, the most sensitive ones first, until the file passes or evaluations run out.
@@ -194,7 +195,7 @@ class RecipeSearch:
 
     def _error(self, recipe: Recipe, path: Path, keep: list[str]) -> float:
         recipe.write(self.material, path, keep=keep)
-        column = self.task.scoring.compared_column
+        column = self.scoring.compared_column
         values, expected = (scores.columns[column] for scores in (self.score(path), self.reference["dev"]))
         return float(np.square(values - expected).mean())
 

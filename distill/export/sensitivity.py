@@ -7,8 +7,9 @@ precision from the others.
 from collections.abc import Sequence
 from typing import TypedDict
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
 from distill.edge.bundle import BATCH_SIZE
+from distill.tasks.scoring import Scoring
 
 SAMPLED = 512  # Examples of dev, from its beginning.
 BATCH = BATCH_SIZE  # The largest batch that a bundle runs unless it is told another one.
@@ -31,14 +32,16 @@ class BatchSensitivity(TypedDict):
     batch: int
 
 
-def measure_sensitivity(task: Task, groupings: Sequence[Scores], alone: Scores, *, examples: int) -> BatchSensitivity:
+def measure_sensitivity(
+    scoring: Scoring, groupings: Sequence[Scores], alone: Scores, *, examples: int
+) -> BatchSensitivity:
     """Compares the scores of examples in batches, grouped in several ways, with those of the same examples alone.
 
     The values are those of the grouping with the largest difference.
     """
     return {
-        "max_probability_diff": max(task.scoring.probability_diff(together, alone) for together in groupings),
-        "changed": max(1 - task.scoring.agreement(together, alone) for together in groupings),
+        "max_probability_diff": max(scoring.probability_diff(together, alone) for together in groupings),
+        "changed": max(1 - scoring.agreement(together, alone) for together in groupings),
         "examples": examples,
         "batch": min(BATCH, examples),
     }

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import TypedDict
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
+from distill.tasks.scoring import Scoring
 from distill.training.statistics import LEVEL
 
 FEWEST = 10  # Right answers of a type on dev whose recall is judged.
@@ -30,9 +31,9 @@ class TypeRecall(TypedDict):
     interval: list[float]
 
 
-def compare_types(task: Task, scores: Scores, reference: Scores) -> dict[str, TypeRecall]:
+def compare_types(scoring: Scoring, scores: Scores, reference: Scores) -> dict[str, TypeRecall]:
     """Returns the types with at least `FEWEST` right answers whose recall decreased, the worst one first."""
-    found, expected = task.scoring.hits(scores.by_example()), task.scoring.hits(reference.by_example())
+    found, expected = scoring.hits(scores.by_example()), scoring.hits(reference.by_example())
     judged = [name for name, hits in expected.items() if len(hits) >= FEWEST]
     types: dict[str, TypeRecall] = {}
     for name in judged:

@@ -15,6 +15,7 @@ from distill.chain.plan import Plan, Student
 from distill.errors import UserError
 from distill.records.loggers import Tracking
 from distill.storage import mirror
+from distill.tasks.multi import Tasks
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.source import SeveralWeights, TeacherSource, make_by_task, make_ensemble
@@ -39,7 +40,7 @@ def plan(config: DictConfig) -> Plan:
         benchmark=instantiate(config.benchmark),
         budget=instantiate(config.budget),
         record=instantiate(config.record),
-        task=instantiate(config.task),
+        tasks=Tasks.of(instantiate(config.task)),
         cache_dir=cache_dir(config),
         seed=config.seed,
         seeds=config.seeds,

@@ -100,8 +100,9 @@ def _read_task(run: Path, trust: Sequence[str]) -> list[Record]:
     config = read_config(path)
     check_targets(config, source=path, trust=trust)
     task, cache_dir = build.instantiate(config.task), build.cache_dir(config)
-    splits = task.read(cache_dir)
-    data = task.scored_data(splits, lambda: task.encode(splits, _load_tokenizer(run), cache_dir))
+    data = task.read(cache_dir)
+    if task.info.raw_text:
+        data = data.with_examples(task.encode(data, _load_tokenizer(run), cache_dir))
     return list(data.scored()["dev"].records())
 
 

@@ -4,13 +4,13 @@ from omegaconf import DictConfig
 
 from distill.chain.task_run import save_model, task_record
 from distill.console import print_line, silence_libraries
-from distill.contracts import SeveralTasks, Task
 from distill.errors import UserError
 from distill.jobs import build, pretrain
 from distill.records.predictions import write_predictions
 from distill.records.record import Run
 from distill.records.run_report import write_report
 from distill.storage.cache import open_cache
+from distill.tasks.multi import Tasks
 from distill.teaching import preparation as teaching
 from distill.teaching.source import check_features, locate
 from distill.training.settings import TrainerSettings
@@ -18,13 +18,14 @@ from distill.training.settings import TrainerSettings
 
 def run_finetune(config: DictConfig, run: Run) -> None:
     """Fine-tunes the teacher if its head does not fit. On raw text, trains a pre-trained model further."""
-    task: Task = build.instantiate(config.task)
-    if isinstance(task, SeveralTasks):
+    tasks = Tasks.of(build.instantiate(config.task))
+    if len(tasks) > 1:
         raise UserError(
-            f"job=finetune trains a teacher for one task, and task={task.name} has {', '.join(task.tasks)}: run it for "
+            f"job=finetune trains a teacher for one task, and task={tasks.name} has {', '.join(tasks)}: run it for "
             "each, or leave it to job=distill"
         )
-    if not task.fine_tunes_teacher:
+    [task] = tasks.values()
+    if task.info.raw_text:
         pretrain.train_language_model(config, run, from_scratch=False)
         return
     silence_libraries()
@@ -34,9 +35,9 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     open_cache(cache_dir)
     source, substituted = locate(requested, task)
     with run.timed("data"):
-        splits = task.read(cache_dir)
+        data = task.read(cache_dir)
     preparation = teaching.Preparation(
-        task=task, splits=splits, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
+        task=task, splits=data, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
         resume=bool(config.resume), dry_run=config.dry_run,
     )  # fmt: skip
     with run.timed("teacher"):
@@ -45,15 +46,15 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         print_line(f"Teacher {teacher.resolved} ({teacher.origin})")
         return
     with run.timed("data"):
-        examples = task.encode(splits, teacher.tokenizer, cache_dir)
+        examples = task.encode(data, teacher.tokenizer, cache_dir)
     with run.timed("teacher"):
-        teaching.score(teacher, task, examples, source=source, directory=cache_dir / "outputs")
-    run.update(task=task_record(task, splits, examples), teacher=teacher.record())
+        teaching.score(teacher, task, data.scoring, examples, source=source, directory=cache_dir / "outputs")
+    run.update(task=task_record(task, data, examples), teacher=teacher.record())
     write_predictions(
-        run.directory, {"teacher": teacher.scores}, task=task, splits=splits, settings=build.instantiate(config.record)
+        run.directory, {"teacher": teacher.scores}, splits=data, settings=build.instantiate(config.record)
     )
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
-    print_line(f"Teacher {teacher.resolved} on {task.name} ({teacher.origin}): dev {metrics}")
+    print_line(f"Teacher {teacher.resolved} on {task.info.name} ({teacher.origin}): dev {metrics}")
     directory = run.directory / "teacher" / "model"
     save_model(teacher.model, teacher.tokenizer, directory)
     print_line(f"Report in {write_report(run.directory, {**run.record, 'status': 'finished'})}")

@@ -13,20 +13,22 @@ from distill.chain.plan import check_export
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import EncodedSplits, Loader, ScoredSplits
+from distill.contracts import Loader
 from distill.data import batching
 from distill.errors import UserError
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
 from distill.jobs import build
+from distill.losses import Objective
 from distill.models import checks
-from distill.models.loading import Start
+from distill.models.causality import check_causal
+from distill.models.loading import CAUSAL, Start
 from distill.records import report
 from distill.records.record import Run
 from distill.records.run_report import write_report
 from distill.storage.cache import open_cache
 from distill.storage.files import atomic_directory, write_text
-from distill.tasks import MaskedLM
+from distill.tasks import CausalLM, MaskedLM
 from distill.tasks.masked_lm import TextData
 from distill.teaching.preparation import adopt_special_tokens
 from distill.teaching.source import TeacherSource, check_features
@@ -44,40 +46,43 @@ def run_pretrain(config: DictConfig, run: Run) -> None:
 def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
     settings = auto.for_text(build.instantiate(config.trainer))
-    task: MaskedLM = build.instantiate(config.task)
+    task: MaskedLM | CausalLM = build.instantiate(config.task)
     source, export, tracking = build.single_source(config), build.instantiate(config.export), build.tracking(config)
     _check(config, settings, task, source, export, from_scratch=from_scratch)
     silence_libraries()
     open_cache(build.cache_dir(config))
     with run.timed("data"):
-        splits = task.read(build.cache_dir(config))
-    start = _load(source, task, splits, seed=config.seed)
-    for text in start.notices:
-        print_notice(text)
+        data: Any = task.read(build.cache_dir(config))
+    start = _load(source, task, data, seed=config.seed)
     if not from_scratch and not start.fits:
         print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
-    objective = task.pretraining_objective()
+    objective = Objective(name=data.objective, terms=data.terms)
     with run.timed("data"):
-        examples = task.encode(splits, start.tokenizer, build.cache_dir(config))
+        examples = task.encode(data, start.tokenizer, build.cache_dir(config))
+    data = data.with_examples(examples)
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
-    run.update(task=task_record(task, splits, examples), objective=objective.record())
-    device, dev = settings.device(), loaders["dev"]
-    before = task.scoring.metrics(evaluate(start.model.to(device), task, dev)) if start.fits else None
+    run.update(task=task_record(task, data, examples), objective=objective.record())
+    scoring, device, dev = data.scoring, settings.device(), loaders["dev"]
+    before = scoring.metrics(evaluate(start.model.to(device), task, scoring, dev)) if start.fits else None
     module = DistillationModule(
-        student=start.model, objective=objective, task=task, **settings.optimization(len(loaders["train"]))
-    )
-    task_line = summary.describe_task(task, run.record["task"], splits)
-    _show(module, task_line, examples, loaders, settings, start, source.weights.resolved(), before)
+        student=start.model, objective=objective, task=task, scoring=scoring,
+        **settings.optimization(len(loaders["train"])),
+    )  # fmt: skip
+    about = {
+        "task": summary.describe_task(task, run.record["task"], data),
+        "tokens": summary.describe_lengths(examples, task.info.max_length),
+    }
+    _show(module, about, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
-    with tracking.open(run.directory, metric=task.scoring.metric, selects=task.scoring.selects) as loggers:
+    with tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
         with run.timed("training"):
             fit = fitting.fit(
                 module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
                 logger=loggers.lightning, title="teacher", resume=bool(config.resume),
                 identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
             )  # fmt: skip
-            metrics = task.scoring.metrics(evaluate(module.student.to(device), task, dev))
+            metrics = scoring.metrics(evaluate(module.student.to(device), task, scoring, dev))
         run.update(
             training=training_record(fit, module),
             teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
@@ -85,7 +90,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
         directory = run.directory / "teacher" / "model"
         save_model(module.student.eval().cpu(), start.tokenizer, directory)
         if export.enabled is True:
-            _export(module.student, start.tokenizer, task, task.scored_data(splits, lambda: examples), dev, run, export)
+            _export(module.student, start.tokenizer, task, data, dev, run, export)
         loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
     _close(run, directory)
 
@@ -102,24 +107,26 @@ def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) 
 def _check(
     config: DictConfig,
     settings: TrainerSettings,
-    task: MaskedLM,
+    task: MaskedLM | CausalLM,
     source: TeacherSource,
     export: ExportSettings,
     *,
     from_scratch: bool,
 ) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
-    if not task.over_vocabulary:
-        raise UserError(f"job={config.job.name} is not for task={task.name}: take a task over text, task=mlm")
+    if not task.info.raw_text:
+        raise UserError(f"job={config.job.name} is not for task={task.info.name}: take a task over text, task=mlm")
     check_features(source, task)
     if config.baseline is True:
-        raise UserError(f"baseline=true is for other tasks than task={task.name}: +ablation=mlm_alone has no teacher")
+        raise UserError(
+            f"baseline=true is for other tasks than task={task.info.name}: +ablation=mlm_alone has no teacher"
+        )
     if export.enabled is True:
         check_export(export, task)
-        if task.pair:
+        if task.info.pair:
             raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
     check_processes(settings, "trainer")
-    check_budget(settings.batch_tokens, task.max_length, "trainer")
+    check_budget(settings.batch_tokens, task.info.max_length, "trainer")
     if source.weights.is_new != from_scratch:
         raise UserError(
             f"job=pretrain begins with random weights, and teacher {config.teacher.name} is trained already: "
@@ -146,30 +153,34 @@ def _close(run: Run, model: Path) -> None:
 def _export(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    task: MaskedLM,
-    splits: ScoredSplits,
+    task: MaskedLM | CausalLM,
+    data: TextData,
     dev: Loader,
     run: Run,
     settings: ExportSettings,
 ) -> None:
     """Writes the bundle of the trained model, with its model card."""
-    scores = evaluate_splits(model, task, {"dev": dev})
+    scores = evaluate_splits(model, task, data.scoring, {"dev": dev})
     with run.timed("export"), atomic_directory(run.directory / "bundle") as directory:
         exported = write_bundle(
-            directory, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=settings
+            directory, model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
         )
         run.update(export=exported.formats, attempts=exported.attempts)
-        write_text(directory / "README.md", report.render_model_card(run.record, splits.labels))
+        write_text(directory / "README.md", report.render_model_card(run.record, data.labels))
 
 
-def _load(source: TeacherSource, task: MaskedLM, splits: TextData, *, seed: int) -> Start:
+def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, seed: int) -> Start:
     """Loads the model with a head over its vocabulary, and if needed one for two segments."""
     source.weights.locate()
     torch.manual_seed(seed)  # For a new head.
-    start = source.weights.load(task.auto_class, None, splits.texts())
+    start = source.weights.load(task.info.auto_class, None, data.texts())
+    if task.info.auto_class == CAUSAL:
+        check_causal(start.model, f"teacher {source.weights.name}")
     adopt_special_tokens(start.model, start.tokenizer)
-    checks.check_length(start.model, start.tokenizer, task.max_length, who="teacher")
-    if task.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
+    for text in start.notices:
+        print_notice(text)
+    checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    if task.info.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
         raise UserError(
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
             f"{type(start.model).__name__} has none: set task.pair=null"
@@ -179,8 +190,7 @@ def _load(source: TeacherSource, task: MaskedLM, splits: TextData, *, seed: int)
 
 def _show(
     module: DistillationModule,
-    task_line: str,
-    examples: EncodedSplits,
+    about: Mapping[str, str],
     loaders: Mapping[str, Loader],
     settings: TrainerSettings,
     start: Start,
@@ -189,14 +199,13 @@ def _show(
 ) -> None:
     """Prints the summary before training."""
     seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
-    metric = module.task.scoring.metric
+    metric = module.scoring.metric
     summary.show(
         [
             ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
-            ("task", task_line),
-            ("tokens", summary.describe_lengths(examples, module.task.max_length)),
+            *about.items(),
             ("batches", summary.describe_batches(loaders["train"], settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             ("training", summary.describe_training(module, settings, seconds)),

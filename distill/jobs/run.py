@@ -106,20 +106,21 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
     """
     task = hydra.utils.get_class(config.task._target_)
     job = str(config.job.name)
-    if job == "pretrain" and not task.over_vocabulary:  # type: ignore[attr-defined]
+    is_text = getattr(task, "raw_text", False)
+    if job == "pretrain" and not is_text:
         raise UserError(f"job={job} is not for task={config.task.name}: take a task over text, task=mlm")
     if "tasks" in config.task and "tasks" not in inspect.signature(task).parameters:
         raise UserError(f"task.tasks is for task=multi, and this run has task={config.task.name}: leave it out")
-    _check_options(config, job, over_vocabulary=task.over_vocabulary)  # type: ignore[attr-defined]
+    _check_options(config, job, on_text=is_text)
     return find_job(job).load()
 
 
-def _check_options(config: DictConfig, job: str, *, over_vocabulary: bool) -> None:
+def _check_options(config: DictConfig, job: str, *, on_text: bool) -> None:
     """Raises UserError for options on the command line that the job would ignore."""
     if not HydraConfig.initialized() or config.resume not in (False, True):
         return
-    prefixes = find_job(job).ignored(on_text=over_vocabulary)
-    if over_vocabulary and config.export.enabled is True:
+    prefixes = find_job(job).ignored(on_text=on_text)
+    if on_text and config.export.enabled is True:
         prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
     trains = {"trainer": "teacher.finetune.*", "seed": "teacher.finetune.*", "teacher.finetune": "trainer.*"}
     if OmegaConf.select(config, "teacher.features"):

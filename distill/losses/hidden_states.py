@@ -140,9 +140,9 @@ class PatientKD(Term):
         """Creates one projection of the student's states if the widths differ, which the paper does not have."""
         self.projection = _create_projection(student, teacher)
 
-    def suits(self, *, likelihood: Likelihood, over_vocabulary: bool) -> bool:
+    def suits(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> bool:
         # Packed text has no token that stands for an example.
-        return not over_vocabulary and super().suits(likelihood=likelihood, over_vocabulary=over_vocabulary)
+        return not classes_are_tokens and super().suits(likelihood=likelihood, classes_are_tokens=classes_are_tokens)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         return tuple(sorted({layer for _, layer in self._pairs(student_depth, teacher_depth)}))

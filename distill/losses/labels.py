@@ -39,10 +39,10 @@ class HardLabels(Term):
 class MaskedLanguageModelling(HardLabels):
     """Cross-entropy at the tokens chosen for prediction (arXiv 1810.04805, section 3.1)."""
 
-    over_vocabulary_only = True
+    tokens_only = True
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        if not items.over_vocabulary:
+        if not items.classes_are_tokens:
             raise ValueError(
                 f"mlm got logits of shape {list(get_logits(student).shape)}, expected those of a vocabulary: "
                 "use it with a task over a vocabulary"
@@ -60,7 +60,7 @@ class SegmentOrder(Term):
 
     needs_teacher = False
     reads_logits = False
-    over_vocabulary_only = True
+    tokens_only = True
 
     def count(self, items: Items) -> Tensor:
         return (items["pair_labels"] != IGNORED).sum()

@@ -11,6 +11,20 @@ from distill.errors import UserError
 from distill.losses.term import EncoderSize, Term, divisors
 
 
+def supervised_objective(terms: Mapping[str, Term], *, task: str) -> "Objective":
+    """Returns the objective of the terms that learn from labels alone.
+
+    Raises:
+        UserError: without any, because the texts of the task have no labels.
+    """
+    if not terms:
+        raise UserError(
+            f"the training texts of task {task} are single and have no labels, from which nothing can be "
+            "learned without a teacher: give pairs (task.text), or a teacher that was trained for vectors"
+        )
+    return Objective(name="supervised", terms=terms)
+
+
 class Objective(nn.Module):
     """The weighted sum of terms, each divided by its own count. A term of weight 0 is left out.
 
@@ -81,9 +95,11 @@ class Objective(nn.Module):
         """Returns whether a term reads logits of tokens that the task does not score."""
         return any(term.reads_every_token for term in self._terms())
 
-    def unsuited(self, *, likelihood: Likelihood, over_vocabulary: bool) -> list[str]:
+    def unsuited(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> list[str]:
         """Returns the names of the terms that do not suit such a task."""
-        return self.names_where(lambda term: not term.suits(likelihood=likelihood, over_vocabulary=over_vocabulary))
+        return self.names_where(
+            lambda term: not term.suits(likelihood=likelihood, classes_are_tokens=classes_are_tokens)
+        )
 
     @property
     def targets(self) -> set[str]:

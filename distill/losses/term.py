@@ -46,7 +46,7 @@ class Term(nn.Module):
         accepts_top_k: whether the top k of the teacher's logits over a vocabulary are enough. `get_logits` and
             `logits_at` then restore `[n, C]`, which `teacher.logits` has not.
         likelihoods: the meanings of logits that the term can learn from.
-        over_vocabulary_only: whether the term is only for tasks over a vocabulary.
+        tokens_only: whether the term is only for tasks whose classes are tokens.
         across_examples: whether the term compares the examples of a micro-batch with each other.
         needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
         targets: the option of the task with another model whose outputs the term learns from, for some terms.
@@ -61,7 +61,7 @@ class Term(nn.Module):
     reads_every_token = False
     accepts_top_k = False
     likelihoods: frozenset[Likelihood] = frozenset({"softmax", "sigmoid", "gaussian"})
-    over_vocabulary_only = False
+    tokens_only = False
     across_examples = False
     needs_data = ""
     targets = ""
@@ -90,10 +90,10 @@ class Term(nn.Module):
         """Returns the indices of the teacher's hidden states that the term reads; 0 is the output of the embeddings."""
         return ()
 
-    def suits(self, *, likelihood: Likelihood, over_vocabulary: bool) -> bool:
+    def suits(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> bool:
         """Returns whether the term can learn a task of this kind."""
         knows_logits = likelihood in self.likelihoods or not self.reads_logits
-        return knows_logits and (over_vocabulary or not self.over_vocabulary_only)
+        return knows_logits and (classes_are_tokens or not self.tokens_only)
 
     def count(self, items: Items) -> Tensor:
         """Returns the number of items that the term averages over, `[]`."""

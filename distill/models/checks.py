@@ -137,8 +137,8 @@ def check_data(objective: Objective, task: Task, examples: Examples) -> None:
         first = last
     for name, needs in missing.items():
         raise UserError(
-            f"objective {objective.name}: the term {name} learns from {needs}, and train of task {task.name} has none: "
-            f"set objective.terms.{name}.weight=0, or give such data"
+            f"objective {objective.name}: the term {name} learns from {needs}, and train of task {task.info.name} has "
+            f"none: set objective.terms.{name}.weight=0, or give such data"
         )
 
 

@@ -2,14 +2,13 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import BaseModelOutputWithPooling, ModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 
 from distill.contracts import ENCODER_FEATURES, Outputs
 from distill.models.attention import layers_of, record_attention
@@ -51,7 +50,7 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
     Model families have different names for their heads, so the whole `forward` runs, with an encoder that returns these
     states. `encoded` is the output of the encoder, whose pooled output the head may read.
     """
-    output = BaseModelOutputWithPooling(
+    output = BaseModelOutputWithPoolingAndCrossAttentions(
         last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
     )
     head = _with_encoder(model, _FixedEncoder(model.base_model, output))
@@ -113,9 +112,11 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
-    inputs = {name: batch[name] for name in (*input_names(model), ENCODER_FEATURES) if name in batch}
+    inputs: dict[str, Any] = {name: batch[name] for name in (*input_names(model), ENCODER_FEATURES) if name in batch}
     if part is model and takes_choices(model):
         inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
+    if "use_cache" in inspect.signature(part.forward).parameters:
+        inputs["use_cache"] = False  # Of keys and values, which only generation reads.
     output: ModelOutput = part(
         **inputs,
         output_hidden_states="hidden_states" in needs,

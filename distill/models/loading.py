@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
+from distill.models.causality import check_causal
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
@@ -104,6 +105,8 @@ def load_directory(
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
+    if auto_class == CAUSAL:
+        check_causal(model, str(directory))
     more_notices += choose_padding_side(model, tokenizer)
     # The pooler of an encoder is no head of a task.
     missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
@@ -174,6 +177,8 @@ def _load_tokenizer(
     """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
     tokenizer, notices = load_tokenizer(directory, **options)
     tokenizer, more_notices = adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
+    if auto_class == CAUSAL and tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # No token reads the padding behind it, whatever it is.
     return tokenizer, notices + more_notices
 
 
@@ -250,8 +255,9 @@ HEADS = (
     "AutoModelForMultipleChoice",
 )
 ENCODER = "AutoModel"  # Has no head.
-# In this order, because a model for masked language modelling may be registered for pre-training too.
-AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", "AutoModelForPreTraining", ENCODER)
+CAUSAL = "AutoModelForCausalLM"
+# In this order, because a language model may be registered for pre-training too.
+AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", CAUSAL, "AutoModelForPreTraining", ENCODER)
 
 
 def auto_class_of(model: PreTrainedModel) -> str:

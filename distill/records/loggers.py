@@ -2,7 +2,7 @@
 
 Settings name a logger and are the keys of its YAML in `conf/logger`. `Tracking.open` opens all of them for one student:
 
-    with tracking.open(run.directory, metric=task.scoring.metric, selects=task.scoring.selects) as loggers:
+    with tracking.open(run.directory, metric=data.scoring.metric, selects=data.scoring.selects) as loggers:
         trainer.fit(..., logger=loggers.lightning)
         loggers.log_results(run.record, bundle)
 

@@ -8,9 +8,9 @@ lists of labels or of tags, or indices of choices. The texts are `text` and `sec
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from distill.contracts import RawSplit, ScoredSplits, Scores, Splits, Task
+from distill.contracts import Data, RawSplit, Scores
 from distill.records.settings import RecordSettings
 from distill.storage.files import atomic_file
 
@@ -20,30 +20,11 @@ if TYPE_CHECKING:
 FILE = "predictions.parquet"
 
 
-class TextColumns(Protocol):
-    """The texts of a split."""
-
-    def __len__(self) -> int: ...
-
-    def columns(self) -> Mapping[str, Sequence[object]]:
-        """Returns the columns of texts by name."""
-        ...
-
-
-class ScoredTexts(Protocol):
-    """The data of a task with labelled rows."""
-
-    def scored(self) -> Mapping[str, TextColumns]:
-        """Returns the splits that are scored, dev first."""
-        ...
-
-
 def write_predictions(
     directory: Path,
     models: Mapping[str, Mapping[str, Scores]],
     *,
-    task: Task,
-    splits: Splits,
+    splits: Data,
     settings: RecordSettings,
 ) -> None:
     """Writes the predictions of `models`, whose scores are by split and in the order of the examples."""
@@ -51,8 +32,8 @@ def write_predictions(
     import pyarrow.parquet
 
     tables = [
-        _create_table(name, split, {model: scores[name] for model, scores in models.items()}, task, splits, settings)
-        for name, split in cast(ScoredSplits, splits).scored().items()
+        _create_table(name, split, {model: scores[name] for model, scores in models.items()}, splits, settings)
+        for name, split in splits.scored().items()
     ]
     table = pyarrow.concat_tables(
         tables, promote_options="default"
@@ -64,10 +45,9 @@ def write_predictions(
 
 def _create_table(
     name: str,
-    split: TextColumns,
+    split: RawSplit,
     models: Mapping[str, Scores],
-    task: Task,
-    splits: Splits,
+    splits: Data,
     settings: RecordSettings,
 ) -> "pyarrow.Table":
     """Returns the rows of one split."""
@@ -78,7 +58,7 @@ def _create_table(
     if settings.texts:
         columns |= split.text_columns()
     for model, scores in models.items():
-        predictions = task.scoring.tabulate(scores, splits, examples=count)
+        predictions = splits.scoring.tabulate(scores, splits, examples=count)
         columns.setdefault("label", predictions["label"])
         columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
     return pyarrow.table({column: pyarrow.array(values) for column, values in columns.items()})

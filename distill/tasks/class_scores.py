@@ -11,6 +11,7 @@ from distill.console import print_notice
 from distill.contracts import IGNORED, Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.errors import OptionError, UserError
+from distill.losses import HardLabels
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
 from distill.tasks.scoring import Scoring, always, compute_metrics
 
@@ -43,7 +44,6 @@ class OneClass(Scoring):
     can_abstain = True
     model_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     no_label = float(IGNORED)
-    head_bias = None
 
     names: tuple[str, ...]
     labels: tuple[str, ...] | None = None
@@ -57,8 +57,8 @@ class OneClass(Scoring):
         if self.positive is not None and self.labels is not None:
             self._check_positive("positive", self.labels)
 
-    def adapt(self, data: LabelledData) -> "tuple[LabelledData, OneClass]":
-        """Returns the data with a digest that depends on the options, and the scoring for it.
+    def adapt(self, data: LabelledData) -> LabelledData:
+        """Returns the data with its scoring, and a digest that depends on the options.
 
         Raises:
             UserError: for options that do not suit the data.
@@ -74,7 +74,8 @@ class OneClass(Scoring):
         if self.class_weights is not None:
             weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
             data = data.with_option(f"class_weights={weights}")
-        return data, replace(self, classes=data.labels, positive_index=positive_index, weights=weights)
+        scoring = replace(self, classes=data.labels, positive_index=positive_index, weights=weights)
+        return replace(data, scoring=scoring, terms={"hard": HardLabels()})
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:
         """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""

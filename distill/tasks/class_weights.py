@@ -1,7 +1,7 @@
 """The weights of the classes in the hard-label loss: given by the user, or balanced by the training split."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,15 +10,13 @@ from distill.contracts import IGNORED
 from distill.errors import OptionError
 from distill.options import show_value
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 ClassWeights = Annotated[
     Literal["balanced"] | Sequence[Weight],
     Field(description="balanced, or a list of numbers of at least 0 in the order of the classes"),
 ]
 SHOWN = 8  # Classes in a message.
+WEIGHTS = "class_weights"  # The column of batches with the weights of the items.
 
 
 def resolve_class_weights(
@@ -59,14 +57,16 @@ def _balance(labels: Sequence[str], train_labels: np.ndarray) -> tuple[float, ..
     return tuple((counts.sum() / (len(labels) * counts)).tolist())
 
 
-def item_weights(weights: Sequence[float] | None, labels: "Tensor") -> "Tensor | None":
-    """Returns the weight of each item `[n]` from its class `[n]`; 0 for an item without one, None without weights."""
-    if weights is None:
-        return None
-    import torch
+def weight_column(weights: Sequence[float] | None, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the column of batches with the weight of each item from its class, none without weights.
 
-    of_class = torch.tensor(weights, dtype=torch.float32, device=labels.device)
-    return of_class[labels.clamp(min=0)] * (labels != IGNORED)
+    Args:
+        labels: classes `[n]`; an item without one, whose class is below 0, has the weight 0.
+    """
+    if weights is None:
+        return {}
+    chosen = np.asarray(weights, dtype=np.float32)[np.maximum(labels, 0)]
+    return {WEIGHTS: np.where(labels < 0, np.float32(0), chosen)}
 
 
 def describe_weights(weights: Sequence[float] | None, labels: Sequence[str]) -> str:

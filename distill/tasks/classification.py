@@ -6,17 +6,15 @@
 ('0', '1')
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from pydantic import Field
 
-from distill.contracts import Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits
-from distill.data.bank import BankSource
+from distill.contracts import Batch, Examples, Items, Outputs, TaskInfo
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
-from distill.losses import HardLabels, Term
 from distill.options import check_arguments, show_value
 from distill.readers.labels import simplify
 from distill.tasks import rows
@@ -27,8 +25,6 @@ from distill.tasks.label_scores import LabelSets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.models.forward import FullPass
 
     Metric = str
 else:
@@ -97,12 +93,6 @@ class Classification:
 
     kinds = (OneClass.kind, LabelSets.kind)
     auto_class = "AutoModelForSequenceClassification"
-    fixed_inputs = True
-    over_vocabulary = False
-    fine_tunes_teacher = True
-    choices: int | None = None
-    can_augment = True
-    further_teachers: Sequence[str] = ()
 
     @check_arguments
     def __init__(
@@ -124,16 +114,15 @@ class Classification:
         if names is not None and len(set(map(simplify, names))) < len(names):
             raise OptionError("labels", show_value(names), "at least two names, each once")
         chosen = tuple(_choose_metrics(metrics, multi_label=multi_label))
-        self.scoring: OneClass | LabelSets
+        self._answers: OneClass | LabelSets
         if multi_label:
             _refuse_options_of_one_label(positive, class_weights)
-            self.scoring = LabelSets(chosen, separator=separator)
+            self._answers = LabelSets(chosen, separator=separator)
         else:
             positive = None if positive is None else str(positive)
-            self.scoring = OneClass(
+            self._answers = OneClass(
                 chosen, labels=names, positive=positive, class_weights=class_weights, classes=names or ()
             )
-        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.rows = rows.labelled_text(
             name=name,
             text=text,
@@ -143,42 +132,13 @@ class Classification:
             **options,
         )
         self.pool = rows.text_pool(options, self.rows)
-
-    @property
-    def kind(self) -> str:
-        return self.scoring.kind
-
-    @property
-    def likelihood(self) -> Likelihood:
-        return self.scoring.likelihood
-
-    @property
-    def model_settings(self) -> Mapping[str, Any]:
-        return self.scoring.model_settings
-
-    @property
-    def decoder(self) -> str:
-        return self.scoring.decoder
-
-    @property
-    def head_bias(self) -> Sequence[float] | None:
-        return self.scoring.head_bias
-
-    @property
-    def pair(self) -> bool:
-        return len(self.rows.text) == 2
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return self.pool.rows is not None
-
-    @property
-    def auto_unlabelled(self) -> bool:
-        return self.pool.is_auto
-
-    @property
-    def bank(self) -> BankSource | None:
-        return self.pool.bank
+        answers = self._answers
+        self.info = TaskInfo(
+            name=name, kind=answers.kind, auto_class=self.auto_class, likelihood=answers.likelihood,
+            decoder=answers.decoder, max_length=max_length, pair=len(self.rows.text) == 2,
+            builtin=options.get("builtin", False), can_abstain=answers.can_abstain, can_augment=True,
+            model_settings=dict(answers.model_settings), **self.pool.info(),
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and takes from it what the metrics and the weights of the classes need.
@@ -187,25 +147,21 @@ class Classification:
             UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
                 positive class of two is unknown.
         """
-        data, self.scoring = self.scoring.adapt(self.pool.add_to(self.rows.read(cache_dir)))
-        return data
+        return self._answers.adapt(self.pool.add_to(self.rows.read(cache_dir)))
 
     def encode(
-        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
-        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=self.scoring.no_label)
+        return rows.encode_rows(
+            data, tokenizer, self.info.max_length, cache_dir, no_label=self._answers.no_label,
+            weights=data.scoring.weights,
+        )  # fmt: skip
 
     def select(self, batch: Batch) -> Items:
-        return rows.select_examples(batch, self.likelihood, self.scoring.weights)
+        return rows.select_examples(batch, self.info.likelihood)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         return rows.run_whole_model(model, batch, needs)
-
-    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        return splits
-
-    def supervised_terms(self) -> dict[str, Term]:
-        return {"hard": HardLabels()}
 
 
 def _choose_metrics(metrics: Sequence[str] | None, *, multi_label: bool) -> Sequence[str]:

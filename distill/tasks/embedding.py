@@ -2,15 +2,16 @@
 
 >>> from distill.tasks import Embedding
 >>> pairs = {"sentence1": ["a cat", "a car"], "sentence2": ["one cat", "a tree"], "score": [5.0, 0.0]}
->>> Embedding(text=["sentence1", "sentence2"], label="score", train=pairs, dev=pairs).scoring.metric
-'spearman'
+>>> Embedding(text=["sentence1", "sentence2"], label="score", train=pairs, dev=pairs).info.likelihood
+'vector'
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
@@ -21,16 +22,14 @@ from distill.contracts import (
     SOURCE_VECTORS,
     VECTOR_SETTINGS,
     Batch,
-    EncodedSplits,
     Examples,
     Items,
-    Likelihood,
     Outputs,
-    ScoredSplits,
+    TaskInfo,
 )
 from distill.data.tables import LabelledData, Split, text_split
 from distill.data.text_groups import GroupColumns
-from distill.errors import OptionError, UserError
+from distill.errors import OptionError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
@@ -100,20 +99,8 @@ class Embedding:
         UserError: for data of a type that cannot be read.
     """
 
-    kind = "embedding"
-    kinds = (kind,)
+    kinds = ("embedding",)
     auto_class = "AutoModel"
-    likelihood: Likelihood = "vector"
-    fixed_inputs = True
-    over_vocabulary = False
-    decoder = "vectors"
-    fine_tunes_teacher = True
-    choices: int | None = None
-    can_augment = False
-    auto_unlabelled = False
-    bank: Any = None
-    head_bias: Sequence[float] | None = None
-    pair = False
 
     @check_arguments
     def __init__(
@@ -135,15 +122,13 @@ class Embedding:
         negatives: Annotated[int, Field(ge=0)] = 0,
         **options: Unpack[rows.DataOptions],
     ) -> None:
-        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
-        self.scoring = _scoring(tuple(metrics), pooling, normalize, negatives=negatives, language=language)
-        if cross_encoder is not None and not self.scoring.scores_pairs and not negatives:
+        self._scoring = _scoring(tuple(metrics), pooling, normalize, negatives=negatives, language=language)
+        if cross_encoder is not None and not self._scoring.scores_pairs and not negatives:
             raise OptionError(
                 "cross_encoder",
                 str(cross_encoder),
                 "negatives=1 beside it, because all pairs of a retrieval set are positive",
             )
-        self.pooling, self.normalize = pooling, normalize
         self.columns = _group_columns(text, label, train_text, train_label, classes)
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label,
@@ -153,24 +138,15 @@ class Embedding:
         self.pool = rows.pool_source(options, lambda texts: partial(self.columns.add_unlabelled, texts))
         self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
         self.source_encoder = None
+        vectors: VectorSettings = {"pooling": pooling, "normalize": normalize, "max_length": max_length}
         if source_encoder is not None:
-            self.source_encoder = _source_encoder(source_encoder, self.model_settings[VECTOR_SETTINGS])
-        self.supervised: dict[str, Term] = {}  # Set by `read`.
-
-    @property
-    def model_settings(self) -> Mapping[str, Any]:
-        """The pooling of a text's hidden states."""
-        settings = {"pooling": self.pooling, "normalize": self.normalize, "max_length": self.max_length}
-        return {VECTOR_SETTINGS: settings}
-
-    @property
-    def further_teachers(self) -> Sequence[str]:
-        given = {"cross_encoder": self.cross_encoder, "source_encoder": self.source_encoder}
-        return [name for name, model in given.items() if model is not None]
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return self.pool.rows is not None
+            self.source_encoder = _source_encoder(source_encoder, vectors)
+        others = {"cross_encoder": self.cross_encoder, "source_encoder": self.source_encoder}
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="vector", decoder="vectors",
+            max_length=max_length, builtin=options.get("builtin", False), model_settings={VECTOR_SETTINGS: vectors},
+            further_teachers=[name for name, model in others.items() if model is not None], **self.pool.info(),
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the terms that learn from train alone.
@@ -178,35 +154,34 @@ class Embedding:
         Raises:
             UserError: for a directory, file, column, text or label that is missing or unusable.
         """
-        data, self.scoring = self.scoring.read(self.columns, self.source, cache_dir)
+        data = self._scoring.read(self.columns, self.source, cache_dir)
         if self.cross_encoder is not None:
             self.cross_encoder.check(data.splits["train"]["texts"])
         if self.source_encoder is not None:
             self.source_encoder.check()
-        self.supervised = _supervised_terms(data)
-        return self.pool.add_to(data)
+        return self.pool.add_to(replace(data, terms=_supervised_terms(data)))
 
     def encode(
-        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         """Tokenizes every text by itself. The batches have scores from 0 to 1, and those of train maybe classes."""
-        every: list[Split] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
+        every: list[Split] = [*data.splits.values(), *([data.pool.rows] if len(data.pool) else [])]
         most = max(len(group) for split in every for group in split["texts"])
 
-        train: Split = splits.splits["train"]
-        targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if splits.classes else {}
+        train: Split = data.splits["train"]
+        targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if data.classes else {}
         if self.cross_encoder is not None:
-            targets[CROSS_SCORES] = self.cross_encoder.score(train["texts"], *score_range(splits, "train"), cache_dir)
+            targets[CROSS_SCORES] = self.cross_encoder.score(train["texts"], *score_range(data, "train"), cache_dir)
         if self.source_encoder is not None:
             sources = [group[0] for group in train["texts"]]
             targets[SOURCE_VECTORS] = self.source_encoder.encode(sources, cache_dir)
 
         def encode(name: str, split: Split) -> "TokenizedExamples":
-            is_of_classes = name == "train" and splits.classes
+            is_of_classes = name == "train" and data.classes
             if is_of_classes:
                 split = split.with_columns(labels=np.full_like(split.labels, np.nan))
             else:
-                split = split.with_columns(labels=self.scoring.scale(split.labels, splits, name))
+                split = split.with_columns(labels=data.scoring.scale(split.labels, data, name))
             further = {}
             if name == "train":
                 further = {column: values.astype(np.float32) for column, values in targets.items()}
@@ -215,35 +190,19 @@ class Embedding:
                     column: np.full((len(split), *values.shape[1:]), np.nan, dtype=np.float32)
                     for column, values in targets.items()
                 }
-            return _encode(split, most, tokenizer, self.max_length, cache_dir, further)
+            return _encode(split, most, tokenizer, self.info.max_length, cache_dir, further)
 
-        return rows.encode_splits(splits, encode, lambda pool: pool)
+        return rows.encode_splits(data, encode, lambda pool: pool)
 
     def select(self, batch: Batch) -> Items:
         """The texts of all examples, each with the label of its example."""
         row = batch["valid"].nonzero()[:, 0]
         labels = batch["labels"][row]
-        return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.likelihood)
+        return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.info.likelihood)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model on the sequences `[S, L]` of all texts; in the place of logits are their vectors `[S, D]`."""
         return rows.run_whole_model(model, batch, needs)
-
-    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        return splits
-
-    def supervised_terms(self) -> dict[str, Term]:
-        """Cosine regression for scores, classification for classes, and otherwise multiple negatives.
-
-        Raises:
-            UserError: if train has single texts alone.
-        """
-        if not self.supervised:
-            raise UserError(
-                f"the training texts of task {self.name} are single and have no labels, from which nothing can be "
-                "learned without a teacher: give pairs (task.text), or a teacher that was trained for vectors"
-            )
-        return dict(self.supervised)
 
 
 def _cross_encoder(directory: str | Path, max_length: int) -> "CrossEncoder":
@@ -309,7 +268,10 @@ def _scoring(
 
 
 def _supervised_terms(data: LabelledData) -> dict[str, Term]:
-    """Returns the term that learns from the labels of train, or from its groups of texts; none for single texts."""
+    """Returns the term that learns from the labels of train, or from its groups of texts; none for single texts.
+
+    It is cosine regression for scores, classification for classes, and otherwise multiple negatives.
+    """
     train: Split = data.splits["train"]
     if max(map(len, train["texts"])) < 2:
         return {}

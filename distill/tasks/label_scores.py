@@ -10,6 +10,7 @@ import numpy as np
 from distill.contracts import Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.edge.classes import sigmoid
+from distill.losses import HardLabels
 from distill.tasks.scoring import Scoring, compute_metrics, expected_calibration_error
 
 # Metric -> its value from the functions of scikit-learn, and labels and predictions `[N, C]` (bool).
@@ -32,7 +33,6 @@ class LabelSets(Scoring):
         names: some of `METRICS`.
         separator: stands between the labels of a text that has several.
         labels: the names of the labels of the data.
-        head_bias: the initial bias `[C]` of a new head, None before the data is read.
     """
 
     kind = "multi_label_classification"
@@ -46,11 +46,11 @@ class LabelSets(Scoring):
     names: tuple[str, ...]
     separator: str
     labels: tuple[str, ...] = ()
-    head_bias: tuple[float, ...] | None = None
 
-    def adapt(self, data: LabelledData) -> "tuple[LabelledData, LabelSets]":
-        """Returns the data and the scoring for it."""
-        return data, replace(self, labels=data.labels, head_bias=log_odds(data.splits["train"].labels > 0))
+    def adapt(self, data: LabelledData) -> LabelledData:
+        """Returns the data with its scoring, and the bias of a new head."""
+        bias = log_odds(data.splits["train"].labels > 0)
+        return replace(data, scoring=replace(self, labels=data.labels), terms={"hard": HardLabels()}, head_bias=bias)
 
     def probabilities(self, scores: Scores) -> np.ndarray:
         """The probability of every label, `[N, C]`."""

@@ -1,24 +1,22 @@
 """Masked language modelling on raw text: the items are the tokens chosen for prediction, the classes the vocabulary.
 
 >>> from distill.tasks import MaskedLM
->>> MaskedLM(data="path/to/text", max_length=64).fixed_inputs
+>>> MaskedLM(data="path/to/text", max_length=64).info.fixed_inputs
 False
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Likelihood, Outputs, Scores
+from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Outputs, Scores, TaskInfo
 from distill.edge.masks import MaskedTokens
-from distill.losses import MaskedLanguageModelling, Objective, SegmentOrder, Term
+from distill.losses import MaskedLanguageModelling, SegmentOrder, Term
 from distill.tasks.scoring import Scoring, expected_calibration_error, list_by_example
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
@@ -44,20 +42,60 @@ VOCABULARY_TEXT = 50_000_000  # Characters that a new vocabulary is learned from
 
 @dataclass(frozen=True)
 class TextData:
-    """A corpus of raw text, which is split by document."""
+    """A corpus of raw text, which is split by document, and its sequences, masked or not.
+
+    Students are scored on these, because a text would not give the same tokens again that they were packed of.
+
+    Args:
+        examples: the sequences of each split, none before they are packed.
+
+    Attributes:
+        objective: names the objective of a model that is trained on the text alone.
+    """
+
+    objective = "masked_language_modelling"
 
     corpus: Corpus
     settings: SequenceSettings
     labels: tuple[str, ...] = ()
+    examples: EncodedSplits = field(default_factory=dict)
+    head_bias = None
+    choices = None
 
-    @cached_property
+    def with_examples(self, examples: EncodedSplits) -> Self:
+        return replace(self, examples=examples)
+
+    @property
+    def scoring(self) -> "TokenScores":
+        """The scores of tokens; before they are packed it knows no tokenizer."""
+        dev = cast("Sequences | None", self.examples.get("dev"))
+        return TokenScores(self.settings) if dev is None else TokenScores(self.settings, dev.mask_token, dev.vocabulary)
+
+    @property
+    def terms(self) -> dict[str, Term]:
+        """The prediction of masked tokens and, for pairs, of the order of two segments."""
+        pair = {} if self.settings.pair is None else {self.settings.pair: SegmentOrder()}
+        return {"mlm": MaskedLanguageModelling(), **pair}
+
+    @property
     def sha256(self) -> str:
         """A digest of the corpus."""
         return self.corpus.compute_fingerprint()
 
+    def encode(
+        self, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Sequences | StreamedText]":
+        """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
+        if cache_dir is None:
+            raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
+        if is_streamed(self.settings, self.corpus):
+            dev = dev_of_stream(self.corpus, self.settings, tokenizer)
+            return {"train": StreamedText(self.corpus, self.settings, tokenizer), "dev": dev}
+        return dict(keep_sequences(self.corpus, self.settings, tokenizer, cache_dir))
+
     def sizes(self) -> dict[str, int]:
-        """Nothing, because sequences can only be counted after tokenization."""
-        return {}
+        """The sequences of each split, which can only be counted after tokenization."""
+        return {name: len(split) for name, split in self.examples.items() if isinstance(split, Examples)}
 
     def texts(self) -> Iterator[str]:
         """The beginning of the training text, line by line."""
@@ -68,6 +106,20 @@ class TextData:
             if size > VOCABULARY_TEXT:
                 return
 
+    def labelled_texts(self) -> Iterator[str]:
+        return self.texts()
+
+    def unlabelled_texts(self) -> Iterator[str]:
+        return iter(())
+
+    def training(self) -> "TextSplit":
+        """The sequences that are trained on, the first ones of a stream."""
+        train = self.examples["train"]
+        return TextSplit(train.sample() if isinstance(train, StreamedText) else cast("Sequences", train))
+
+    def scored(self) -> "dict[str, TextSplit]":
+        return {name: TextSplit(cast("Sequences", split)) for name, split in self.examples.items() if name != "train"}
+
 
 @dataclass(frozen=True)
 class TokenScores(Scoring):
@@ -75,7 +127,7 @@ class TokenScores(Scoring):
 
     Args:
         settings: of the sequences.
-        mask_token: of the tokenizer, None before the data is encoded; so is `tokens`.
+        mask_token: of the tokenizer, None before the text is packed; so is `tokens`.
         tokens: of the tokenizer. A model may have more rows, which no metric counts.
     """
 
@@ -182,21 +234,9 @@ class MaskedLM:
         ValueError: for an option that is out of range.
     """
 
-    kind = "masked_lm"
-    kinds = (kind,)
-    likelihood: Likelihood = "softmax"
-    model_settings: Mapping[str, Any] = MappingProxyType({})
-    over_vocabulary = True
+    kinds = ("masked_lm",)
     auto_class = "AutoModelForMaskedLM"
-    decoder = "masks"
-    fine_tunes_teacher = False
-    choices: int | None = None
-    can_augment = False
-    auto_unlabelled = False
-    bank: Any = None
-    head_bias: Sequence[float] | None = None
-    further_teachers: Sequence[str] = ()
-    has_unlabelled = False
+    raw_text = True
 
     def __init__(
         self,
@@ -208,38 +248,24 @@ class MaskedLM:
         **options: Any,
     ) -> None:
         data_dir = data_dir if data is None else data
-        self.name = name
         self.settings = SequenceSettings(
             mask=mask or Masking(), data_dir=None if data_dir is None else str(data_dir), **options
         )
-        self.max_length, self.builtin = self.settings.max_length, self.settings.builtin
-        self.pair = self.settings.pair is not None
-        if self.pair:  # A second head predicts the order of two segments.
-            self.auto_class = "AutoModelForPreTraining"
-        self.scoring = TokenScores(self.settings)
-
-    @property
-    def fixed_inputs(self) -> bool:
-        return self.settings.masking == "static"
+        settings, pair = self.settings, self.settings.pair is not None
+        self.info = TaskInfo(
+            # A second head predicts the order of the two segments of a pair.
+            name=name, kind=self.kinds[0], auto_class="AutoModelForPreTraining" if pair else self.auto_class,
+            likelihood="softmax", decoder="masks", max_length=settings.max_length, pair=pair, builtin=settings.builtin,
+            raw_text=self.raw_text, classes_are_tokens=True, fixed_inputs=settings.masking == "static",
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> TextData:
         return TextData(open_corpus(self.settings, cache_dir), self.settings)
 
     def encode(
-        self, splits: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Sequences | StreamedText]":
-        """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
-        self.scoring = TokenScores(self.settings, tokenizer.mask_token, len(tokenizer))
-        if cache_dir is None:
-            raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
-        if is_streamed(self.settings, splits.corpus):
-            dev = dev_of_stream(splits.corpus, self.settings, tokenizer)
-            return {"train": StreamedText(splits.corpus, self.settings, tokenizer), "dev": dev}
-        return dict(keep_sequences(splits.corpus, self.settings, tokenizer, cache_dir))
-
-    def pretraining_objective(self) -> Objective:
-        """The objective without a teacher: masked tokens and, for pairs, the order of two segments."""
-        return Objective(name="masked_language_modelling", terms=self.supervised_terms())
+        return data.encode(tokenizer, cache_dir)
 
     def select(self, batch: Batch) -> Items:
         """The tokens chosen for prediction, in the order of the batch."""
@@ -251,7 +277,7 @@ class MaskedLM:
             labels=labels[index],
             labelled=labels[index] != IGNORED,
             index=index,
-            over_vocabulary=True,
+            classes_are_tokens=True,
         )
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
@@ -259,16 +285,6 @@ class MaskedLM:
         from distill.models.chunked_logits import run_encoder_pass
 
         return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
-
-    def scored_data(self, splits: TextData, examples: Callable[[], EncodedSplits]) -> "TextSplits":
-        """The masked sequences, because a text would not give the same tokens again that they were packed of."""
-        return TextSplits(splits, examples())
-
-    def supervised_terms(self) -> dict[str, Term]:
-        terms: dict[str, Term] = {"mlm": MaskedLanguageModelling()}
-        if self.settings.pair is not None:
-            terms[self.settings.pair] = SegmentOrder()
-        return terms
 
 
 def _score_logits(logits: "Tensor", labels: "Tensor") -> "dict[str, Tensor]":
@@ -324,36 +340,3 @@ class TextSplit:
     def text_columns(self) -> dict[str, Sequence[object]]:
         """No texts, because a sequence is made of tokens of several."""
         return {}
-
-
-@dataclass(frozen=True)
-class TextSplits:
-    """A corpus with its masked sequences, on which exported students are scored."""
-
-    data: TextData
-    examples: EncodedSplits
-    labels: tuple[str, ...] = ()
-
-    @property
-    def sha256(self) -> str:
-        return self.data.sha256
-
-    def sizes(self) -> dict[str, int]:
-        return {name: len(split) for name, split in self.examples.items() if isinstance(split, Examples)}
-
-    def texts(self) -> Iterator[str]:
-        return self.data.texts()
-
-    def labelled_texts(self) -> Iterator[str]:
-        return self.data.texts()
-
-    def unlabelled_texts(self) -> Iterator[str]:
-        return iter(())
-
-    def training(self) -> TextSplit:
-        """The sequences that are trained on, the first ones of a stream."""
-        train = self.examples["train"]
-        return TextSplit(train.sample() if isinstance(train, StreamedText) else cast("Sequences", train))
-
-    def scored(self) -> dict[str, TextSplit]:
-        return {name: TextSplit(cast("Sequences", split)) for name, split in self.examples.items() if name != "train"}

@@ -7,7 +7,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MEAN = "mean"  # The metric of all tasks together.
 SAMPLINGS = {"size": 1.0, "even": 0.0}
 SEVERAL = "at least two tasks, as in [sst2,mrpc] without a sweep over it"
-Tasks = Annotated[Mapping[str, Any], Field(description=SEVERAL)]
+NamedTasks = Annotated[Mapping[str, Any], Field(description=SEVERAL)]
 Sampling = Annotated[
     Literal["size", "even"] | Annotated[float, Field(ge=0, le=1)],
     Field(description="size, even, or a number from 0 to 1, the exponent of the tasks' sizes"),
@@ -38,45 +38,90 @@ class MeanScores(Scoring):
     """The metrics of several tasks as `task/metric`, and `mean`, the mean of the tasks' own metrics.
 
     Args:
-        tasks: the tasks by name.
+        scorings: those of the tasks by name, in the order of the tasks' numbers.
     """
 
     names = (MEAN,)
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
-        self.tasks = tasks
+    def __init__(self, scorings: Mapping[str, Scoring]) -> None:
+        self.scorings = scorings
 
     def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
         """The columns of the task that the batch belongs to."""
-        return task_of(self.tasks, items.batch)[1].scoring.score(outputs, items)
+        return list(self.scorings.values())[task_number(items.batch)].score(outputs, items)
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """The values of the decoder of each task by its name."""
-        return {name: task.scoring.fit_decoder(of_task) for name, task, of_task in self._parts(scores)}
+        return {name: scoring.fit_decoder(of_task) for name, scoring, of_task in self._parts(scores)}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of the tasks that have this split; without `mean` if one of them has not."""
         values = dict[str, dict[str, float]]()
-        for name, task, of_task in self._parts(scores):
-            values[name] = task.scoring.metrics(replace(of_task, decoding=scores.decoding.get(name, of_task.decoding)))
+        for name, scoring, of_task in self._parts(scores):
+            values[name] = scoring.metrics(replace(of_task, decoding=scores.decoding.get(name, of_task.decoding)))
         metrics = {f"{name}/{metric}": value for name, of_task in values.items() for metric, value in of_task.items()}
-        if len(values) < len(self.tasks):
+        if len(values) < len(self.scorings):
             return metrics
-        own = [values[name][task.scoring.metric] for name, task in self.tasks.items()]
+        own = [values[name][scoring.metric] for name, scoring in self.scorings.items()]
         return {MEAN: float(np.mean(own)), **metrics}
 
-    def _parts(self, scores: Scores) -> list[tuple[str, Task, Scores]]:
-        """Returns the name, the task and the scores of each task that the scores have."""
-        every = list(self.tasks.items())
+    def _parts(self, scores: Scores) -> list[tuple[str, Scoring, Scores]]:
+        """Returns the name, the scoring and the scores of each task that the scores have."""
+        every = list(self.scorings.items())
         return [(*every[number], of_task) for number, of_task in sorted(scores.by_task.items())]
 
 
-def task_of(tasks: Mapping[str, Task], batch: Batch) -> tuple[str, Task]:
-    """Returns the task of a batch with its name."""
-    return list(tasks.items())[int(batch[TASK_ID][0])]
+def join_scorings(scorings: Mapping[str, Scoring]) -> Scoring:
+    """Returns the scoring of these tasks together, that of a single one as it is."""
+    return MeanScores(scorings) if len(scorings) > 1 else next(iter(scorings.values()))
 
 
-class MultiTask:
+def task_number(batch: Batch) -> int:
+    """Returns the number of the task that a batch belongs to, 0 where there is one."""
+    return int(batch[TASK_ID][0]) if TASK_ID in batch else 0
+
+
+class Tasks(Mapping[str, Task]):
+    """The tasks of a run by name. A batch holds examples of one of them.
+
+    Args:
+        tasks: in the order of their numbers. A single one has the empty name.
+        name: names the tasks together in records and directories.
+        kind: names them in run.json.
+        sampling: exponent of the tasks' sizes in their shares of an epoch's steps, as in `data.several`.
+    """
+
+    def __init__(self, tasks: Mapping[str, Task], *, name: str, kind: str, sampling: float = 1.0) -> None:
+        self.tasks, self.name, self.kind, self.sampling = dict(tasks), name, kind, sampling
+
+    @classmethod
+    def of(cls, task: "Task | Tasks") -> "Tasks":
+        """Returns the tasks of a run on several, or on this one."""
+        if isinstance(task, Tasks):
+            return task
+        return Tasks({"": task}, name=task.info.name, kind=task.info.kind)
+
+    def __getitem__(self, name: str) -> Task:
+        return self.tasks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def select(self, batch: Batch) -> Items:
+        return list(self.values())[task_number(batch)].select(batch)
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        """Runs the batch's head of `model`, as `models.heads` has it."""
+        from distill.models.heads import heads_of
+
+        name, task = list(self.items())[task_number(batch)]
+        return task.run(heads_of(model)[name], batch, items, needs)
+
+
+class MultiTask(Tasks):
     """Several tasks with a head each on one encoder. What concerns one task alone is asked of that task.
 
     Args:
@@ -90,41 +135,19 @@ class MultiTask:
         UserError: for a task that cannot be learned beside others.
     """
 
-    kind = "multi"
-    over_vocabulary = False
-    builtin = False
-
     @check_arguments
-    def __init__(self, *, tasks: Tasks, sampling: Sampling = "size", name: str = "multi") -> None:
+    def __init__(self, *, tasks: NamedTasks, sampling: Sampling = "size", name: str = "multi") -> None:
         if len(tasks) < 2:
             raise OptionError("tasks", show_value(list(tasks)), SEVERAL)
         for task_name, task in tasks.items():
             _check_part(task_name, task)
-        self.tasks: dict[str, Task] = dict(tasks)
-        self.scoring = MeanScores(self.tasks)
-        self.sampling = SAMPLINGS[sampling] if isinstance(sampling, str) else sampling
-        self.name = name
-
-    def select(self, batch: Batch) -> Items:
-        return task_of(self.tasks, batch)[1].select(batch)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs the batch's head of `model`, as `models.heads.SeveralHeads` has it."""
-        from distill.models.heads import heads_of
-
-        name, task = task_of(self.tasks, batch)
-        return task.run(heads_of(model)[name], batch, items, needs)
-
-    def supervised_terms(self) -> dict[str, Any]:
-        """The terms of all tasks, which the items of a batch choose from by what they have."""
-        return {key: term for task in self.tasks.values() for key, term in task.supervised_terms().items()}
+        exponent = SAMPLINGS[sampling] if isinstance(sampling, str) else sampling
+        super().__init__(tasks, name=name, kind="multi", sampling=exponent)
 
 
 def _check_part(name: str, task: Task) -> None:
     """Raises an error for a task that cannot be learned beside others."""
     if not NAME.fullmatch(name):
         raise OptionError("tasks", show_value(name), "names of letters, digits, _ and -")
-    if task.over_vocabulary or task.likelihood == "vector":
-        raise UserError(f"task {name} ({task.kind}) cannot be one of several: its students learn nothing else")
-    if task.scoring.selects == "min":
-        raise UserError(f"task {name} cannot be one of several: less of its metric {task.scoring.metric} is better")
+    if task.info.classes_are_tokens or task.info.likelihood == "vector":
+        raise UserError(f"task {name} ({task.info.kind}) cannot be one of several: its students learn nothing else")

@@ -8,33 +8,21 @@
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
 
-from distill.contracts import (
-    IGNORED,
-    Batch,
-    Constant,
-    EncodedSplits,
-    Examples,
-    Items,
-    Likelihood,
-    Outputs,
-    ScoredSplits,
-    Scores,
-)
+from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data.choices import ChoiceColumns
 from distill.data.tables import LabelledData, Split, text_split
 from distill.edge.decoder import pair_choices
 from distill.errors import OptionError
-from distill.losses import HardLabels, Term
+from distill.losses import HardLabels
 from distill.losses.term import mask_logits, scatter_logits
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
@@ -134,21 +122,8 @@ class MultipleChoice:
         UserError: for data of a type that cannot be read.
     """
 
-    kind = "multiple_choice"
-    kinds = (kind,)
+    kinds = ("multiple_choice",)
     auto_class = "AutoModelForMultipleChoice"
-    likelihood: Likelihood = "softmax"
-    fixed_inputs = True
-    model_settings: Mapping[str, Any] = MappingProxyType({})
-    over_vocabulary = False
-    decoder = "choices"
-    fine_tunes_teacher = True
-    can_augment = False
-    auto_unlabelled = False
-    bank: Any = None
-    head_bias: Sequence[float] | None = None
-    further_teachers: Sequence[str] = ()
-    pair = True
 
     @check_arguments
     def __init__(
@@ -162,19 +137,17 @@ class MultipleChoice:
         max_length: rows.MaxLength = 128,
         **options: Unpack[rows.DataOptions],
     ) -> None:
-        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
         self.columns = ChoiceColumns(
             question=rows.column_names(question), choices=_list_columns(choices), answer=rows.column_names(answer),
             context=() if context is None else rows.column_names(context),
         )  # fmt: skip
         self.source = rows.table_source(name=name, text=self.columns.text, label=self.columns.answer, **options)
         self.pool = rows.pool_source(options, lambda questions: partial(self.columns.add_unlabelled, questions))
-        self.choices: int | None = None  # Set by `read`.
-        self.scoring = ChoiceScores()
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return self.pool.rows is not None
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="choices",
+            max_length=max_length, pair=True, builtin=options.get("builtin", False),
+            can_abstain=ChoiceScores.can_abstain, **self.pool.info(),
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the usual number of choices and how their answers are read.
@@ -184,27 +157,27 @@ class MultipleChoice:
         """
         labelled, reading = self.columns.read(self.source, cache_dir)
         data = self.pool.add_to(labelled)
-        self.choices = int(np.bincount(list(map(len, data.splits["train"]["choices"]))).argmax())
-        self.scoring = ChoiceScores(self.choices, reading)
-        return data
+        choices = int(np.bincount(list(map(len, data.splits["train"]["choices"]))).argmax())
+        terms = {"hard": HardLabels()}
+        return replace(data, scoring=ChoiceScores(choices, reading), terms=terms, choices=choices)
 
     def encode(
-        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         """Tokenizes every choice with its question. The logits of all splits are as wide as the most choices."""
-        every: list[Split] = [*splits.splits.values(), *([splits.pool.rows] if len(splits.pool) else [])]
+        every: list[Split] = [*data.splits.values(), *([data.pool.rows] if len(data.pool) else [])]
         most = max(len(choices) for split in every for choices in split["choices"])
 
         def encode(name: str, split: Split) -> "TokenizedExamples":
-            return _encode(split, most, tokenizer, self.max_length, cache_dir)
+            return _encode(split, most, tokenizer, self.info.max_length, cache_dir)
 
         return rows.encode_splits(
-            splits, encode, lambda pool: pool.with_columns(labels=np.full(len(pool), IGNORED, dtype=np.int64))
+            data, encode, lambda pool: pool.with_columns(labels=np.full(len(pool), IGNORED, dtype=np.int64))
         )  # fmt: skip
 
     def select(self, batch: Batch) -> Items:
         """The examples, whose valid classes are the choices that they have."""
-        return rows.select_examples(batch, self.likelihood, valid=batch["valid"])
+        return rows.select_examples(batch, self.info.likelihood, valid=batch["valid"])
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model on the sequences `[S, L]` of all choices."""
@@ -212,12 +185,6 @@ class MultipleChoice:
 
         output = run_model(model, batch, needs)
         return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
-
-    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        return splits
-
-    def supervised_terms(self) -> dict[str, Term]:
-        return {"hard": HardLabels()}
 
 
 def _list_columns(choices: str | int | Sequence[str | int | Sequence[str | int]]) -> tuple[tuple[str, ...], ...]:

@@ -10,10 +10,9 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
@@ -22,18 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import (
-    IGNORED,
-    Batch,
-    Constant,
-    EncodedSplits,
-    Examples,
-    Items,
-    Likelihood,
-    Outputs,
-    ScoredSplits,
-    Scores,
-)
+from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data import questions, readers
 from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import UnlabelledText
@@ -41,7 +29,7 @@ from distill.edge import answer_metrics, spans
 from distill.edge.classes import MASKED
 from distill.edge.spans import NO_ANSWER, NO_CLASS
 from distill.errors import OptionError
-from distill.losses import HardLabels, Term
+from distill.losses import HardLabels
 from distill.losses.term import mask_logits
 from distill.options import check_arguments
 from distill.tasks import rows
@@ -235,23 +223,8 @@ class QuestionAnswering:
         UserError: for data of a type that cannot be read.
     """
 
-    kind = "question_answering"
-    kinds = (kind,)
+    kinds = ("question_answering",)
     auto_class = "AutoModelForQuestionAnswering"
-    likelihood: Likelihood = "softmax"
-    fixed_inputs = True
-    model_settings: Mapping[str, Any] = MappingProxyType({})
-    over_vocabulary = False
-    decoder = "spans"
-    fine_tunes_teacher = True
-    can_augment = True
-    auto_unlabelled = False
-    bank: Any = None
-    head_bias: Sequence[float] | None = None
-    further_teachers: Sequence[str] = ()
-    choices: int | None = None
-    pair = True
-    builtin = False
 
     @check_arguments
     def __init__(
@@ -269,19 +242,18 @@ class QuestionAnswering:
                 "doc_stride", str(doc_stride),
                 f"at most {max_length - SMALLEST}, so that windows of {max_length} tokens have room for a question",
             )  # fmt: skip
-        self.name, self.max_length, self.doc_stride = name, max_length, doc_stride
         limits = {"n_best": n_best, "max_answer_length": max_answer_length}
-        self.scoring = AnswerScores(max_length, doc_stride, limits)
+        self._scoring = AnswerScores(max_length, doc_stride, limits)
         *text, label = questions.COLUMNS
         self.source = rows.table_source(
             name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
             **options,
         )  # fmt: skip
         self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)).add_to)
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return self.pool.rows is not None
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="spans",
+            max_length=max_length, pair=True, can_augment=True, **self.pool.info(),
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split. If one of them has a question without an answer, the rules of SQuAD 2.0 hold for all.
@@ -290,33 +262,33 @@ class QuestionAnswering:
             UserError: for a file or column that is missing, an empty text, and an answer that is not in its context.
         """
         # The digest is a part of a fine-tuned teacher's key, and windows and limits change its training and its F1.
-        options = [self.doc_stride, self.scoring.limits]
+        options = [self._scoring.doc_stride, self._scoring.limits]
         data = questions.read_questions(self.source, cache_dir, LABELS, options)
-        self.scoring = replace(
-            self.scoring,
+        scoring = replace(
+            self._scoring,
             scored=functools.reduce(operator.add, data.scored().values()),
             may_be_unanswerable=any(not answers for split in data.splits.values() for answers in split["answers"]),
         )
-        return self.pool.add_to(data)
+        return self.pool.add_to(replace(data, scoring=scoring, terms={"hard": HardLabels()}))
 
     def encode(
-        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> "dict[str, Examples]":
         """Tokenizes every split into windows; `Examples` are windows.
 
         Raises:
             UserError: for a tokenizer whose tokens stand for other characters than it tells, and long questions.
         """
-        check_offsets(tokenizer, dict.fromkeys(splits.splits["train"]["context"]))
+        check_offsets(tokenizer, dict.fromkeys(data.splits["train"]["context"]))
 
-        scored = splits.scored()
+        scored = data.scored()
         sizes = np.cumsum([0, *map(len, scored.values())])
         firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
 
         def encode(name: str, split: Split) -> "TokenizedExamples":
             return self._encode(split, tokenizer, cache_dir, name=name, first=firsts.get(name))
 
-        return rows.encode_splits(splits, encode, lambda pool: questions.question_split(pool.texts, pool.pairs))
+        return rows.encode_splits(data, encode, lambda pool: questions.question_split(pool.texts, pool.pairs))
 
     def _encode(
         self,
@@ -331,8 +303,9 @@ class QuestionAnswering:
         from distill.data.batching import TokenizedExamples
 
         tokens = tokenize_windows(
-            split, tokenizer, max_length=self.max_length, doc_stride=self.doc_stride, cache_dir=cache_dir, name=name
-        )
+            split, tokenizer, max_length=self.info.max_length, doc_stride=self._scoring.doc_stride,
+            cache_dir=cache_dir, name=name,
+        )  # fmt: skip
         assert tokens.rows is not None
         answers = questions.find_spans(split)
         starts, ends = label_windows(tokens, answers)
@@ -363,12 +336,6 @@ class QuestionAnswering:
         output = run_model(model, batch, needs)
         logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
         return collect_outputs(output, torch.stack(logits, dim=1).flatten(0, 1))
-
-    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        return splits
-
-    def supervised_terms(self) -> dict[str, Term]:
-        return {"hard": HardLabels()}
 
 
 def _from_first_token(values: "Tensor", batch: Batch) -> "Tensor":

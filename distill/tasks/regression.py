@@ -1,33 +1,30 @@
 """Regression on one text or a pair of texts: `logits [B, 1]` are the number, one item an example.
 
 >>> from distill.tasks import Regression
->>> Regression(text=["question", "answer"], label="score", data="pairs.csv").scoring.metric
-'pearson'
+>>> Regression(text=["question", "answer"], label="score", data="pairs.csv").info.pair
+True
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import Batch, Constant, EncodedSplits, Examples, Items, Likelihood, Outputs, ScoredSplits, Scores
-from distill.data.bank import BankSource
+from distill.contracts import Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data.tables import LabelledData
 from distill.errors import OptionError
-from distill.losses import HardLabels, Term
+from distill.losses import HardLabels
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.scoring import Scoring, compute_metrics, is_constant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.models.forward import FullPass
 
 # Metric -> its value from scipy.stats, predictions and labels `[N]`, and whether one of them is constant.
 METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, bool], float]] = {
@@ -125,19 +122,8 @@ class Regression:
         UserError: for data of a type that cannot be read.
     """
 
-    kind = "regression"
-    kinds = (kind,)
+    kinds = ("regression",)
     auto_class = "AutoModelForSequenceClassification"
-    likelihood: Likelihood = "gaussian"
-    fixed_inputs = True
-    model_settings: Mapping[str, Any] = MappingProxyType({})
-    over_vocabulary = False
-    decoder = "number"
-    fine_tunes_teacher = True
-    choices: int | None = None
-    can_augment = True
-    head_bias: Sequence[float] | None = None
-    further_teachers: Sequence[str] = ()
 
     @check_arguments
     def __init__(
@@ -152,50 +138,32 @@ class Regression:
     ) -> None:
         if metrics[0] == "mae":
             raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")
-        self.name, self.max_length, self.builtin = name, max_length, options.get("builtin", False)
-        self.scoring = NumberScores(tuple(metrics))
+        self._scoring = NumberScores(tuple(metrics))
         self.rows = rows.labelled_text(name=name, text=text, label=label, regression=True, **options)
         self.pool = rows.text_pool(options, self.rows)
-
-    @property
-    def pair(self) -> bool:
-        return len(self.rows.text) == 2
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return self.pool.rows is not None
-
-    @property
-    def auto_unlabelled(self) -> bool:
-        return self.pool.is_auto
-
-    @property
-    def bank(self) -> BankSource | None:
-        return self.pool.bank
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="gaussian", decoder="number",
+            max_length=max_length, pair=len(self.rows.text) == 2, builtin=options.get("builtin", False),
+            can_augment=True, **self.pool.info(),
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         data = self.pool.add_to(self.rows.read(cache_dir))
         numbers = data.splits["dev"].labels
         if is_constant(numbers):
             print_notice(
-                f"all numbers of dev are {numbers[0]:g}, so that {self.scoring.metric} is 0 whatever a model predicts: "
-                "give a dev with different numbers"
+                f"all numbers of dev are {numbers[0]:g}, so that {self._scoring.metric} is 0 whatever a model "
+                "predicts: give a dev with different numbers"
             )
-        return data
+        return replace(data, scoring=self._scoring, terms={"hard": HardLabels()})
 
     def encode(
-        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
-        return rows.encode_rows(splits, tokenizer, self.max_length, cache_dir, no_label=np.nan)
+        return rows.encode_rows(data, tokenizer, self.info.max_length, cache_dir, no_label=np.nan)
 
     def select(self, batch: Batch) -> Items:
-        return rows.select_examples(batch, self.likelihood)
+        return rows.select_examples(batch, self.info.likelihood)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         return rows.run_whole_model(model, batch, needs)
-
-    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        return splits
-
-    def supervised_terms(self) -> dict[str, Term]:
-        return {"hard": HardLabels()}

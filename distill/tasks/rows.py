@@ -22,7 +22,7 @@ from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
 from distill.options import show_value
-from distill.tasks.class_weights import item_weights
+from distill.tasks.class_weights import WEIGHTS, weight_column
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,6 +184,10 @@ class PoolSource:
     is_auto: bool = False
     bank: BankSource | None = None
 
+    def info(self) -> dict[str, Any]:
+        """Returns the fields of `TaskInfo` that concern these rows."""
+        return {"unlabelled": "auto" if self.is_auto else "none" if self.rows is None else "given", "bank": self.bank}
+
     def add_to(self, data: LabelledData) -> LabelledData:
         """Returns the data with the rows, if there are any, and their share as its pool.
 
@@ -238,17 +242,19 @@ def encode_rows(
     cache_dir: Path | None,
     *,
     no_label: float = IGNORED,
+    weights: Sequence[float] | None = None,
 ) -> "dict[str, Examples]":
     """Tokenizes every split as `encode_splits`, each example as one text or a pair of texts.
 
-    The texts of the pool have the label `no_label`.
+    The texts of the pool have the label `no_label`. With `weights` of the classes examples have a column of them.
     """
     from distill.data import token_cache
     from distill.data.batching import TokenizedExamples
 
     def encode(name: str, split: Split) -> TokenizedExamples:
         tokens = token_cache.tokenize_split(split, tokenizer, max_length, cache_dir)
-        return TokenizedExamples(tokens, tokenizer, per_example={"labels": split.labels})
+        columns = {"labels": split.labels} | weight_column(weights, split.labels)
+        return TokenizedExamples(tokens, tokenizer, per_example=columns)
 
     labels = splits.splits["train"].labels
 
@@ -278,15 +284,13 @@ def encode_splits(
     return {"train": MixedExamples(train, mixed, share=pool.share, record=pool.record()), **scored}
 
 
-def select_examples(
-    batch: Batch, likelihood: Likelihood, class_weights: Sequence[float] | None = None, valid: "Tensor | None" = None
-) -> Items:
+def select_examples(batch: Batch, likelihood: Likelihood, valid: "Tensor | None" = None) -> Items:
     """The items of a batch whose items are its examples; `valid [B, C]` are the classes that each can have."""
     labels = batch["labels"]
     # A softmax has classes; numbers and the 0 and 1 of several labels are NaN where there are none.
     labelled = labels != IGNORED if likelihood == "softmax" else ~labels.reshape(len(labels), -1).isnan().any(dim=-1)
     row = torch.arange(len(labels), device=labels.device)
-    weights = item_weights(class_weights, labels)
+    weights = batch.get(WEIGHTS)
     return Items(
         batch=batch, row=row, labels=labels, labelled=labelled, likelihood=likelihood, weights=weights, valid=valid
     )

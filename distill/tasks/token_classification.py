@@ -10,38 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
 
 from distill.console import print_notice
-from distill.contracts import (
-    IGNORED,
-    Batch,
-    Constant,
-    EncodedSplits,
-    Examples,
-    Items,
-    Likelihood,
-    Outputs,
-    ScoredSplits,
-    Scores,
-)
+from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data import tagged
 from distill.data.tables import LabelledData, Split
 from distill.data.tagged import TaggedText, place_sentences, plain_texts, tagged_split
-from distill.data.unlabelled import UnlabelledText
+from distill.data.unlabelled import Unlabelled, UnlabelledText
 from distill.edge import splitting
 from distill.edge.classes import softmax
 from distill.edge.splitting import Splitter
 from distill.edge.words import TagScheme, locate_entities, score_entities
 from distill.errors import OptionError, UserError
-from distill.losses import HardLabels, Term
+from distill.losses import HardLabels
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
-from distill.tasks.class_weights import ClassWeights, describe_weights, item_weights, resolve_class_weights
+from distill.tasks.class_weights import WEIGHTS, ClassWeights, describe_weights, resolve_class_weights, weight_column
 from distill.tasks.offsets import check_offsets
 from distill.tasks.scoring import Scoring, always, list_by_example
 from distill.tasks.words import tokenize_sentences
@@ -199,23 +187,8 @@ class TokenClassification:
         UserError: for data of a type that cannot be read.
     """
 
-    kind = "token_classification"
-    kinds = (kind,)
+    kinds = ("token_classification",)
     auto_class = "AutoModelForTokenClassification"
-    likelihood: Likelihood = "softmax"
-    fixed_inputs = True
-    model_settings: Mapping[str, Any] = MappingProxyType({})
-    over_vocabulary = False
-    decoder = "tags"
-    fine_tunes_teacher = True
-    choices: int | None = None
-    can_augment = True
-    auto_unlabelled = False
-    bank: Any = None
-    head_bias: Sequence[float] | None = None
-    further_teachers: Sequence[str] = ()
-    pair = False
-    builtin = False
 
     @check_arguments
     def __init__(
@@ -241,18 +214,13 @@ class TokenClassification:
             **options,
         )  # fmt: skip
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
-        texts = partial(
-            UnlabelledText, text=(tokens,), label=(tags,), option="task.tokens={}", split_words=self._split_text
-        )
-        self.pool = rows.pool_source(options, lambda sentences: texts(sentences).add_to)
-        self.name, self.max_length = name, max_length
+        self.pool = rows.pool_source(options, lambda sentences: partial(self._add_unlabelled, sentences))
         self.class_weights = class_weights
-        self.scoring = TagScores()
         self._reported: set[str] = set()  # Splits whose words without a token were reported.
-
-    @property
-    def has_unlabelled(self) -> bool:
-        return self.pool.rows is not None
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="tags",
+            max_length=max_length, can_augment=True, **self.pool.info(),
+        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split; a tag that train lacks is a class too, so that its words count as missed.
@@ -261,18 +229,17 @@ class TokenClassification:
             UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
         data = self.rows.read(cache_dir)
-        self.scoring = TagScores(data.labels, _choose_splitter(data.splits["train"]))
-        data = self.pool.add_to(data)
+        scoring = TagScores(data.labels, _choose_splitter(data.splits["train"]))
+        data = self.pool.add_to(replace(data, scoring=scoring, terms={"hard": HardLabels()}))
         self._reported.clear()
         if self.class_weights is None:
             return data
         tags = np.concatenate(data.splits["train"]["tags"])
         weights = resolve_class_weights(self.class_weights, data.labels, tags)
-        self.scoring = replace(self.scoring, weights=weights)
-        return data.with_option(f"class_weights={weights}")
+        return replace(data, scoring=replace(scoring, weights=weights)).with_option(f"class_weights={weights}")
 
     def encode(
-        self, splits: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
     ) -> dict[str, Examples]:
         """Tokenizes every split; the label of a word is that of its first piece.
 
@@ -281,33 +248,35 @@ class TokenClassification:
         """
         from distill.data.batching import TokenizedExamples
 
-        check_offsets(tokenizer, splits.splits["train"].texts)
+        check_offsets(tokenizer, data.splits["train"].texts)
 
         def encode(name: str, split: Split) -> TokenizedExamples:
-            tokens = tokenize_sentences(split["words"], tokenizer, self.max_length, cache_dir)
+            tokens = tokenize_sentences(split["words"], tokenizer, self.info.max_length, cache_dir)
             words = tokens.columns["words"]
             if not (words >= 0).any():
-                raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
+                raise UserError(f"no word of {name} fits into task.max_length={self.info.max_length} tokens: raise it")
             if tokens.wordless and name not in self._reported:
                 self._reported.add(name)
                 print_notice(f"{name}: words that have no token, which are left out: {tokens.wordless:,}")
             columns = {column: values for column, values in tokens.columns.items() if column != "words"}
+            labels = _label_pieces(words, np.diff(tokens.offsets), split)
             return TokenizedExamples(
                 replace(tokens, columns=columns), tokenizer,
-                per_token={"labels": _label_pieces(words, np.diff(tokens.offsets), split)},
+                per_token={"labels": labels} | weight_column(data.scoring.weights, labels),
                 items_per_example=float((words >= 0).sum() / len(split)),
             )  # fmt: skip
 
-        return rows.encode_splits(splits, encode, lambda pool: tagged_split([text.split() for text in pool.texts]))
+        return rows.encode_splits(data, encode, lambda pool: tagged_split([text.split() for text in pool.texts]))
 
     def select(self, batch: Batch) -> Items:
         labels = batch["labels"].flatten()
         index = (labels != IGNORED).nonzero().squeeze(-1)
         chosen = labels[index]
         chosen = chosen.where(chosen != UNTAGGED, IGNORED)
+        weights = batch.get(WEIGHTS)
         return Items(
             batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
-            weights=item_weights(self.scoring.weights, chosen),
+            weights=None if weights is None else weights.flatten()[index],
         )  # fmt: skip
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
@@ -316,15 +285,14 @@ class TokenClassification:
         output = run_model(model, batch, needs)
         return collect_outputs(output, output.logits.flatten(0, 1)[items.index])
 
-    def scored_data(self, splits: LabelledData, examples: Callable[[], EncodedSplits]) -> ScoredSplits:
-        return splits
+    def _add_unlabelled(self, sentences: Unlabelled, data: LabelledData) -> LabelledData:
+        """Returns the data with sentences without tags, whose texts are split as by a bundle."""
 
-    def _split_text(self, text: str) -> list[str]:
-        """Returns the words of a text, split as by a bundle."""
-        return [text[start:end] for start, end in self.scoring.splitter.split(text)]
+        def split_words(text: str) -> list[str]:
+            return [text[start:end] for start, end in data.scoring.splitter.split(text)]
 
-    def supervised_terms(self) -> dict[str, Term]:
-        return {"hard": HardLabels()}
+        text, label = (self.rows.tokens,), (self.rows.tags,)
+        return UnlabelledText(sentences, text, label, option="task.tokens={}", split_words=split_words).add_to(data)
 
 
 def _choose_splitter(train: Split) -> Splitter:

@@ -47,8 +47,8 @@ class VectorScores(Scoring):
     pooling: str = "mean"
     normalize: bool = True
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[LabelledData, VectorScores]":
-        """Reads every split; returns the data and the scoring for it."""
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
+        """Reads every split; returns the data with the scoring for it."""
         raise TypeError(f"{type(self).__name__} has no read(columns, source, cache_dir)")
 
     def cosines(self, scores: Scores) -> np.ndarray:
@@ -111,7 +111,7 @@ class PairScores(VectorScores):
 
     scores_pairs = True
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[LabelledData, PairScores]":
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
         """Reads every split.
 
         Raises:
@@ -125,7 +125,7 @@ class PairScores(VectorScores):
                 "correlates: give pairs with different scores"
             )
         _report_scales(data)
-        return data, self
+        return replace(data, scoring=self)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The correlations; one with a constant is 0."""
@@ -180,10 +180,10 @@ class RankingScores(VectorScores):
     negatives: int = 0
     data: Judgements | None = None
 
-    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> "tuple[LabelledData, RankingScores]":
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
         """Reads a retrieval set, whose columns have names of their own."""
         data, judgements = read_retrieval(source, negatives=self.negatives)
-        return data, replace(self, data=judgements)
+        return replace(data, scoring=replace(self, data=judgements))
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The means over the queries."""
@@ -257,12 +257,10 @@ class TranslationScores(VectorScores):
     language: str | None = None
     languages: tuple[str, ...] = ()
 
-    def read(
-        self, columns: GroupColumns, source: TableSource, cache_dir: Path
-    ) -> "tuple[LabelledData, TranslationScores]":
+    def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
         languages: list[str] = []
         data = columns.read(source, cache_dir, partial(self._number_languages, languages))
-        return data, replace(self, languages=tuple(languages))
+        return replace(data, scoring=replace(self, languages=tuple(languages)))
 
     def _number_languages(self, languages: list[str], table: Table) -> np.ndarray:
         """Returns the number of each row's language, `[N]`; adds those of the table to `languages`."""

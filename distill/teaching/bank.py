@@ -67,7 +67,7 @@ class Search:
         model, tokenizer = self._load(data)
         pool_texts = [] if data.pool.rows is None else data.pool.rows.texts
         parts: list[object] = [self._key(self.bank.sentences, tokenizer), data.sha256, pool_texts, queries]
-        parts += [teacher.fingerprint, count, CANDIDATES, self.task.max_length]
+        parts += [teacher.fingerprint, count, CANDIDATES, self.task.info.max_length]
         directory = self.cache_dir / "banks" / entry_key("chosen", FORMAT, *parts)[:20]
         if not has_entry(directory):
             vectors = self._cached_vectors(model, tokenizer)
@@ -87,7 +87,7 @@ class Search:
         near = near[: 2 * CANDIDATES * count]  # Few are in a split.
         numbered = text_split([self.bank.sentences[row] for row in near.tolist()], labels=near)
         kept, _ = clean(numbered, data)
-        has_classes = self.task.likelihood in ("softmax", "sigmoid")
+        has_classes = self.task.info.likelihood in ("softmax", "sigmoid")
         candidates = kept.select(np.arange(min(len(kept), (CANDIDATES if has_classes else 1) * count)))
         if not has_classes or len(candidates) <= count:
             return candidates.labels
@@ -107,7 +107,7 @@ class Search:
 
     def _load(self, data: LabelledData) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Returns the teacher before its fine-tuning."""
-        start = self.source.weights.load(self.task.auto_class, data.labels or None, data.texts())
+        start = self.source.weights.load(self.task.info.auto_class, data.labels or None, data.texts())
         return start.model, start.tokenizer
 
     def _cached_vectors(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -121,7 +121,7 @@ class Search:
         return np.asarray(np.load(directory / VECTORS, mmap_mode="r"))
 
     def _key(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
-        tokens = token_cache.compute_digest(text_split(list(texts)), tokenizer, self.task.max_length)
+        tokens = token_cache.compute_digest(text_split(list(texts)), tokenizer, self.task.info.max_length)
         parts = (tokens, self.source.weights.fingerprint(), dict(POOLING), str(self._dtype), library_versions())
         return entry_key("banks", FORMAT, *parts, self.device.type)[:20]
 
@@ -130,7 +130,9 @@ class Search:
         return torch.bfloat16 if has_bf16(self.device) else torch.float32
 
     def _tokenize(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
-        tokens = token_cache.tokenize_split(text_split(list(texts)), tokenizer, self.task.max_length, self.cache_dir)
+        tokens = token_cache.tokenize_split(
+            text_split(list(texts)), tokenizer, self.task.info.max_length, self.cache_dir
+        )
         return TokenizedExamples(tokens, tokenizer)
 
     def _encode(self, texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

@@ -18,6 +18,7 @@ from distill.data.mixing import seen_examples
 from distill.errors import NumericalError, UserError
 from distill.models.forward import count_outputs, run_encoder, to_device
 from distill.storage import mirror
+from distill.tasks.scoring import Scoring
 from distill.teaching.columns import pack_logits, split_items
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache, library_versions
 from distill.teaching.top_k import bytes_per_item, take_top_k
@@ -90,14 +91,14 @@ def open_outputs(computation: Computation, examples: Examples, hidden: HiddenLay
     cache, task = computation.cache, computation.task
     environment = {"device": computation.device, **library_versions()}
     parts = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
-    if task.over_vocabulary:
+    if task.info.classes_are_tokens:
         parts.append(cache.top_k)
     visits = examples.visits or 1
     outputs = cache.open(
         computation.directory / cache.key(*parts),
         np.tile(examples.tokens, visits),
         hidden=hidden,
-        top_k=task.over_vocabulary,
+        top_k=task.info.classes_are_tokens,
     )
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")
@@ -133,22 +134,22 @@ def fill_outputs(
     return outputs
 
 
-def cached_scores(computation: Computation, examples: EncodedSplits) -> dict[str, Scores]:
+def cached_scores(computation: Computation, scoring: Scoring, examples: EncodedSplits) -> dict[str, Scores]:
     """Returns the teacher's scores on every split except `train`, by example, from its cached logits."""
     scores = {}
     for name, split in examples.items():
         if name == "train" or not isinstance(split, Examples):
             continue
         outputs = cache_outputs(computation, split, title=f"teacher on {name}")
-        scores[name] = concatenate(_score_cached(computation.task, split, outputs)).by_example()
+        scores[name] = concatenate(_score_cached(computation.task, scoring, split, outputs)).by_example()
     return scores
 
 
-def _score_cached(task: Task, split: Examples, outputs: Signal) -> Iterator[tuple[Columns, Columns]]:
+def _score_cached(task: Task, scoring: Scoring, split: Examples, outputs: Signal) -> Iterator[tuple[Columns, Columns]]:
     for step in scoring_steps(split.lengths):
         batch = split[step]
         items = task.select(batch)
-        yield score_items(task, outputs(batch, items).at(items), items)
+        yield score_items(scoring, outputs(batch, items).at(items), items)
 
 
 def count_logit_bytes(
@@ -156,7 +157,7 @@ def count_logit_bytes(
 ) -> float:
     """Returns the size of the logits of `number` examples, in bytes."""
     classes = examples.classes_per_item or count_outputs(teacher)
-    item_bytes = bytes_per_item(cache.top_k) if task.over_vocabulary else 4 * classes
+    item_bytes = bytes_per_item(cache.top_k) if task.info.classes_are_tokens else 4 * classes
     return number * examples.items_per_example * item_bytes
 
 
@@ -190,7 +191,7 @@ def _compute(
     # Copied into one array, because views would keep the outputs of all batches in memory.
     states = torch.empty(int(lengths.sum()), len(layers), width, dtype=torch.float16)
     per_example, counts = [dict[str, Tensor]() for _ in lengths], torch.ones(len(lengths), dtype=torch.long)
-    profile = torch.zeros(teacher.config.vocab_size if task.over_vocabulary else 0, device=teacher.device)
+    profile = torch.zeros(teacher.config.vocab_size if task.info.classes_are_tokens else 0, device=teacher.device)
     padded = examples.lengths[np.arange(first, first + len(lengths)) % len(examples)]
     for micro_batch in scoring_steps(padded, scored_tokens(teacher.device)):
         batch = to_device(examples[[first + index for index in micro_batch]], teacher.device)
@@ -213,7 +214,7 @@ def _compute(
     result = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
     if not bool((counts == 1).all()):
         result["counts"] = counts
-    if task.over_vocabulary:
+    if task.info.classes_are_tokens:
         result |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
     return result, states.squeeze(1) if hidden else None
 
@@ -221,7 +222,7 @@ def _compute(
 def _pack(logits: Tensor | None, items: Items, computation: Computation, profile: Tensor) -> dict[str, Tensor]:
     """Returns the columns of the items of a batch; over a vocabulary their log-probabilities are added to `profile`."""
     assert logits is not None
-    if not computation.task.over_vocabulary:
+    if not computation.task.info.classes_are_tokens:
         return pack_logits(logits.float().cpu(), items.valid)
     log_probs = logits.float().log_softmax(dim=-1)
     profile += log_probs.sum(dim=0)

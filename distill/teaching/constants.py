@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distill.contracts import Constant, Scores, Task
+from distill.contracts import Constant, Scores
 from distill.tasks.scoring import Scoring
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import Difference, compare_examples
@@ -37,7 +37,7 @@ class Comparison:
         return {"constant": constant, "against_constant": self.difference}
 
 
-def compare_with_constant(task: Task, scores: Mapping[str, Scores]) -> Comparison | None:
+def compare_with_constant(scoring: Scoring, scores: Mapping[str, Scores]) -> Comparison | None:
     """Compares a teacher with the constant prediction that is best on dev; None for a task without one.
 
     A teacher is weak if the interval of the difference on dev contains 0 or lies on the wrong side of it. With fewer
@@ -47,7 +47,6 @@ def compare_with_constant(task: Task, scores: Mapping[str, Scores]) -> Compariso
     Args:
         scores: of the teacher, on every split that is scored.
     """
-    scoring = task.scoring
     dev = scoring.held_out(scores["dev"])
     constant = _choose(scoring, dev)
     if constant is None:
@@ -59,13 +58,13 @@ def compare_with_constant(task: Task, scores: Mapping[str, Scores]) -> Compariso
         "difference": value - of_constant, "interval": None, "p": None, "over": "examples", "number": examples,
     }  # fmt: skip
     if examples >= LEAST_EXAMPLES:
-        difference = compare_examples(task, dev, other, most=RESAMPLES)
+        difference = compare_examples(scoring, dev, other, most=RESAMPLES)
     assert difference is not None
     ends = [sign * end for end in difference["interval"] or [difference["difference"]] * 2]
     weakness = None
     if min(ends) <= 0 and not (sign > 0 and of_constant == 1):
         weakness = _describe(scoring.metric, value, of_constant, constant.answer, difference, is_worse=max(ends) < 0)
-    metrics = split_metrics(task, {split: constant.predict(of_split) for split, of_split in scores.items()})
+    metrics = split_metrics(scoring, {split: constant.predict(of_split) for split, of_split in scores.items()})
     return Comparison(constant.answer, metrics, difference, weakness)
 
 

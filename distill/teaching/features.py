@@ -83,10 +83,10 @@ class Features:
     def check(self, task: Task, cache: OutputCache, *, is_new: bool) -> None:
         """Raises UserError for a task, a teacher or a cache that features cannot be used with."""
         given = f"teacher.features={self.name}"
-        if not task.fine_tunes_teacher or _model_class(task) is None:
+        if task.info.raw_text or _model_class(task) is None:
             raise UserError(
-                f"{given} is for labels of texts or words and for answers in a text, and task {task.name} is "
-                f"{task.kind}: leave it out"
+                f"{given} is for labels of texts or words and for answers in a text, and task {task.info.name} is "
+                f"{task.info.kind}: leave it out"
             )
         if is_new:
             raise UserError(
@@ -117,7 +117,7 @@ class Features:
         bilstm = BilstmConfig(
             vocab_size=None, embedding_dim=width if is_sum else width * len(layers),
             summed_layers=len(layers) if is_sum else 0, hidden_dim=size.hidden_dim, num_hidden_layers=size.layers,
-            classifier_dim=size.hidden_dim, dropout=size.dropout, pooling=size.pooling, pair=task.pair,
+            classifier_dim=size.hidden_dim, dropout=size.dropout, pooling=size.pooling, pair=task.info.pair,
             sep_token_id=start.tokenizer.sep_token_id, pad_token_id=start.tokenizer.pad_token_id, **labels,
         )  # fmt: skip
         config = FeatureBilstmConfig(
@@ -191,7 +191,7 @@ class Features:
 
 def _model_class(task: Task) -> type[PreTrainedModel] | None:
     """Returns the class of encoder and BiLSTM with the task's head, None if there is none."""
-    return model_class(task.auto_class, FeatureBilstmConfig)
+    return model_class(task.info.auto_class, FeatureBilstmConfig)
 
 
 class FeaturedExamples(Dataset[dict[str, Tensor]]):

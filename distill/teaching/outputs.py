@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import Examples, Signal, Stream, Task
+from distill.contracts import Examples, Learnable, Signal, Stream, Task
 from distill.data.batching import scoring_steps
 from distill.data.mixing import MixedExamples, labelled_only, seen_examples, shown_in_epoch
 from distill.errors import UserError
@@ -76,7 +76,7 @@ def hidden_layers(objective: Objective, *, student: PreTrainedModel, teacher: Pr
 
 
 def teacher_logits(
-    teacher: PreparedTeacher, task: Task, examples: Examples | Stream, signal: Signal, *, most: int
+    teacher: PreparedTeacher, task: Learnable, examples: Examples | Stream, signal: Signal, *, most: int
 ) -> list[Tensor]:
     """Returns the teacher's logits on labelled examples of train, batches of `[n, C]` in float32 on the CPU.
 
@@ -102,20 +102,20 @@ def measure_sureness(
     Returns:
         None without such texts, and for outputs that are no probabilities.
     """
-    if not isinstance(examples, MixedExamples) or task.likelihood not in ("softmax", "sigmoid"):
+    if not isinstance(examples, MixedExamples) or task.info.likelihood not in ("softmax", "sigmoid"):
         return None
     drawn = np.arange(len(examples.labelled), examples.seen(1))
     if not len(drawn):
         return None
     logits = torch.cat(_logits_of(drawn, teacher, task, examples, signal, most=most))
-    if task.likelihood == "softmax":
+    if task.info.likelihood == "softmax":
         return float(logits.softmax(dim=-1).amax(dim=-1).mean())
     return float(logits.abs().sigmoid().mean())
 
 
 @torch.no_grad()
 def _logits_of(
-    indices: np.ndarray, teacher: PreparedTeacher, task: Task, examples: Examples, signal: Signal, *, most: int
+    indices: np.ndarray, teacher: PreparedTeacher, task: Learnable, examples: Examples, signal: Signal, *, most: int
 ) -> list[Tensor]:
     """Returns the teacher's logits on at most so many of these examples, as `teacher_logits`."""
     chosen = indices[np.linspace(0, len(indices) - 1, min(most, len(indices))).astype(int)]
@@ -180,10 +180,10 @@ def outputs_for_training(
     further = [
         cache_outputs(computation_of(other, task, cache, directory), examples, epochs=epochs) for other in others
     ]
-    return Mean([outputs, *further], teacher.shares, task.likelihood)
+    return Mean([outputs, *further], teacher.shares, task.info.likelihood)
 
 
-def run_live(teacher: PreparedTeacher, task: Task, objective: Objective, reason: str) -> Signal:
+def run_live(teacher: PreparedTeacher, task: Learnable, objective: Objective, reason: str) -> Signal:
     """Returns the outputs of a teacher that runs in every step for this reason, if the objective reads them."""
     return Live(teacher.running(), task, objective, reason=reason) if objective.needs_teacher else NOTHING
 
@@ -244,8 +244,8 @@ def _obstacle(
 ) -> str | None:
     return cache.obstacle(
         {output: objective.needing(output) for output in objective.needs},
-        fixed_inputs=task.fixed_inputs,
+        fixed_inputs=task.info.fixed_inputs,
         hidden_gb=hidden_gb,
-        needing_all=objective.needing_all_logits() if task.over_vocabulary else (),
+        needing_all=objective.needing_all_logits() if task.info.classes_are_tokens else (),
         unnamed_layers=unnamed_layers,
     )

@@ -16,17 +16,18 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import format_duration, print_line, print_notice
-from distill.contracts import EncodedSplits, Examples, Scores, Splits, Task
+from distill.contracts import Data, EncodedSplits, Examples, Scores, Task
 from distill.data import batching
 from distill.data.mixing import labelled_only
 from distill.errors import UserError
-from distill.losses import Objective
+from distill.losses.objective import supervised_objective
 from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
+from distill.tasks.scoring import Scoring
 from distill.teaching.computation import cached_scores
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import mix_scores
@@ -63,7 +64,7 @@ class Preparation:
     """
 
     task: Task
-    splits: Splits
+    splits: Data
     cache_dir: Path
     run_directory: Path
     device: torch.device
@@ -96,12 +97,12 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
 def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
     chosen = dict[str, dict[str, Any]]()
-    if source.finetune is not None and task.fine_tunes_teacher:
+    if source.finetune is not None and not task.info.raw_text:
         source, chosen = _choose_finetuning(source, splits)
-    key = _fingerprint(source, task, splits)[:16] if task.fine_tunes_teacher else ""
-    directory = cache_dir / "teachers" / f"{source.weights.name}-{task.name}-{key}"
+    key = _fingerprint(source, task, splits)[:16] if not task.info.raw_text else ""
+    directory = cache_dir / "teachers" / f"{source.weights.name}-{task.info.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
-    if task.fine_tunes_teacher and source.finetune is not None and _is_cached(directory):
+    if not task.info.raw_text and source.finetune is not None and _is_cached(directory):
         print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, reused from {directory}")
         notices = _read_notices(directory)
     else:
@@ -113,7 +114,9 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
-            print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.name} first, {start.reason}")
+            print_line(
+                f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}"
+            )
             for line in auto.describe_choices(chosen):
                 print_line(f"         {line}")
             seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
@@ -121,9 +124,11 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
             notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
     is_saved = origin == "kept" or seconds > 0
     if not is_saved:
-        parts: list[object] = [source.weights.fingerprint(), task.auto_class, splits.labels]
-        parts += [dict(task.model_settings)] if task.model_settings else []
-        weights = digest_parts(parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.max_length])
+        parts: list[object] = [source.weights.fingerprint(), task.info.auto_class, splits.labels]
+        parts += [dict(task.info.model_settings)] if task.info.model_settings else []
+        weights = digest_parts(
+            parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.info.max_length]
+        )
         tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
     else:
         weights = hash_file(directory / CHECKSUMS)
@@ -139,7 +144,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     )  # fmt: skip
 
 
-def _choose_finetuning(source: TeacherSource, splits: Splits) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
+def _choose_finetuning(source: TeacherSource, splits: Data) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
     """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
     assert source.finetune is not None
     if not source.finetune.unresolved():
@@ -172,17 +177,20 @@ def _origin(source: TeacherSource, preparation: Preparation) -> str:
     return "fine-tuned" if source.features is None else "trained on features"
 
 
-def load_start(source: TeacherSource, task: Task, splits: Splits) -> Start:
+def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
     """Loads the teacher before any training. A new head is initialized from a fixed seed."""
     torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
     start = source.weights.load(
-        task.auto_class, splits.labels or None, splits.texts(), problem_type=task.model_settings.get("problem_type")
+        task.info.auto_class,
+        splits.labels or None,
+        splits.texts(),
+        problem_type=task.info.model_settings.get("problem_type"),
     )
-    notices = configure(start.model, task.model_settings)
+    notices = configure(start.model, task.info.model_settings)
     if source.features is not None:
         start = source.features.wrap(start, task, source.weights.resolved())
-    if not start.fits and task.head_bias is not None:
-        start_head(start.model, task.head_bias)
+    if not start.fits and splits.head_bias is not None:
+        start_head(start.model, splits.head_bias)
     adopt_special_tokens(start.model, start.tokenizer)
     return replace(start, notices=[*start.notices, *notices])
 
@@ -191,15 +199,15 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
     task, splits = preparation.task, preparation.splits
     start = load_start(source, task, splits)
-    check_length(start.model, start.tokenizer, task.max_length, who="teacher")
-    if not start.fits or task.likelihood != "gaussian":
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    if not start.fits or task.info.likelihood != "gaussian":
         return start, None
     train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
     assert isinstance(train, Examples)  # A stream has no labels.
-    return fit_scale(start, task, train, preparation.device)
+    return fit_scale(start, task, splits.scoring, train, preparation.device)
 
 
-def _reload(source: TeacherSource, task: Task, splits: Splits, rescaling: Rescaling | None) -> PreTrainedModel:
+def _reload(source: TeacherSource, task: Task, splits: Data, rescaling: Rescaling | None) -> PreTrainedModel:
     """Loads the teacher that was prepared without a fine-tuning once more."""
     model = load_start(source, task, splits).model
     return model if rescaling is None else rescaling.apply(model)
@@ -208,31 +216,39 @@ def _reload(source: TeacherSource, task: Task, splits: Splits, rescaling: Rescal
 def _check(start: Start, source: TeacherSource, task: Task) -> None:
     """Raises UserError if the teacher does not suit the task, and prints its notices."""
     name = source.weights.resolved()
-    if not task.fine_tunes_teacher:
+    if task.info.raw_text:
         if source.weights.is_new:
             raise UserError(
                 f"teacher {source.weights.name} begins with random weights: train it with python -m distill "
-                f"job=pretrain task={task.name} +teacher={source.weights.name} ..., and give the result as teacher.path"
+                f"job=pretrain task={task.info.name} +teacher={source.weights.name} ..., and give the result as "
+                "teacher.path"
             )
         if not start.fits:
             raise UserError(
                 f"teacher {name} is no language model: {start.reason}; give it a head with python -m distill "
-                f"job=finetune task={task.name} +teacher={source.weights.name} ..., and give the result as teacher.path"
+                f"job=finetune task={task.info.name} +teacher={source.weights.name} ..., and give the result as "
+                "teacher.path"
             )
     elif source.finetune is None and not start.fits:
         raise UserError(
-            f"teacher {name} does not fit task {task.name}: {start.reason}; to have it fine-tuned first, leave out "
-            "teacher.finetune=false, or in Python call fit(task) of the teacher"
+            f"teacher {name} does not fit task {task.info.name}: {start.reason}; to have it fine-tuned first, leave "
+            "out teacher.finetune=false, or in Python call fit(task) of the teacher"
         )
     elif source.finetune is not None:
-        check_budget(source.finetune.batch_tokens, task.max_length, source.trainer)
+        check_budget(source.finetune.batch_tokens, task.info.max_length, source.trainer)
         check_processes(source.finetune, source.trainer)
     for text in start.notices:
         print_notice(text)
 
 
 def score(
-    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, *, source: TeacherSource, directory: Path
+    teacher: PreparedTeacher,
+    task: Task,
+    scoring: Scoring,
+    examples: EncodedSplits,
+    *,
+    source: TeacherSource,
+    directory: Path,
 ) -> None:
     """Sets the teacher's scores and metrics on the splits that are scored, and caches its outputs for them.
 
@@ -241,18 +257,18 @@ def score(
     Raises:
         UserError: if the teacher is weak and must not be.
     """
-    of_members = [_score(member, task, examples, source.cache, directory) for member in teacher.members]
+    of_members = [_score(member, task, scoring, examples, source.cache, directory) for member in teacher.members]
     if len(of_members) == 1:
-        _set_scores(teacher, task, of_members[0])
+        _set_scores(teacher, scoring, of_members[0])
     else:
         for member, of_member in zip(teacher.members, of_members, strict=True):
-            _set_scores(member, task, of_member)
+            _set_scores(member, scoring, of_member)
         mixed = {
-            name: mix_scores([scores[name] for scores in of_members], teacher.shares, task.likelihood)
+            name: mix_scores([scores[name] for scores in of_members], teacher.shares, task.info.likelihood)
             for name in of_members[0]
         }
-        _set_scores(teacher, task, mixed)
-    teacher.comparison = compare_with_constant(task, teacher.scores)
+        _set_scores(teacher, scoring, mixed)
+    teacher.comparison = compare_with_constant(scoring, teacher.scores)
     if teacher.comparison is None or teacher.comparison.weakness is None:
         return
     weakness = f"teacher {source.weights.name} {teacher.comparison.weakness}"
@@ -267,21 +283,26 @@ def score(
 
 
 def _score(
-    teacher: PreparedTeacher, task: Task, examples: EncodedSplits, cache: OutputCache, directory: Path
+    teacher: PreparedTeacher,
+    task: Task,
+    scoring: Scoring,
+    examples: EncodedSplits,
+    cache: OutputCache,
+    directory: Path,
 ) -> dict[str, Scores]:
     """Returns the scores of one teacher on the splits that are scored, by example."""
-    if cache.enabled is not False and not task.over_vocabulary:
-        return cached_scores(computation_of(teacher, task, cache, directory), examples)
+    if cache.enabled is not False and not task.info.classes_are_tokens:
+        return cached_scores(computation_of(teacher, task, cache, directory), scoring, examples)
     loaders = batching.evaluation_loaders(examples)
-    return {name: evaluate(teacher.running(), task, loader).by_example() for name, loader in loaders.items()}
+    return {name: evaluate(teacher.running(), task, scoring, loader).by_example() for name, loader in loaders.items()}
 
 
-def _set_scores(teacher: PreparedTeacher, task: Task, scores: Mapping[str, Scores]) -> None:
-    teacher.scores = fit_decoding(task, scores)
-    teacher.metrics = split_metrics(task, teacher.scores)
+def _set_scores(teacher: PreparedTeacher, scoring: Scoring, scores: Mapping[str, Scores]) -> None:
+    teacher.scores = fit_decoding(scoring, scores)
+    teacher.metrics = split_metrics(scoring, teacher.scores)
 
 
-def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
+def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
     settings = None
     if source.finetune is not None:
         settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
@@ -290,9 +311,9 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Splits) -> str:
         if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
-    parts = [source.weights.fingerprint(), splits.sha256, task.scoring.metric, task.max_length, settings]
-    parts += [dict(task.model_settings)] if task.model_settings else []
-    parts += [] if task.head_bias is None else [{"head_bias": task.head_bias}]
+    parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, task.info.max_length, settings]
+    parts += [dict(task.info.model_settings)] if task.info.model_settings else []
+    parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
     return entry_key("teachers", FORMAT, library_versions(), *parts)
 
@@ -317,10 +338,12 @@ def _finetune(
         )  # fmt: skip
     directory = preparation.run_directory / "teacher"
     loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
-    objective = Objective(name="supervised", terms=task.supervised_terms())
+    objective = supervised_objective(splits.terms, task=task.info.name)
     objective.connect(encoder_size(trained), encoder_size(trained))
     steps = len(loaders["train"])
-    module = DistillationModule(student=trained, objective=objective, task=task, **settings.optimization(steps))
+    module = DistillationModule(
+        student=trained, objective=objective, task=task, scoring=splits.scoring, **settings.optimization(steps)
+    )
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
@@ -335,8 +358,8 @@ def _finetune(
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
-        notices = [_describe_rise(source, task, fit, steps=steps)] if fit.rise is not None else []
-        metadata = {"task": task.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+        notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
+        metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
         write_json(temporary / _METADATA, metadata)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
@@ -344,7 +367,7 @@ def _finetune(
     return time.perf_counter() - started
 
 
-def _describe_rise(source: TeacherSource, task: Task, fit: fitting.Fit, *, steps: int) -> str:
+def _describe_rise(source: TeacherSource, metric: str, fit: fitting.Fit, *, steps: int) -> str:
     """Returns the notice of a fine-tuning that ended too early; `steps` are those of an epoch."""
     settings = source.finetune
     assert settings is not None
@@ -353,7 +376,7 @@ def _describe_rise(source: TeacherSource, task: Task, fit: fitting.Fit, *, steps
     is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
     length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
     return (
-        f"teacher {source.weights.name}: {task.scoring.metric} on dev was still improving at the end of its training, "
+        f"teacher {source.weights.name}: {metric} on dev was still improving at the end of its training, "
         f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
     )
 
@@ -368,12 +391,12 @@ def _is_cached(directory: Path) -> bool:
 
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
-    auto_class = getattr(transformers, task.auto_class)
+    auto_class = getattr(transformers, task.info.auto_class)
     with without_warnings():  # An encoder of vectors was saved without its pooler, which `configure` removes again.
         model: PreTrainedModel = auto_class.from_pretrained(
             directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
         )
-    configure(model, task.model_settings)
+    configure(model, task.info.model_settings)
     return model
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from distill.contracts import Examples, Scores, Task
 from distill.data.batching import scoring_steps
 from distill.models.loading import Start, rescale_head
+from distill.tasks.scoring import Scoring
 from distill.training.evaluate import evaluate
 
 SAMPLE = 512  # Examples of train at most.
@@ -30,14 +31,16 @@ class Rescaling:
         return model
 
 
-def fit_scale(start: Start, task: Task, examples: Examples, device: torch.device) -> tuple[Start, Rescaling | None]:
+def fit_scale(
+    start: Start, task: Task, scoring: Scoring, examples: Examples, device: torch.device
+) -> tuple[Start, Rescaling | None]:
     """Compares the numbers of a teacher with the labels of a sample of train, and rescales its head if necessary.
 
     The teacher is on another scale if its squared error is above that of the labels' mean, or the line of least
     squares through labels and numbers would lower it by more than `LOST_VARIANCE` of the labels' variance. Numbers that
     correlate with the labels are then rescaled, with a notice. Others do not fit, and the reason says so.
     """
-    scores = _score_sample(start.model, task, examples, device)
+    scores = _score_sample(start.model, task, scoring, examples, device)
     numbers, labels = (values.astype(np.float64) for values in (scores.columns["logits"][:, 0], scores.labels))
     error, variance = float(np.square(numbers - labels).mean()), float(labels.var())
     spread = float(numbers.std() * labels.std())
@@ -55,7 +58,9 @@ def fit_scale(start: Start, task: Task, examples: Examples, device: torch.device
         return replace(start, fits=False, reason=reason), None
     slope = covariance / float(numbers.var())
     rescaling = Rescaling(slope, float(labels.mean()) - slope * float(numbers.mean()))
-    if not _rescale(start.model, rescaling, task, examples, device, expected=slope * numbers + rescaling.intercept):
+    if not _rescale(
+        start.model, rescaling, task, scoring, examples, device, expected=slope * numbers + rescaling.intercept
+    ):
         reason = f"it gives {ranges}, and has no last linear layer to rescale"
         return replace(start, fits=False, reason=reason), None
     notice = (
@@ -69,6 +74,7 @@ def _rescale(
     model: PreTrainedModel,
     rescaling: Rescaling,
     task: Task,
+    scoring: Scoring,
     examples: Examples,
     device: torch.device,
     *,
@@ -76,18 +82,20 @@ def _rescale(
 ) -> bool:
     """Rescales the model's head, and returns whether its numbers are the expected ones; else the head is unchanged."""
     rescaling.apply(model)
-    numbers = _score_sample(model, task, examples, device).columns["logits"][:, 0]
+    numbers = _score_sample(model, task, scoring, examples, device).columns["logits"][:, 0]
     if np.allclose(numbers, expected, atol=1e-3 * float(expected.std())):
         return True
     Rescaling(1 / rescaling.slope, -rescaling.intercept / rescaling.slope).apply(model)
     return False
 
 
-def _score_sample(model: PreTrainedModel, task: Task, examples: Examples, device: torch.device) -> Scores:
+def _score_sample(
+    model: PreTrainedModel, task: Task, scoring: Scoring, examples: Examples, device: torch.device
+) -> Scores:
     """Scores the same examples in every run, in their order."""
     order = np.random.default_rng(0).permutation(len(examples))
     chosen = np.sort(order[:SAMPLE])
     steps = scoring_steps(np.asarray(examples.lengths)[chosen])
-    scores = evaluate(model.to(device), task, ([examples[chosen[step].tolist()]] for step in steps))
+    scores = evaluate(model.to(device), task, scoring, ([examples[chosen[step].tolist()]] for step in steps))
     model.cpu()
     return scores.by_example()

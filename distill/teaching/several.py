@@ -6,11 +6,12 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
-from distill.contracts import Scores, Signal, Task
+from distill.contracts import Learnable, Scores, Signal
 from distill.errors import UserError, first_line
 from distill.losses import Objective
 from distill.models.checks import encoder_size
 from distill.models.tokenizer import read_vocabulary
+from distill.tasks.scoring import Scoring
 from distill.teaching.outputs import run_live
 from distill.teaching.prepared import PreparedTeacher, digest_parts
 from distill.teaching.signal import ByTask
@@ -89,7 +90,7 @@ def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective)
     )  # fmt: skip
 
 
-def join_scores(teacher: PreparedTeacher, task: Task) -> None:
+def join_scores(teacher: PreparedTeacher, scoring: Scoring) -> None:
     """Sets scores, metrics and notices of the teacher of several tasks from those of the teacher of each."""
     every = [one.scores for one in teacher.by_task.values()]
     splits = dict.fromkeys(split for scores in every for split in scores)
@@ -97,11 +98,11 @@ def join_scores(teacher: PreparedTeacher, task: Task) -> None:
         split: Scores.of_tasks({number: scores[split] for number, scores in enumerate(every) if split in scores})
         for split in splits
     }
-    teacher.metrics = split_metrics(task, teacher.scores)
+    teacher.metrics = split_metrics(scoring, teacher.scores)
     teacher.notices = [notice for one in teacher.by_task.values() for notice in one.notices]
 
 
-def join_signals(signals: Sequence[Signal], teacher: PreparedTeacher, task: Task, objective: Objective) -> Signal:
+def join_signals(signals: Sequence[Signal], teacher: PreparedTeacher, task: Learnable, objective: Objective) -> Signal:
     """Returns the outputs of the teachers of all tasks as one signal.
 
     All teachers run in every step if one of them does, for its reason.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import TASK_ID, Batch, Items, Likelihood, Outputs, Signal, Task
+from distill.contracts import TASK_ID, Batch, Items, Learnable, Likelihood, Outputs, Signal
 from distill.losses import Objective
 from distill.teaching.mixture import mix_logits
 from distill.training.module import freeze
@@ -27,7 +27,7 @@ class Live(Signal):
 
     seconds = 0.0
 
-    def __init__(self, model: PreTrainedModel, task: Task, objective: Objective, *, reason: str) -> None:
+    def __init__(self, model: PreTrainedModel, task: Learnable, objective: Objective, *, reason: str) -> None:
         self.model, self.task, self.objective, self.reason = freeze(model), task, objective, reason
 
     def __getstate__(self) -> dict[str, Any]:

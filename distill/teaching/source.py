@@ -172,7 +172,7 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
             one.weights.locate()
         return source, False
     except UnreachableError:
-        if not task.builtin or source.substitute is None or not task.fine_tunes_teacher:
+        if not task.info.builtin or source.substitute is None or task.info.raw_text:
             raise
         substitute = source.substitute()
         console.rule("ANOTHER TEACHER TEACHES", style="bold yellow")

@@ -50,18 +50,28 @@ class TokenSequence:
 class SpecialTokens:
     """The special tokens that a tokenizer adds to one text or a pair of texts.
 
+    Args:
+        wraps: whether every sequence needs special tokens around it. Those of a causal language model need none, and
+            its documents may be separated by the end-of-text token alone.
+
     Raises:
-        UserError: if the tokenizer adds none at the beginning or the end.
+        UserError: if the tokenizer adds none at the beginning or the end, or has none between documents.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.separator = tokenizer.sep_token_id
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, wraps: bool = True) -> None:
+        separator = find_separator(tokenizer)
         self._single, self._pair = _find_special_tokens(tokenizer, "a"), _find_special_tokens(tokenizer, "a", "b")
-        if self.separator is None or not all((*self._single, *self._pair)):
+        if wraps and (tokenizer.sep_token_id is None or not all((*self._single, *self._pair))):
             raise UserError(
                 f"the tokenizer ({type(tokenizer).__name__}) adds no special tokens around a text, which packing "
                 "needs: use a tokenizer whose post-processor adds them"
             )
+        if separator is None:
+            raise UserError(
+                f"the tokenizer ({type(tokenizer).__name__}) has no token for the end of a text (eos_token), which "
+                "packing puts between documents: use a tokenizer that has one"
+            )
+        self.separator = separator
         encoded = tokenizer("a", "b")
         text_indices = encoded.encodings[0].sequence_ids
         # Token types of this pair, and how often each is repeated for other texts.
@@ -102,6 +112,12 @@ def _find_special_tokens(tokenizer: "PreTrainedTokenizerBase", *texts: str) -> l
     return special_ids
 
 
+def find_separator(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Returns the id of the token between documents: the separator, or of a tokenizer without one the end of a text."""
+    separator: int | None = tokenizer.sep_token_id
+    return tokenizer.eos_token_id if separator is None else separator
+
+
 def find_continuations(tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
     """Returns for each token id whether it continues the word of the token before it, `[V]`.
 
@@ -138,10 +154,11 @@ class Packer:
             - `sentence`: one sentence, truncated to the maximum length.
         pair: the task of segment pairs, `nsp` or `sop` (`_pack_pairs`), or None.
 
-    Special tokens that occur in a text are tokenized as text.
+    Special tokens that occur in a text are tokenized as text. With `wraps` every sequence needs special tokens around
+    it.
 
     Raises:
-        UserError: if the tokenizer does not add the special tokens.
+        UserError: if the tokenizer does not have the special tokens.
     """
 
     def __init__(
@@ -152,12 +169,13 @@ class Packer:
         max_length: int,
         pair: str | None,
         seed: int | tuple[int, ...],
+        wraps: bool = True,
     ) -> None:
         self.packing, self.pair = packing, pair
         # Tokens read, and those of them in no sequence: truncated from a pair or a sentence, or too few for a sequence
         # at the end of a document or of the corpus.
         self.token_count = self.dropped_token_count = 0
-        self._tokenizer, self._special = tokenizer, SpecialTokens(tokenizer)
+        self._tokenizer, self._special = tokenizer, SpecialTokens(tokenizer, wraps=wraps)
         self._capacity = self._special.compute_capacity(max_length, pair=packing == "segment_pair")
         self._random = np.random.default_rng(seed)
         # A byte-pair tokenizer would join a text without a space before it to the last word.

@@ -19,7 +19,7 @@ from distill.errors import UserError
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
-from distill.text.packing import Packer, TokenSequence, find_continuations
+from distill.text.packing import Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +34,8 @@ class SequenceSettings:
     """Settings of raw text and of the masked sequences made from it, the keys of `conf/task/mlm.yaml`.
 
     Args:
-        mask: selection and replacement of the masked tokens.
+        mask: selection and replacement of the masked tokens; None masks none, for a model that predicts every token
+            from those before it.
         data_dir: a file, or a folder of text files, JSONL (these also `.gz`) and Parquet. None uses the Hub's
             `hub_id`.
         builtin: whether to use the built-in text.
@@ -52,7 +53,7 @@ class SequenceSettings:
             more than `keep_gb` of files.
     """
 
-    mask: Masking
+    mask: Masking | None
     data_dir: str | None = None
     hub_id: str | None = None
     builtin: bool = False
@@ -93,19 +94,32 @@ class SequenceSettings:
                 raise ValueError(f"got task.{option}={number}, expected at least 1")
         if self.streaming is True and self.masking == "static":
             raise ValueError("got task.masking=static and task.streaming=true: a stream shows a text once only")
-        check_span(self.mask, self.max_length)
+        if self.mask is not None:
+            check_span(self.mask, self.max_length)
+
+    @property
+    def visits(self) -> int | None:
+        """Ways in which a sequence is shown, one an epoch; None for a new one in each."""
+        if self.mask is None:
+            return 1
+        return self.masks if self.masking == "static" else None
 
 
 class Sequences(Dataset[Batch]):
     """Packed sequences, masked on access. An index is a list of sequences and visits, as `LengthBuckets` yields it.
 
-    The masks depend only on the seed, the sequence and the visit. `lengths [N]` are in tokens.
+    Settings without a mask leave all tokens as they are, and there are no labels. The masks depend only on the seed,
+    the sequence and the visit. `lengths [N]` are in tokens.
 
     Args:
         tokens: the packed sequences.
         rows: indices of the sequences to use; None uses all.
         first: number of the first sequence, on which its masks depend.
         visits: number of different masks of a sequence; None draws new ones in every epoch.
+
+    Attributes:
+        mask_token: of the tokenizer.
+        vocabulary: the number of its tokens.
     """
 
     truncated = 0
@@ -125,7 +139,8 @@ class Sequences(Dataset[Batch]):
         self.visits, self.first = visits, first
         self.lengths = self.tokens = np.diff(tokens.offsets)[chosen]
         self.sequences, self.longest = np.ones_like(self.lengths), int(self.lengths.max())
-        self.items_per_example = float(self.lengths.mean()) * settings.mask.probability
+        mask, mean = settings.mask, float(self.lengths.mean())
+        self.items_per_example = mean - 1 if mask is None else mean * mask.probability
         chosen_rows = None if rows is None else rows.tolist()
         masks = _describe_masks(settings, tokenizer)
         self.digest = entry_key("masked", FORMAT, tokens.digest, chosen_rows, masks, visits)
@@ -133,7 +148,9 @@ class Sequences(Dataset[Batch]):
         self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
         self._padding = padding_values(tokenizer) | {"labels": IGNORED}
         self._pads_left = tokenizer.padding_side == "left"
-        self._masker, self._continues = _create_masker(settings, tokenizer), _find_continuations(settings, tokenizer)
+        self.mask_token, self.vocabulary = tokenizer.mask_token, len(tokenizer)
+        self._masker = None if mask is None else _create_masker(mask, settings.seed, tokenizer)
+        self._continues = None if mask is None else _find_continuations(mask, tokenizer)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -144,10 +161,12 @@ class Sequences(Dataset[Batch]):
         lengths = self.lengths[chosen]
         positions = token_positions(self._starts[chosen], lengths)
         columns = {name: values[positions] for name, values in self._columns.items()}
-        masked = []
-        for ids, row, visit in zip(np.split(columns["input_ids"], lengths.cumsum()[:-1]), chosen, visits, strict=True):
-            masked.append(self._masker(ids, self._continues[ids], example=self.first + int(row), visit=int(visit)))
-        columns["input_ids"], columns["labels"] = (np.concatenate(arrays) for arrays in zip(*masked, strict=True))
+        if self._masker is not None and self._continues is not None:
+            masked = []
+            sequences = np.split(columns["input_ids"], lengths.cumsum()[:-1])
+            for ids, row, visit in zip(sequences, chosen, visits, strict=True):
+                masked.append(self._masker(ids, self._continues[ids], example=self.first + int(row), visit=int(visit)))
+            columns["input_ids"], columns["labels"] = (np.concatenate(arrays) for arrays in zip(*masked, strict=True))
         batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
         batch["example_id"] = example_id
         if self._pair_labels is not None:
@@ -172,9 +191,8 @@ def keep_sequences(
     if settings.dev_examples is not None and settings.dev_examples < len(splits["dev"]):
         order = np.random.default_rng(settings.seed).permutation(len(splits["dev"]))
         dev_rows = np.sort(order[: settings.dev_examples])
-    visits = settings.masks if settings.masking == "static" else None
     return {
-        "train": Sequences(splits["train"], settings, tokenizer, visits=visits),
+        "train": Sequences(splits["train"], settings, tokenizer, visits=settings.visits),
         "dev": Sequences(splits["dev"], settings, tokenizer, rows=dev_rows),
     }
 
@@ -255,7 +273,7 @@ def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreT
         settings.max_length,
         settings.dev_fraction,
         settings.seed,
-        tokenizer.sep_token_id,
+        find_separator(tokenizer),
     ]
     return entry_key(
         "sequences", FORMAT, corpus.compute_fingerprint(), options, token_cache.describe_tokenizer(tokenizer)
@@ -317,23 +335,26 @@ def _columns(sequence: TokenSequence) -> dict[str, np.ndarray]:
 
 
 def make_packer(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", *seed: int) -> Packer:
-    return Packer(tokenizer, packing=settings.packing, max_length=settings.max_length, pair=settings.pair, seed=seed)
+    return Packer(
+        tokenizer, packing=settings.packing, max_length=settings.max_length, pair=settings.pair, seed=seed,
+        wraps=settings.mask is not None,
+    )  # fmt: skip
 
 
-def _create_masker(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> Masker:
+def _create_masker(mask: Masking, seed: int, tokenizer: "PreTrainedTokenizerBase") -> Masker:
     if tokenizer.mask_token_id is None:
         raise UserError(
             f"the tokenizer ({type(tokenizer).__name__}) has no mask token, which masked language modelling needs"
         )
     return Masker(
-        settings.mask, mask_id=tokenizer.mask_token_id, special_ids=tokenizer.all_special_ids,
-        vocabulary_size=_vocabulary_size(tokenizer), seed=settings.seed,
+        mask, mask_id=tokenizer.mask_token_id, special_ids=tokenizer.all_special_ids,
+        vocabulary_size=_vocabulary_size(tokenizer), seed=seed,
     )  # fmt: skip
 
 
-def _find_continuations(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+def _find_continuations(mask: Masking, tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
     """Returns for each token whether it continues a word, `[V]`; all False if single tokens are masked."""
-    if settings.mask.unit == "token":
+    if mask.unit == "token":
         return np.zeros(_vocabulary_size(tokenizer), dtype=bool)
     return find_continuations(tokenizer)
 
@@ -343,7 +364,9 @@ def _vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
-def _describe_masks(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[object]:
+def _describe_masks(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> list[object] | None:
+    if settings.mask is None:
+        return None
     return [asdict(settings.mask), settings.seed, tokenizer.mask_token_id, sorted(tokenizer.all_special_ids)]
 
 

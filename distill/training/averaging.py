@@ -188,7 +188,7 @@ def take_best_weights(
         module.load_state_dict(averages)
         metric, score = _score(module, dev, settings), float(best.best_model_score)
         rounded = float(np.float32(metric))  # As Lightning rounds that of an evaluation: equal metrics stay equal.
-        taken = rounded >= score if module.task.scoring.selects == "max" else rounded <= score
+        taken = rounded >= score if module.scoring.selects == "max" else rounded <= score
         soup = Soup(tuple(map(_step, recent.paths())), metric, score, taken)
         AtomicCheckpointIO().save_checkpoint(
             {"soup": soup.record(), "state_dict": averages if taken else {}}, recent.decided
@@ -226,6 +226,6 @@ def _score(module: DistillationModule, dev: Iterable[Any], settings: TrainerSett
     device, student = settings.device(), module.student
     student.to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
-        scores = evaluate(student, module.task, dev)
+        scores = evaluate(student, module.task, module.scoring, dev)
     student.cpu()
-    return float(dev_metrics(module.task, scores)[module.task.scoring.metric])
+    return float(dev_metrics(module.scoring, scores)[module.scoring.metric])

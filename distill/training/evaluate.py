@@ -9,17 +9,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import TASK_ID, Batch, Items, Loader, Outputs, Scores, Task
+from distill.contracts import TASK_ID, Batch, Items, Learnable, Loader, Outputs, Scores
 from distill.models.forward import to_device
+from distill.tasks.scoring import Scoring
 
 _NO_OUTPUTS = frozenset[str]()
 Columns = dict[str, Tensor]
 
 
 def score_batch(
-    model: PreTrainedModel, task: Task, batch: Batch, reference: PreTrainedModel | None = None
+    model: PreTrainedModel,
+    task: Learnable,
+    scoring: Scoring,
+    batch: Batch,
+    *,
+    reference: PreTrainedModel | None = None,
 ) -> tuple[Columns, Columns]:
-    """Scores one batch: the task's columns, and `labels [n]` and `example_id [n]`, all on the CPU."""
+    """Scores one batch: the columns of the scoring, and `labels [n]` and `example_id [n]`, all on the CPU."""
     items = task.select(batch)
     outputs = task.run(model, batch, items, _NO_OUTPUTS).at(items)
     reference_outputs = None
@@ -27,16 +33,16 @@ def score_batch(
         reference_batch = to_device(batch, reference.device)
         reference_items = task.select(reference_batch)
         reference_outputs = task.run(reference, reference_batch, reference_items, _NO_OUTPUTS).at(reference_items)
-    return score_items(task, outputs, items, reference_outputs)
+    return score_items(scoring, outputs, items, reference_outputs)
 
 
 def score_items(
-    task: Task, outputs: Outputs, items: Items, reference: Outputs | None = None
+    scoring: Scoring, outputs: Outputs, items: Items, reference: Outputs | None = None
 ) -> tuple[Columns, Columns]:
     """Scores the outputs of a model at the items of one batch, with the results of `score_batch`."""
-    columns = task.scoring.score(outputs, items)
+    columns = scoring.score(outputs, items)
     if reference is not None:
-        columns |= task.scoring.compare(columns, reference)
+        columns |= scoring.compare(columns, reference)
     columns = {name: column.cpu() for name, column in columns.items()}
     number = {TASK_ID: items[TASK_ID].cpu()} if TASK_ID in items.batch else {}
     return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
@@ -69,7 +75,8 @@ def _concatenate(batches: list[tuple[Columns, Columns]]) -> Scores:
 @torch.inference_mode()
 def evaluate(
     model: PreTrainedModel,
-    task: Task,
+    task: Learnable,
+    scoring: Scoring,
     loader: Iterable[list[Batch]],
     *,
     reference: PreTrainedModel | None = None,
@@ -83,38 +90,45 @@ def evaluate(
     was_training = model.training
     model.eval()
     batches = itertools.chain.from_iterable(loader)
-    scores = concatenate([score_batch(model, task, to_device(batch, model.device), reference) for batch in batches])
+    scores = concatenate(
+        [score_batch(model, task, scoring, to_device(batch, model.device), reference=reference) for batch in batches]
+    )
     model.train(was_training)
     return scores
 
 
 def evaluate_splits(
-    model: PreTrainedModel, task: Task, loaders: Mapping[str, Loader], *, reference: PreTrainedModel | None = None
+    model: PreTrainedModel,
+    task: Learnable,
+    scoring: Scoring,
+    loaders: Mapping[str, Loader],
+    *,
+    reference: PreTrainedModel | None = None,
 ) -> dict[str, Scores]:
     """Scores every split but `train` as `evaluate`, each in the order of its examples."""
     scores = {
-        name: evaluate(model, task, loader, reference=reference).by_example()
+        name: evaluate(model, task, scoring, loader, reference=reference).by_example()
         for name, loader in loaders.items()
         if name != "train"
     }
-    return fit_decoding(task, scores)
+    return fit_decoding(scoring, scores)
 
 
-def fit_decoding(task: Task, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+def fit_decoding(scoring: Scoring, scores: Mapping[str, Scores]) -> dict[str, Scores]:
     """Returns the scores of one model with the values of its decoder, which are chosen on dev for all splits."""
-    decoding = task.scoring.fit_decoder(scores["dev"])
+    decoding = scoring.fit_decoder(scores["dev"])
     return {name: replace(split_scores, decoding=decoding) for name, split_scores in scores.items()}
 
 
-def dev_metrics(task: Task, scores: Scores) -> dict[str, float]:
+def dev_metrics(scoring: Scoring, scores: Scores) -> dict[str, float]:
     """Returns the metrics of a model's scores on dev, with a decoder that is chosen on them."""
-    return task.scoring.metrics(fit_decoding(task, {"dev": scores})["dev"])
+    return scoring.metrics(fit_decoding(scoring, {"dev": scores})["dev"])
 
 
-def split_metrics(task: Task, scores: Mapping[str, Scores]) -> dict[str, float]:
+def split_metrics(scoring: Scoring, scores: Mapping[str, Scores]) -> dict[str, float]:
     """Returns the metrics of dev under their own names, and those of every other split as `split/metric`."""
     metrics: dict[str, float] = {}
     for split, split_scores in scores.items():
         prefix = "" if split == "dev" else f"{split}/"
-        metrics |= {f"{prefix}{name}": value for name, value in task.scoring.metrics(split_scores).items()}
+        metrics |= {f"{prefix}{name}": value for name, value in scoring.metrics(split_scores).items()}
     return metrics

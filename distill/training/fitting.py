@@ -128,7 +128,7 @@ def _fit(
     steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream has no batch sampler.
     if distributed.rank() > 0:
         steps.rank = distributed.rank()
-    metric, selects = f"dev/{module.task.scoring.metric}", module.task.scoring.selects
+    metric, selects = f"dev/{module.scoring.metric}", module.scoring.selects
     best = PortableModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
         enable_version_counter=False,

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, get_scheduler
 
-from distill.contracts import Batch, Items, Outputs, Signal, Task
+from distill.contracts import Batch, Items, Learnable, Outputs, Signal
 from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors
+from distill.tasks.scoring import Scoring
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
 from distill.training.strategies import shard_module
@@ -34,6 +35,7 @@ class DistillationModule(L.LightningModule):
     the whole step, so that micro-batches of unequal sizes equal one large batch.
 
     Args:
+        scoring: computes the metrics of dev, by which checkpoints are selected; a step alone needs none.
         signal: the teacher's outputs, which are not part of checkpoints and optimizer.
         total_steps: optimizer steps of the whole training.
         schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
@@ -47,7 +49,8 @@ class DistillationModule(L.LightningModule):
         *,
         student: PreTrainedModel,
         objective: Objective,
-        task: Task,
+        task: Learnable,
+        scoring: Scoring = Scoring(),  # noqa: B008  # Without fields.
         signal: Signal = NOTHING,
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
@@ -63,7 +66,7 @@ class DistillationModule(L.LightningModule):
         self.automatic_optimization = False
         self.student = student.train()
         self.objective = objective
-        self.task = task
+        self.task, self.scoring = task, scoring
         self.signal = signal if objective.needs_teacher else NOTHING
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
@@ -187,12 +190,12 @@ class DistillationModule(L.LightningModule):
         self.examples_seen, self.tokens_seen, self.tokens_computed, self.teacher_seconds = checkpoint["seen"]
 
     def validation_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
-        self._dev_scores += [score_batch(self.student, self.task, batch) for batch in micro_batches]
+        self._dev_scores += [score_batch(self.student, self.task, self.scoring, batch) for batch in micro_batches]
 
     def on_validation_epoch_end(self) -> None:
         scores = concatenate(self._dev_scores)
         self._dev_scores.clear()
-        self.log_dict({f"dev/{name}": value for name, value in dev_metrics(self.task, scores).items()})
+        self.log_dict({f"dev/{name}": value for name, value in dev_metrics(self.scoring, scores).items()})
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)

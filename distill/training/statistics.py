@@ -7,7 +7,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
 from distill.tasks.scoring import Scoring
 
 LEVEL = 0.95  # Of the intervals.
@@ -82,7 +82,7 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
 
 
 def compare_examples(
-    task: Task, scores: Scores, other: Scores, *, only_means: bool = False, most: int | None = None
+    scoring: Scoring, scores: Scores, other: Scores, *, only_means: bool = False, most: int | None = None
 ) -> Difference | None:
     """Compares two models on the same examples by a paired bootstrap, with the percentiles of the differences.
 
@@ -96,7 +96,7 @@ def compare_examples(
         only_means: returns None for a metric that is no mean over examples, because resampling it takes seconds.
         most: resamples of such a metric; None for `METRIC_RESAMPLES`.
     """
-    scores, other, scoring = scores.by_example(), other.by_example(), task.scoring
+    scores, other = scores.by_example(), other.by_example()
     difference = scoring.metrics(scores)[scoring.metric] - scoring.metrics(other)[scoring.metric]
     values, other_values = scoring.example_metric(scores), scoring.example_metric(other)
     if values is not None and other_values is not None:

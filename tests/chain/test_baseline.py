@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 import distill as d
 from distill.chain import baseline, task_run
-from distill.contracts import Scores, Task
+from distill.contracts import Data, Scores
 from distill.edge import __main__ as edge
 from distill.errors import Interrupted, OptionError, UserError
 from distill.export.bundle import Exported
@@ -297,11 +297,11 @@ def test_run_that_stopped_in_the_export_of_the_baseline_goes_on(
 ) -> None:
     written = list[Path]()
 
-    def write_once(directory: Path, *, task: Task, scores: Mapping[str, Scores], **others: object) -> Exported:
+    def write_once(directory: Path, *, splits: Data, scores: Mapping[str, Scores], **others: object) -> Exported:
         written.append(directory)
         if len(written) == 2:
             raise KeyboardInterrupt
-        return write_metrics(directory, task=task, scores=scores)
+        return write_metrics(directory, splits=splits, scores=scores)
 
     monkeypatch.setattr(task_run, "write_bundle", write_once)
     with pytest.raises(Interrupted):

@@ -20,6 +20,7 @@ from distill.export.quantization import Material, write_dynamic
 from distill.export.vocabulary import cut_vocabulary
 from distill.records import report
 from distill.records.record import Run, create_run_in
+from distill.tasks.multi import Tasks
 from distill.teaching.source import TeacherSource
 from students.distilbert import from_teacher
 from tests.records.test_report import record
@@ -33,7 +34,7 @@ SPLITS = TASK.read(Path("nowhere"))
 def plan_of(**limits: float) -> Plan:
     task = TASK
     return Plan(
-        task=task, objective=default_objective(task),
+        tasks=Tasks.of(task), objective=default_objective(task),
         trainer=d.TrainerSettings(learning_rate=1e-3, max_steps=1, batch_size=2),
         export=d.ExportSettings(), benchmark=d.BenchmarkSettings(batches=[1], lengths=[8, 16], seconds=0.01),
         cache_dir=Path("nowhere"), budget=d.Budget(**limits),
@@ -46,7 +47,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     depths: list[int] = []
 
     def measure(self: DepthSearch, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
-        depth = student.make(teacher, self.plan.task).config.num_hidden_layers
+        depth = student.make(teacher, TASK, SPLITS).config.num_hidden_layers
         depths.append(depth)
         return {"bytes": depth * 1_000_000, "p50_ms": depth / 2, "length": 8, "threads": 2}
 
@@ -66,9 +67,9 @@ def test_the_deepest_student_within_the_budget_is_chosen(
     limits: dict[str, float], tried: list[int], measured: list[int], teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    search = DepthSearch(DISTILBERT, plan_of(**limits), new_run(tmp_path), SPLITS)
+    search = DepthSearch(DISTILBERT, plan_of(**limits), TASK, new_run(tmp_path), SPLITS)
     student = search.choose(teacher, tokenizer)
-    assert student.make(teacher, search.plan.task).config.num_hidden_layers == tried[-1]
+    assert student.make(teacher, TASK, SPLITS).config.num_hidden_layers == tried[-1]
     assert search.choose(teacher, tokenizer) is student
     assert measured == tried
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())["budget"]
@@ -85,10 +86,10 @@ def test_a_resumed_run_keeps_its_choice(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    DepthSearch(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
+    DepthSearch(DISTILBERT, plan_of(mb=2.0), TASK, run, SPLITS).choose(teacher, tokenizer)
     measured.clear()
-    student = DepthSearch(DISTILBERT, plan_of(mb=2.0), run, SPLITS).choose(teacher, tokenizer)
-    assert student.make(teacher, plan_of().task).config.num_hidden_layers == 2
+    student = DepthSearch(DISTILBERT, plan_of(mb=2.0), TASK, run, SPLITS).choose(teacher, tokenizer)
+    assert student.make(teacher, TASK, SPLITS).config.num_hidden_layers == 2
     assert measured == []
 
 
@@ -96,7 +97,7 @@ def test_without_a_budget_the_student_is_not_measured(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    assert DepthSearch(DISTILBERT, plan_of(), run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
+    assert DepthSearch(DISTILBERT, plan_of(), TASK, run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
     assert (measured, run.record["budget"]) == ([], None)
 
 
@@ -108,7 +109,7 @@ def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
         r"of 8 tokens, 2 threads\): raise the budget, or take another student"
     )
     with pytest.raises(UserError, match=expected):
-        DepthSearch(DISTILBERT, plan_of(mb=0.5), new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
+        DepthSearch(DISTILBERT, plan_of(mb=0.5), TASK, new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
     assert measured == [4, 3, 2, 1]
 
 
@@ -116,10 +117,10 @@ def test_a_student_without_a_depth_is_measured_once(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     loaded = Student("mine", from_teacher(teacher, layers=[0, 1]))
-    assert DepthSearch(loaded, plan_of(mb=2.0), new_run(tmp_path), SPLITS).choose(teacher, tokenizer) is loaded
+    assert DepthSearch(loaded, plan_of(mb=2.0), TASK, new_run(tmp_path), SPLITS).choose(teacher, tokenizer) is loaded
     built = Student("mine", lambda teacher: from_teacher(teacher, layers=[0, 1, 2]))
     with pytest.raises(UserError, match=r"no student mine is within budget.mb=2: it has 3.0 MB and 1.50 ms"):
-        DepthSearch(built, plan_of(mb=2.0), Run(tmp_path, {}), SPLITS).choose(teacher, tokenizer)
+        DepthSearch(built, plan_of(mb=2.0), TASK, Run(tmp_path, {}), SPLITS).choose(teacher, tokenizer)
     assert measured == [2, 3]
 
 
@@ -128,8 +129,8 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
 ) -> None:
     plan = plan_of(mb=1.0)
     student = Student("distilbert", partial(from_teacher, depth=1))
-    row = DepthSearch(student, plan, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
-    model = student.make(teacher, plan.task)
+    row = DepthSearch(student, plan, TASK, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
+    model = student.make(teacher, TASK, SPLITS)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
@@ -149,9 +150,10 @@ def test_the_measured_size_is_that_of_the_cut_vocabulary(
     cut = replace(plan, export=d.ExportSettings(vocabulary="task"))
     student = Student("distilbert", partial(from_teacher, depth=1))
     whole, smaller = (
-        DepthSearch(student, of, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer) for of in (plan, cut)
+        DepthSearch(student, of, TASK, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
+        for of in (plan, cut)
     )
-    _, shorter = cut_vocabulary(student.make(teacher, TASK), tokenizer, TEXTS)
+    _, shorter = cut_vocabulary(student.make(teacher, TASK, SPLITS), tokenizer, TEXTS)
     saved = 4 * teacher.config.hidden_size * (len(tokenizer) - len(shorter))
     assert saved > 0
     assert whole["fp32_bytes"] - smaller["fp32_bytes"] == pytest.approx(saved, rel=0.02)

@@ -101,13 +101,11 @@ ROWS = (["a", "b"], [0, 1])
 
 @pytest.mark.parametrize("task", [Classification, Regression])
 def test_texts_are_chosen_by_default(task: type[Classification]) -> None:
-    by_default = task(train=ROWS, dev=ROWS)
-    assert (by_default.auto_unlabelled, by_default.has_unlabelled, by_default.bank) == (True, False, None)
-    without = task(train=ROWS, dev=ROWS, unlabelled=None)
-    assert (without.auto_unlabelled, without.has_unlabelled) == (False, False)
-    given = task(train=ROWS, dev=ROWS, unlabelled="./auto")
-    assert (given.auto_unlabelled, given.has_unlabelled) == (False, True)
-    assert task(train=ROWS, dev=ROWS, bank=["a text"]).bank is not None
+    by_default = task(train=ROWS, dev=ROWS).info
+    assert (by_default.unlabelled, by_default.bank) == ("auto", None)
+    assert task(train=ROWS, dev=ROWS, unlabelled=None).info.unlabelled == "none"
+    assert task(train=ROWS, dev=ROWS, unlabelled="./auto").info.unlabelled == "given"
+    assert task(train=ROWS, dev=ROWS, bank=["a text"]).info.bank is not None
 
 
 def test_a_bank_needs_auto() -> None:

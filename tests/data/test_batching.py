@@ -18,6 +18,7 @@ from distill.data.batching import LengthBuckets, TokenizedExamples, padded_lengt
 from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UserError
 from distill.tasks import Classification
+from distill.tasks.class_scores import OneClass
 from teachers.embedded import train_tokenizer
 from tests.conftest import run_concurrently, sentences
 
@@ -201,6 +202,7 @@ def test_a_batch_size_or_accumulation_of_zero_is_refused(sizes: dict[str, int]):
 
 
 TASK = Classification(name="toy", text=["sentence"])
+SCORING = OneClass(("accuracy",))
 
 
 def make_split(*texts: str, pairs: list[str] | None = None) -> Split:
@@ -212,7 +214,7 @@ def tokenize_split(
 ) -> TokenizedExamples:
     """Returns a split tokenized as a task's training split."""
     task = Classification(name="toy", text=["sentence"], max_length=max_length)
-    data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="")
+    data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="", scoring=SCORING)
     return task.encode(data, tokenizer, cache_dir)["train"]
 
 
@@ -293,7 +295,7 @@ def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBa
 def test_the_loaders_yield_the_tokens_and_labels_of_their_splits(tokenizer: PreTrainedTokenizerBase):
     texts, labels = zip(*sentences(22), strict=True)
     train, dev = (text_split(list(texts[:size]), labels=np.array(labels[:size])) for size in (22, 6))
-    splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="")
+    splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="", scoring=SCORING)
     loaders = batching.all_loaders(TASK.encode(splits, tokenizer, None), batch_size=4, accumulate=2, seed=0)
     steps = list(loaders["train"])
     assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step

@@ -132,7 +132,7 @@ def test_pairs_may_be_tuples_lists_or_two_columns(tmp_path: Path):
     ]
     for task in tasks:
         data = read(task, tmp_path)
-        assert task.pair
+        assert task.info.pair
         assert (data.splits["train"].texts, data.splits["train"].pairs) == (["q1", "q2"], ["a1", "a2"])
         assert data.splits["train"].records() == [["q1", "a1"], ["q2", "a2"]]
         assert equal_data(data, read(tasks[0], tmp_path))

@@ -7,6 +7,11 @@ from distill.contracts import Scores, Task
 from distill.errors import OptionError, UserError
 from distill.export.abstention import check_abstention, check_dev, choose_threshold, measure_abstention
 from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
+from distill.tasks.class_scores import OneClass
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.regression import NumberScores
+from distill.tasks.scoring import Scoring
+from distill.tasks.token_classification import TagScores
 
 
 def scores_of(confidences: list[float], right: list[bool]) -> Scores:
@@ -40,21 +45,24 @@ def test_the_threshold_of_dev_decides_on_every_split() -> None:
         "test": scores_of([0.64, 0.66, 0.61, 0.55], [True, True, False, False]),
         "other": scores_of([0.55], [True]),
     }
-    result = measure_abstention(scores, task=Classification(text="text", metrics=["accuracy"]), share=0.25)
+    result = measure_abstention(scores, scoring=OneClass(("accuracy",)), share=0.25)
     assert result["threshold"] == pytest.approx(0.65)
     assert result["share"] == {"dev": 0.25, "test": 0.75, "other": 1.0}
     assert result["metrics"] == {"accuracy": pytest.approx(2 / 3), "test/accuracy": 1.0}
 
 
 def test_tasks_without_a_confidence_refuse_to_abstain() -> None:
-    check_abstention(Classification(text="text"), 0.1)
-    tasks: list[Task] = [Regression(text="text"), TokenClassification(), MaskedLM()]
-    for task in tasks:
-        check_abstention(task, None)
-        with pytest.raises(OptionError, match=rf"got export.abstain=0.1, expected null, because task {task.name}"):
-            check_abstention(task, 0.1)
+    check_abstention(Classification(text="text").info, 0.1)
+    tasks: list[tuple[Task, Scoring]] = [
+        (Regression(text="text"), NumberScores(("pearson",))), (TokenClassification(), TagScores()),
+        (MaskedLM(), TokenScores(MaskedLM().settings)),
+    ]  # fmt: skip
+    for task, scoring in tasks:
+        check_abstention(task.info, None)
+        with pytest.raises(OptionError, match=rf"got export.abstain=0.1, expected null, because task {task.info.name}"):
+            check_abstention(task.info, 0.1)
         with pytest.raises(TypeError, match="Scores cannot abstain, because its predictions"):
-            task.scoring.confidences(Scores({}, np.zeros(0), np.zeros(0)))
+            scoring.confidences(Scores({}, np.zeros(0), np.zeros(0)))
 
 
 def test_the_share_must_be_an_example_of_dev() -> None:

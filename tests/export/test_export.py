@@ -32,6 +32,7 @@ from distill.export.quantization import RECIPES, Material, write_dynamic
 from distill.export.sensitivity import describe_sensitivity
 from distill.export.settings import ExportSettings
 from distill.tasks import Classification, TokenClassification
+from distill.tasks.class_scores import OneClass
 from distill.training.evaluate import evaluate
 from distill.training.module import freeze
 from students.distilbert import from_teacher
@@ -118,8 +119,11 @@ def split() -> Split:
     return text_split(list(texts), labels=np.array(labels))
 
 
+SCORING = OneClass(("accuracy", "f1"), classes=LABELS)
+
+
 def data_of(dev: Split) -> LabelledData:
-    return LabelledData(labels=LABELS, splits={"train": dev, "dev": dev}, sha256="")
+    return LabelledData(labels=LABELS, splits={"train": dev, "dev": dev}, sha256="", scoring=SCORING)
 
 
 def scores_of(logits: np.ndarray, dev: Split) -> Scores:
@@ -392,8 +396,8 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
     )  # fmt: skip
     model = BertForTokenClassification(config).eval()
     examples = task.encode(splits, tokenizer, None)
-    dev = evaluate(model, task, [[examples["dev"][[row]]] for row in range(len(words))])
-    scores = {"dev": replace(dev, decoding=task.scoring.fit_decoder(dev))}
+    dev = evaluate(model, task, splits.scoring, [[examples["dev"][[row]]] for row in range(len(words))])
+    scores = {"dev": replace(dev, decoding=splits.scoring.fit_decoder(dev))}
     assert scores["dev"].example_id.tolist() == {"left": [0, 0, 2, 3], "right": [0, 1, 2]}[side]
     formats = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
@@ -419,8 +423,8 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
     )  # fmt: skip
     model = BertForTokenClassification(config).eval()
     model.classifier.bias.data = torch.tensor([0.0, 9.0])  # Every word is an entity.
-    scored = evaluate(model, task, [[task.encode(splits, tokenizer, None)["dev"][[0]]]])
-    scores = {"dev": replace(scored, decoding=task.scoring.fit_decoder(scored))}
+    scored = evaluate(model, task, splits.scoring, [[task.encode(splits, tokenizer, None)["dev"][[0]]]])
+    scores = {"dev": replace(scored, decoding=splits.scoring.fit_decoder(scored))}
     assert len(scores["dev"].labels) == 3
     exported = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, splits=splits, scores=scores,
@@ -428,7 +432,7 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
     )  # fmt: skip
     of_file = exported.scores["fp32"]["dev"]
     assert of_file.columns["truncated"].tolist() == truncated
-    predicted = [task.scoring.labels[tag] for tag in task.scoring.predictions(of_file)]
+    predicted = [splits.labels[tag] for tag in splits.scoring.predictions(of_file)]
     assert predicted == ["O" if is_truncated else "B-x" for is_truncated in truncated]
     file = exported.formats["fp32"]
     assert file["metrics"]["recall"] == 0.5
@@ -449,7 +453,7 @@ def test_probabilities_are_compared_at_the_texts_that_a_smaller_vocabulary_reads
         scores = {"dev": scores_of(model(**encoded).logits.numpy(), dev)}
     exported = write_bundle(
         tmp_path, model=model, tokenizer=tokenizer, task=task, scores=scores,
-        splits=LabelledData(labels=LABELS, splits={"train": train, "dev": dev}, sha256=""),
+        splits=LabelledData(labels=LABELS, splits={"train": train, "dev": dev}, sha256="", scoring=SCORING),
         settings=replace(LOOSE, vocabulary="task", recipes=("dynamic",)),
     )  # fmt: skip
     of_file = exported.scores["fp32"]["dev"]
@@ -523,7 +527,7 @@ def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_g
     monkeypatch.setattr(Scorer, "_load", lambda self, path: bundle)
     dev = text_split(["text"] * 600, labels=np.zeros(600, dtype=int))
     scores = {"dev": scores_of(np.zeros((600, 2)), dev)}
-    sensitivity = Scorer(bundle, data_of(dev), scores, Classification(text="text")).compare_batches(Path("int8.onnx"))
+    sensitivity = Scorer(bundle, data_of(dev), scores).compare_batches(Path("int8.onnx"))
     assert groups == [(512, 1), *[(32, 32)] * 16, (512, 32)]
     assert (sensitivity["examples"], sensitivity["batch"], sensitivity["changed"]) == (512, 32, pytest.approx(1 / 512))
     assert sensitivity["max_probability_diff"] == pytest.approx(1 / (1 + math.exp(-4)) - 0.5)

@@ -3,20 +3,24 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from distill.contracts import Scores, Task
+from distill.contracts import Scores
 from distill.export import type_recall
 from distill.export.gate import Verdict, compare, judge, measure_resolution
 from distill.export.settings import ExportSettings
-from distill.tasks import Classification, Embedding, MaskedLM, Regression, TokenClassification
+from distill.tasks import MaskedLM
+from distill.tasks.class_scores import OneClass
 from distill.tasks.label_scores import LabelSets
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.regression import NumberScores
+from distill.tasks.scoring import Scoring
 from distill.tasks.token_classification import TagScores
+from distill.tasks.vector_scores import PairScores
 from distill.training import statistics
 
 # The gate of the drop alone.
@@ -33,9 +37,9 @@ def classified(labels: Sequence[int], predicted: Sequence[int], classes: int = 2
     return Scores({"logits": np.eye(classes)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
 
 
-def judged(task: Task, scores: Scores, reference: Scores, settings: ExportSettings = DROP_ONLY) -> Verdict:
-    resolution = measure_resolution(task, reference)
-    return judge(compare({"dev": scores}, {"dev": reference}, task=task, resolution=resolution), settings)
+def judged(scoring: Scoring, scores: Scores, reference: Scores, settings: ExportSettings = DROP_ONLY) -> Verdict:
+    resolution = measure_resolution(scoring, reference)
+    return judge(compare({"dev": scores}, {"dev": reference}, scoring=scoring, resolution=resolution), settings)
 
 
 def share_passed(examples: int, loss: float) -> float:
@@ -44,7 +48,7 @@ def share_passed(examples: int, loss: float) -> float:
     share = 0.0
     for lost in range(int(0.01 * examples) + 1):  # More than `max_drop` fails.
         file = classified(labels, [1] * lost + [0] * (examples - lost))
-        if judged(Classification(text="text"), file, classified(labels, labels)).gate == "passed":
+        if judged(OneClass(("accuracy",)), file, classified(labels, labels)).gate == "passed":
             share += float(stats.binom.pmf(lost, examples, loss))
     return share
 
@@ -75,22 +79,19 @@ def test_a_file_that_loses_nothing_passes_where_dev_can_tell_twice_the_limit(exa
 def test_an_undecided_file_says_how_many_examples_are_needed(examples: int, max_drop: float, reason: str) -> None:
     labels = [0] * examples
     one = classified(labels, labels)
-    assert judged(Classification(text="text"), one, one, replace(DROP_ONLY, max_drop=max_drop)) == ("undecided", reason)
+    assert judged(OneClass(("accuracy",)), one, one, replace(DROP_ONLY, max_drop=max_drop)) == ("undecided", reason)
 
 
 def test_a_drop_beyond_the_limit_fails_whatever_dev_can_tell() -> None:
     labels = [0] * 20
-    found = judged(Classification(text="text"), classified(labels, [1] + [0] * 19), classified(labels, labels))
+    found = judged(OneClass(("accuracy",)), classified(labels, [1] + [0] * 19), classified(labels, labels))
     assert found == ("failed", "drop 0.0500, the limit is 0.01")
 
 
 CANNOT_MOVE = "the metric has the same value on dev whatever a model predicts: choose another metric, or another dev"
 
 
-def tagging() -> TokenClassification:
-    task = TokenClassification(data="nowhere")
-    task.scoring = TagScores(("O", "B-x", "I-x", "B-y", "I-y"))
-    return task
+TAGS = TagScores(("O", "B-x", "I-x", "B-y", "I-y"))
 
 
 def tagged(tags: Sequence[int], predicted: Sequence[int]) -> Scores:
@@ -100,74 +101,72 @@ def tagged(tags: Sequence[int], predicted: Sequence[int]) -> Scores:
 
 
 @pytest.mark.parametrize(
-    ("task", "scores"),
+    ("scoring", "scores"),
     [
-        (Classification(text="text", labels=["no", "yes"], metrics=["f1"]), classified([0] * 300, [0] * 300)),
-        (Classification(text="text", metrics=["matthews"]), classified([1] * 300, [1] * 299 + [0])),
-        (Regression(text="text"), Scores({"logits": np.arange(300.0)[:, None]}, np.full(300, 2.5), np.arange(300))),
-        (tagging(), tagged([0] * 300, [0] * 300)),
+        (OneClass(("f1",)), classified([0] * 300, [0] * 300)),
+        (OneClass(("matthews",)), classified([1] * 300, [1] * 299 + [0])),
+        (NumberScores(("pearson",)), Scores({"logits": np.arange(300.0)[:, None]}, np.full(300, 2.5), np.arange(300))),
+        (TAGS, tagged([0] * 300, [0] * 300)),
     ],
 )
-def test_a_metric_that_cannot_move_is_undecided(task: Task, scores: Scores) -> None:
+def test_a_metric_that_cannot_move_is_undecided(scoring: Scoring, scores: Scores) -> None:
     """With one class, one number or no entity on dev, the metric is 0 whatever is predicted."""
-    assert judged(task, scores, scores) == ("undecided", CANNOT_MOVE)
+    assert judged(scoring, scores, scores) == ("undecided", CANNOT_MOVE)
 
 
 @pytest.mark.parametrize(
-    ("task", "scores"),
+    ("scoring", "scores"),
     [
         # The model always predicts one class or one number, and a file that did not would have another metric.
-        (Classification(text="text", metrics=["matthews"]), classified([0, 1] * 300, [1] * 600)),
-        (Regression(text="text"), Scores({"logits": np.full((600, 1), 0.5)}, np.arange(600.0), np.arange(600))),
-        (tagging(), tagged([1, 0] * 300, [0] * 600)),
+        (OneClass(("matthews",)), classified([0, 1] * 300, [1] * 600)),
+        (NumberScores(("pearson",)), Scores({"logits": np.full((600, 1), 0.5)}, np.arange(600.0), np.arange(600))),
+        (TAGS, tagged([1, 0] * 300, [0] * 600)),
     ],
 )
-def test_a_metric_of_a_model_that_always_predicts_the_same_can_move(task: Task, scores: Scores) -> None:
-    resolution = measure_resolution(task, scores)
+def test_a_metric_of_a_model_that_always_predicts_the_same_can_move(scoring: Scoring, scores: Scores) -> None:
+    resolution = measure_resolution(scoring, scores)
     assert resolution is not None
     assert resolution > 0
 
 
-def label_sets(predicted: np.ndarray, labels: np.ndarray) -> tuple[Task, Scores]:
-    task = Classification(text="text", multi_label=True)
-    assert isinstance(task.scoring, LabelSets)
-    task.scoring = replace(task.scoring, labels=("a", "b"))
+def label_sets(predicted: np.ndarray, labels: np.ndarray) -> tuple[Scoring, Scores]:
+    scoring = LabelSets(("micro_f1",), separator="|", labels=("a", "b"))
     decoding = {"thresholds": [0.2, 0.9]}
-    return task, Scores({"logits": np.where(predicted, 5.0, -5.0)}, labels, np.arange(len(labels)), decoding)
+    return scoring, Scores({"logits": np.where(predicted, 5.0, -5.0)}, labels, np.arange(len(labels)), decoding)
 
 
-def spoilable() -> dict[str, tuple[Task, Scores]]:
-    """Tasks whose metric is no mean, with scores that are right."""
+def spoilable() -> dict[str, tuple[Scoring, Scores]]:
+    """Scorings whose metric is no mean, with scores that are right."""
     random = np.random.default_rng(1)
     numbers = random.random(60)
     sets = random.random((60, 2)) < 0.5
     vectors = np.stack([np.ones(60), np.zeros(60), numbers, np.sqrt(1 - numbers**2)], axis=1).reshape(120, 2)
     pairs = Scores({"logits": vectors}, np.repeat(numbers, 2), np.repeat(np.arange(60), 2))
-    classes = Classification(text="text", labels=["no", "yes"], metrics=["f1"])
+    classes = OneClass(("f1",))
     return {
         "f1": (classes, classified([0, 1] * 30, [0, 1] * 30)),
         "micro_f1": label_sets(sets, sets.astype(float)),
-        "pearson": (Regression(text="text"), Scores({"logits": numbers[:, None]}, numbers, np.arange(60))),
-        "spearman": (Embedding(train={"text": []}), pairs),
-        "tags": (tagging(), tagged([1, 2] * 30, [1, 2] * 30)),
+        "pearson": (NumberScores(("pearson",)), Scores({"logits": numbers[:, None]}, numbers, np.arange(60))),
+        "spearman": (PairScores(("spearman", "pearson")), pairs),
+        "tags": (TAGS, tagged([1, 2] * 30, [1, 2] * 30)),
     }
 
 
 @pytest.mark.parametrize("name", spoilable())
 def test_spoiled_scores_have_the_worst_metric(name: str) -> None:
-    task, scores = spoilable()[name]
-    spoiled = task.scoring.spoil(task.scoring.condense(scores))
+    scoring, scores = spoilable()[name]
+    spoiled = scoring.spoil(scoring.condense(scores))
     assert spoiled is not None
-    assert task.scoring.metrics(scores)[task.scoring.metric] == pytest.approx(1)
+    assert scoring.metrics(scores)[scoring.metric] == pytest.approx(1)
     worst = -1 if name in ("pearson", "spearman") else 0
-    assert task.scoring.metrics(spoiled)[task.scoring.metric] == pytest.approx(worst)
-    assert task.scoring.example_metric(scores) is None
+    assert scoring.metrics(spoiled)[scoring.metric] == pytest.approx(worst)
+    assert scoring.example_metric(scores) is None
 
 
 @pytest.mark.parametrize("name", spoilable())
 def test_the_interval_of_every_metric_has_a_width_without_a_changed_prediction(name: str) -> None:
-    task, scores = spoilable()[name]
-    found = judged(task, scores, scores)
+    scoring, scores = spoilable()[name]
+    found = judged(scoring, scores, scores)
     assert found.gate == "undecided"
     assert found.reason is not None
     examples = len(np.unique(scores.example_id))
@@ -182,7 +181,7 @@ def test_a_perplexity_needs_some_examples() -> None:
         }  # fmt: skip
         return Scores(columns, np.zeros(examples, int), np.arange(examples))
 
-    verdicts = [judged(MaskedLM(), scored(examples), scored(examples)) for examples in (29, 30)]
+    verdicts = [judged(TokenScores(MaskedLM().settings), scored(examples), scored(examples)) for examples in (29, 30)]
     assert verdicts == [("undecided", "dev has 29 examples, at least 30 are needed to tell a drop"), ("passed", None)]
 
 
@@ -208,13 +207,13 @@ def entities(*, common: int, rare: int, rare_found: int) -> Scores:
 )
 def test_a_rare_type_may_not_vanish_behind_the_metric(rare: int, found: int, gate: str, reason: str | None) -> None:
     reference, file = (entities(common=3000, rare=rare, rare_found=number) for number in (rare, found))
-    assert judged(tagging(), file, reference) == (gate, reason)
+    assert judged(TAGS, file, reference) == (gate, reason)
 
 
 def test_classes_and_labels_have_a_recall_too() -> None:
-    task = Classification(text="text", labels=["no", "ye\ns"])
+    scoring = OneClass(("accuracy",), classes=("no", "ye\ns"))
     labels = [0] * 2000 + [1] * 12
-    found = judged(task, classified(labels, [0] * 2012), classified(labels, labels))
+    found = judged(scoring, classified(labels, [0] * 2012), classified(labels, labels))
     assert found == ("failed", "the recall falls of ye s by 1.00 (12 of 12 lost, 0 gained)")
     sets = np.zeros((2000, 2))
     sets[:, 0] = 1
@@ -238,9 +237,9 @@ def test_intervals_of_many_types_are_wider() -> None:
             return {"a": hits, **{str(other): np.full(10, True) for other in range(self.number - 1)}}
 
     def interval(number: int) -> list[float]:
-        task: Any = SimpleNamespace(scoring=Types(number))
+        scoring: Any = Types(number)
         both = [Scores({"hits": scores[name]}, np.zeros(20), np.arange(20)) for name in ("found", "expected")]
-        [(name, recall)] = type_recall.compare_types(task, *both).items()
+        [(name, recall)] = type_recall.compare_types(scoring, *both).items()
         assert (name, recall["number"], recall["lost"], recall["gained"], recall["drop"]) == ("a", 20, 5, 0, 0.25)
         return recall["interval"]
 

@@ -14,8 +14,7 @@ from distill.export import gate, graph
 from distill.export.quantization import RECIPES, Material
 from distill.export.recipe_search import Attempt, RecipeSearch, closest
 from distill.export.settings import ExportSettings
-from distill.tasks import Classification
-from tests.conftest import LABELS
+from distill.tasks.class_scores import OneClass
 
 EXAMPLES = 1000
 LABEL = np.arange(EXAMPLES) % 2
@@ -75,10 +74,10 @@ def search(
     def retrain(path: Path) -> None:
         path.write_text("trained")
 
-    task = Classification(name="toy", text="text", labels=LABELS)
+    scoring = OneClass(("accuracy", "f1"))
     search = RecipeSearch(
-        Material(directory / "model.onnx", 7), target, task, {"dev": scores_with(0)}, quantizer.score,
-        ExportSettings(**settings), gate.measure_resolution(task, scores_with(0)), retrain=retrain,
+        Material(directory / "model.onnx", 7), target, scoring, {"dev": scores_with(0)}, quantizer.score,
+        ExportSettings(**settings), gate.measure_resolution(scoring, scores_with(0)), retrain=retrain,
     )  # fmt: skip
     return search.run(directory / "int8.onnx", directory / "half.onnx"), quantizer
 

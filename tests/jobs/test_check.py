@@ -69,9 +69,9 @@ def test_the_command_is_read_as_it_was_meant(
     assert config.teacher.id == "google-bert/bert-base-multilingual-cased"
     task = instantiate(config.task, _convert_="all")
     assert (task.rows.text, task.rows.label, task.rows.source.data_dir) == (header[:1], header[1:], str(path))
-    assert task.max_length == 512
+    assert task.info.max_length == 512
     assert {name: config.task[name] for name in options} == options
-    assert task.name == ("regression" if header[1] == "price" else "classification")
+    assert task.info.name == ("regression" if header[1] == "price" else "classification")
 
 
 def test_problems_that_stop_a_training_end_with_exit_code_2(command: Command, tmp_path: Path) -> None:

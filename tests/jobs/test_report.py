@@ -84,7 +84,7 @@ def test_recipes_sweep_over_every_objective_for_labelled_data() -> None:
         assert excluded
         for path in (config_directory() / "objective").iterdir():
             objective = instantiate(compose("config", [f"objective={path.stem}"]).objective)
-            suits = not objective.unsuited(likelihood="softmax", over_vocabulary=False)
+            suits = not objective.unsuited(likelihood="softmax", classes_are_tokens=False)
             assert suits == (path.stem not in excluded[1].split(",")), path.stem
 
 

@@ -24,6 +24,7 @@ from distill.data.batching import evaluation_loader
 from distill.edge import Bundle
 from distill.records import record
 from distill.tasks import MaskedLM
+from distill.tasks.masked_lm import TokenScores
 from distill.text.masking import Masking
 from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, join_sequences
@@ -333,7 +334,8 @@ def test_a_model_compared_with_itself_has_full_agreement(pretrained: tuple[Path,
     ids = [tokenizer(text)["input_ids"] for text, _ in sentences(20)]
     tokens = join_sequences([TokenSequence(torch.tensor(row).numpy()) for row in ids], task.settings)
     dev = evaluation_loader(Sequences(tokens, task.settings, tokenizer))
-    metrics = task.scoring.metrics(evaluate(model, task, dev, reference=model))
+    scoring = TokenScores(task.settings)
+    metrics = scoring.metrics(evaluate(model, task, scoring, dev, reference=model))
     assert (metrics["agreement_top1"], metrics["agreement_top5"]) == (1, 1)
     assert metrics["loss"] > 0
 

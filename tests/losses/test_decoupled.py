@@ -101,7 +101,7 @@ def test_an_item_with_one_valid_class_has_no_loss_and_a_finite_gradient() -> Non
 
 
 def test_it_needs_classes_and_valid_options() -> None:
-    assert Objective(dkd=DecoupledKD()).unsuited(likelihood="gaussian", over_vocabulary=False) == ["dkd"]
+    assert Objective(dkd=DecoupledKD()).unsuited(likelihood="gaussian", classes_are_tokens=False) == ["dkd"]
     with pytest.raises(OptionError, match="got beta=-1, expected a number of at least 0"):
         DecoupledKD(beta=-1)
     with pytest.raises(OptionError, match="got temperature=0, expected a number above 0"):

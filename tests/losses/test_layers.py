@@ -126,8 +126,8 @@ def test_patient_distillation_can_include_the_last_layer() -> None:
 
 def test_patient_distillation_is_not_for_raw_text() -> None:
     objective = Objective(pkd=PatientKD(), hidden=HiddenStateMSE())
-    assert objective.unsuited(likelihood="softmax", over_vocabulary=True) == ["pkd"]
-    assert objective.unsuited(likelihood="gaussian", over_vocabulary=False) == []
+    assert objective.unsuited(likelihood="softmax", classes_are_tokens=True) == ["pkd"]
+    assert objective.unsuited(likelihood="gaussian", classes_are_tokens=False) == []
 
 
 @pytest.mark.parametrize("term", [HiddenStateMSE(), PatientKD()], ids=["hidden", "pkd"])

@@ -75,7 +75,7 @@ def select(batch: dict[str, Tensor]) -> Items:
         labelled=torch.ones_like(labels, dtype=torch.bool) if is_number else labels != IGNORED,
         likelihood="gaussian" if is_number else "softmax",
         index=mask.flatten().nonzero().squeeze(-1) if mask.dim() > 1 else None,
-        over_vocabulary=mask.dim() > 1,
+        classes_are_tokens=mask.dim() > 1,
     )
 
 
@@ -561,7 +561,7 @@ def test_items_that_do_not_count_are_left_out_of_a_regression() -> None:
 def test_an_objective_names_the_terms_that_cannot_learn_a_task() -> None:
     terms = {"soft": SoftTargets(), "pseudo": PseudoLabels(), "mlm": MaskedLanguageModelling()}
     objective = Objective(name="all", terms=terms)
-    assert objective.unsuited(likelihood="gaussian", over_vocabulary=False) == ["pseudo", "mlm"]
-    assert objective.unsuited(likelihood="softmax", over_vocabulary=False) == ["mlm"]
-    assert objective.unsuited(likelihood="softmax", over_vocabulary=True) == []
+    assert objective.unsuited(likelihood="gaussian", classes_are_tokens=False) == ["pseudo", "mlm"]
+    assert objective.unsuited(likelihood="softmax", classes_are_tokens=False) == ["mlm"]
+    assert objective.unsuited(likelihood="softmax", classes_are_tokens=True) == []
     assert Objective(name="x", terms={"a": HardLabels(), "b": Cosine()}).needing("hidden_states") == ["b"]

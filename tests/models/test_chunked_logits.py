@@ -15,6 +15,7 @@ from distill.losses import Cosine, MaskedLanguageModelling, Objective, SegmentOr
 from distill.models import chunked_logits
 from distill.models.forward import run_encoder, run_head, run_model
 from distill.tasks import Classification, MaskedLM
+from distill.tasks.masked_lm import TokenScores
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
 from tests.conftest import live, outputs_at_items, toy_bert
@@ -181,7 +182,7 @@ def test_scores_are_cross_entropy_and_top1_correctness() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0], [0.0, 5.0, 0.0]])
     labels = torch.tensor([[2, 1, IGNORED]])
     items = TASK.select({"labels": labels, "attention_mask": torch.ones_like(labels)})
-    columns = TASK.scoring.score(Outputs(logits=logits), items)
+    columns = TokenScores(TASK.settings).score(Outputs(logits=logits), items)
     assert list(columns) == ["loss", "prediction", "probability", "correct"]
     scores = torch.stack([columns["loss"], columns["probability"], columns["correct"]], dim=1)
     expected = torch.tensor([[1.098612, 1 / 3, 0.0], [0.013386, 0.986703, 1.0]])

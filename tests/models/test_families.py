@@ -20,6 +20,7 @@ from distill.errors import UserError
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
 from distill.tasks import Classification
+from distill.tasks.class_scores import OneClass
 from distill.teaching import preparation as teaching
 from students import bilstm, distilbert
 from teachers.pretrained import Pretrained
@@ -140,10 +141,10 @@ def test_max_length_above_the_limit_of_the_tokenizer_is_refused(family: Any) -> 
     _, teacher, tokenizer = family
     task = Classification(name="toy", text=["sentence"], max_length=81)
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
-        checks.check_length(teacher, tokenizer, task.max_length, who="teacher")
+        checks.check_length(teacher, tokenizer, task.info.max_length, who="teacher")
     task = Classification(name="toy", text=["sentence"], max_length=80)
     split = tables.text_split(["film " * 200], labels=np.zeros(1, int))
-    data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="")
+    data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="", scoring=OneClass(("accuracy",)))
     batch = task.encode(data, tokenizer, None)["train"][[0]]
     assert batch["input_ids"].shape == (1, 80)
     assert compute_logits(teacher, batch).shape == (1, 2)

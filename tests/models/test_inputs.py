@@ -45,7 +45,7 @@ def test_a_bundle_for_pairs_gives_the_logits_of_training(
     splits = task.read(tmp_path)
     bert = toy_bert(len(tokenizer), layers=1).eval()  # Itself, because a DistilBERT has no token types.
     loaders = evaluation_loaders(task.encode(splits, tokenizer, None))
-    scores = {"dev": evaluate(bert, task, loaders["dev"]).by_example()}
+    scores = {"dev": evaluate(bert, task, splits.scoring, loaders["dev"]).by_example()}
     write_bundle(tmp_path, model=bert, tokenizer=tokenizer, task=task, splits=splits, scores=scores, settings=LOOSE)
     names = [value.name for value in session(tmp_path / "model.onnx").get_inputs()]
     assert ("token_type_ids" in names) == ("token_type_ids" not in absent)

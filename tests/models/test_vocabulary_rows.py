@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from distill.chain.task_run import save_model
 from distill.contracts import Outputs, Scores
 from distill.models.checks import match_spare_rows
 from distill.tasks import MaskedLM
+from distill.tasks.masked_lm import TokenScores
 from tests.conftest import toy_bert
 
 
@@ -47,18 +47,17 @@ def test_a_student_that_lacks_a_token_keeps_its_rows(tokenizer: PreTrainedTokeni
 
 
 def test_no_metric_counts_rows_beyond_the_tokenizer() -> None:
-    task = MaskedLM()
-    task.scoring = replace(task.scoring, tokens=3)
+    scoring = TokenScores(MaskedLM().settings, tokens=3)
     logits = torch.tensor([[0.0, 1.0, 0.0, 9.0]])
 
     class Items:
         labels = torch.tensor([1])
 
     loss = -math.log(math.e / (math.e + 2))
-    columns = task.scoring.score(Outputs(logits=logits), Items())  # type: ignore[arg-type]
+    columns = scoring.score(Outputs(logits=logits), Items())  # type: ignore[arg-type]
     assert columns["loss"].item() == pytest.approx(loss)
     assert columns["prediction"].tolist() == [1]
-    scores = task.scoring.rescore(Scores({}, Items.labels.numpy(), Items.labels.numpy()), [logits.numpy()])
+    scores = scoring.rescore(Scores({}, Items.labels.numpy(), Items.labels.numpy()), [logits.numpy()])
     assert scores.columns["loss"].tolist() == [pytest.approx(loss)]
 
 

@@ -20,7 +20,12 @@ from distill.records.predictions import FILE, write_predictions
 from distill.records.record import create_run_in
 from distill.records.settings import RecordSettings
 from distill.records.tracking import tracked
-from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
+from distill.tasks import MaskedLM
+from distill.tasks.class_scores import OneClass
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.regression import NumberScores
+from distill.tasks.scoring import Scoring
+from distill.tasks.token_classification import TagScores
 from tests.conftest import LABELS, LOOSE, sentences
 
 LOGITS = np.log([[0.9, 0.1], [0.2, 0.8]])
@@ -35,8 +40,8 @@ def read_rows(directory: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def data_of(*labels: str, **splits: object) -> LabelledData:
-    return LabelledData(labels=labels, splits={"train": None, **splits}, sha256="")
+def data_of(scoring: Scoring, *labels: str, **splits: object) -> LabelledData:
+    return LabelledData(labels=labels, splits={"train": None, **splits}, sha256="", scoring=scoring)
 
 
 def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> None:
@@ -46,7 +51,7 @@ def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> Non
         "int8": {"dev": scores_of(LOGITS[::-1], [0, 0]), "test": scores_of(LOGITS[1:], [1])},
     }
     write_predictions(
-        tmp_path, models, task=Classification(text="text"), splits=data_of("no", "yes", dev=dev, test=test),
+        tmp_path, models, splits=data_of(OneClass(("accuracy",)), "no", "yes", dev=dev, test=test),
         settings=RecordSettings(),
     )  # fmt: skip
     columns = ("split", "index", "text", "label", "teacher_prediction", "teacher_probability", "int8_prediction",
@@ -66,7 +71,7 @@ def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> Non
 def test_a_number_has_no_probability_and_a_pair_two_texts(tmp_path: Path) -> None:
     dev = text_split(["one", "two"], ["three", "four"], labels=np.array([1.5, 2.0]))
     models = {"student": {"dev": scores_of(np.array([[1.0], [2.5]]), [1.5, 2.0])}}
-    arguments: Any = {"task": Regression(text=["a", "b"]), "splits": data_of("score", dev=dev)}
+    arguments: Any = {"splits": data_of(NumberScores(("pearson",)), "score", dev=dev)}
     write_predictions(tmp_path, models, settings=RecordSettings(), **arguments)
     assert read_rows(tmp_path)[1] == {
         "split": "dev", "index": 1, "text": "two", "second_text": "four", "label": 2.0, "student_prediction": 2.5,
@@ -79,11 +84,13 @@ def test_a_number_has_no_probability_and_a_pair_two_texts(tmp_path: Path) -> Non
 
 
 def test_tags_are_lists_also_of_a_sentence_that_was_cut_off(tmp_path: Path) -> None:
-    task = TokenClassification(data=tmp_path)
     dev = tagged_split([["a", "b"], ["x"], ["c"], ["y"]])
     scores = scores_of(np.concatenate([LOGITS, LOGITS[:1]]), [0, 1, 1], np.array([0, 0, 2]))
     write_predictions(
-        tmp_path, {"fp32": {"dev": scores}}, task=task, splits=data_of("O", "B-x", dev=dev), settings=RecordSettings()
+        tmp_path,
+        {"fp32": {"dev": scores}},
+        splits=data_of(TagScores(("O", "B-x")), "O", "B-x", dev=dev),
+        settings=RecordSettings(),
     )
     rows = read_rows(tmp_path)
     assert [row["text"] for row in rows] == ["a b", "x", "c", "y"]
@@ -94,8 +101,9 @@ def test_tags_are_lists_also_of_a_sentence_that_was_cut_off(tmp_path: Path) -> N
 
 def test_a_vocabulary_has_the_tokens_of_each_example() -> None:
     columns = {"prediction": np.array([7, 5, 9]), "probability": np.array([0.5, 0.25, 0.75])}
-    table = MaskedLM().scoring.tabulate(
-        Scores(columns, np.array([7, 8, 9]), np.array([0, 0, 2])), data_of(), examples=3  # type: ignore[arg-type]
+    scoring = TokenScores(MaskedLM().settings)
+    table = scoring.tabulate(
+        Scores(columns, np.array([7, 8, 9]), np.array([0, 0, 2])), data_of(scoring), examples=3  # type: ignore[arg-type]
     )  # fmt: skip
     assert table == {
         "label": [[7, 8], [], [9]], "prediction": [[7, 5], [], [9]], "probability": [[0.5, 0.25], [], [0.75]],

@@ -68,7 +68,7 @@ def test_a_run_exports_the_student_that_torch_has_trained(run: Any) -> None:
     assert result.record["export"]["fp32"]["agreement"] == 1.0
     assert result.record["export"]["fp32"]["metrics"] == pytest.approx(result.metrics, abs=1e-6)
     assert result.record["attempts"], "nothing was quantized"
-    student = getattr(transformers, task.auto_class).from_pretrained(result.directory / "student")
+    student = getattr(transformers, task.info.auto_class).from_pretrained(result.directory / "student")
     assert student.config.model_type == "distill_bilstm"
     for model in ("fp32", "int8"):
         assert len(d.Bundle(result.directory / "bundle", model=model).predict(records)) == 1

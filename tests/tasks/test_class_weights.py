@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
 from distill.contracts import IGNORED, Outputs, Task
+from distill.data.tables import LabelledData
 from distill.errors import OptionError
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.tasks import Classification, TokenClassification
-from distill.tasks.class_weights import resolve_class_weights
+from distill.tasks.class_weights import resolve_class_weights, weight_column
+from teachers.embedded import train_tokenizer
 
 NOWHERE = Path("nowhere")
 TERM = HardLabels()
@@ -25,8 +27,11 @@ def classification(**options: Any) -> Classification:
     return Classification(**({"text": "text"} | tables | options))
 
 
-def batch(*labels: int) -> dict[str, torch.Tensor]:
-    return {"labels": torch.tensor(labels), "example_id": torch.arange(len(labels))}
+def batch(data: LabelledData, *labels: int) -> dict[str, torch.Tensor]:
+    """Returns a batch of examples with these labels, as the task encodes it."""
+    weights = weight_column(data.scoring.weights, np.array(labels))
+    columns = {name: torch.from_numpy(column) for name, column in weights.items()}
+    return {"labels": torch.tensor(labels), "example_id": torch.arange(len(labels)), **columns}
 
 
 def logits(count: int, seed: int = 0) -> torch.Tensor:
@@ -43,8 +48,8 @@ def test_balanced_weights_are_the_examples_over_classes_times_count() -> None:
 
 def test_the_loss_is_that_of_torch_with_weights() -> None:
     task = classification(class_weights=[0.5, 2, 0.1])
-    task.read(NOWHERE)
-    items = task.select(batch(0, 1, 2, IGNORED, 1))
+    data = task.read(NOWHERE)
+    items = task.select(batch(data, 0, 1, 2, IGNORED, 1))
     assert items.weights is not None
     assert items.weights.tolist() == pytest.approx([0.5, 2.0, 0.1, 0.0, 2.0])
     student = logits(5)
@@ -57,23 +62,23 @@ def test_the_loss_is_that_of_torch_with_weights() -> None:
 
 def test_a_sum_of_weights_below_one_divides_too() -> None:
     task = classification(class_weights=[0.1, 0.2, 0])
-    task.read(NOWHERE)
-    items, student = task.select(batch(0, 1, 2)), logits(3)
+    data = task.read(NOWHERE)
+    items, student = task.select(batch(data, 0, 1, 2)), logits(3)
     loss, _ = Objective(hard=TERM)(Outputs(logits=student), Outputs(), items)
     one, two = (F.cross_entropy(student[row], torch.tensor(row)) for row in (0, 1))
     assert loss.item() == pytest.approx((0.1 * one + 0.2 * two).item() / 0.3)
-    nothing, _ = Objective(hard=TERM)(Outputs(logits=student[:1]), Outputs(), task.select(batch(2)))
+    nothing, _ = Objective(hard=TERM)(Outputs(logits=student[:1]), Outputs(), task.select(batch(data, 2)))
     assert nothing.item() == 0
 
 
 def test_micro_batches_of_unequal_weight_add_up_to_one_batch() -> None:
     task = classification(class_weights="balanced")
-    task.read(NOWHERE)
+    data = task.read(NOWHERE)
     objective = Objective(hard=HardLabels(weight=2), soft=SoftTargets())
     student, teacher, labels = logits(5), logits(5, seed=1), (0, 0, 1, 2, 2)
-    whole, _ = objective(Outputs(logits=student), Outputs(logits=teacher), task.select(batch(*labels)))
+    whole, _ = objective(Outputs(logits=student), Outputs(logits=teacher), task.select(batch(data, *labels)))
     cuts = [slice(0, 4), slice(4, 5)]
-    items = [task.select(batch(*labels[cut])) for cut in cuts]
+    items = [task.select(batch(data, *labels[cut])) for cut in cuts]
     counts = torch.stack([objective.counts(part) for part in items]).sum(dim=0)
     assert counts.tolist() == pytest.approx([2 * 6 / 9 + 1 + 2 * 2, 5])
     losses = [
@@ -85,8 +90,8 @@ def test_micro_batches_of_unequal_weight_add_up_to_one_batch() -> None:
 
 def test_parts_of_items_keep_their_weights() -> None:
     task = classification(class_weights=[1, 2, 3])
-    task.read(NOWHERE)
-    part = task.select(batch(0, 1, 2)).part(1, 3)
+    data = task.read(NOWHERE)
+    part = task.select(batch(data, 0, 1, 2)).part(1, 3)
     assert part.weights is not None
     assert part.weights.tolist() == [2, 3]
 
@@ -95,14 +100,14 @@ def test_without_the_option_nothing_is_weighted_and_the_digest_is_that_of_the_da
     plain, weighted, other, equal = (
         classification(class_weights=weights) for weights in (None, "balanced", [1, 2, 3], [6 / 9, 1, 2])
     )
-    digests = [task.read(NOWHERE).sha256 for task in (plain, weighted, other, equal)]
-    assert plain.select(batch(0, 1)).weights is None
+    every = [task.read(NOWHERE) for task in (plain, weighted, other, equal)]
+    digests = [data.sha256 for data in every]
+    assert plain.select(batch(every[0], 0, 1)).weights is None
     assert digests[0] == classification().rows.read(NOWHERE).sha256
     assert len(set(digests[:3])) == 3
     assert digests[3] == digests[1]  # A fine-tuned teacher in the cache is the same.
-    data, without = weighted.read(NOWHERE), plain.read(NOWHERE)
-    assert "class weights a 0.667, b 1, c 2" in weighted.scoring.summary(data)
-    assert "class weights" not in plain.scoring.summary(without)
+    assert "class weights a 0.667, b 1, c 2" in every[1].scoring.summary(every[1])
+    assert "class weights" not in every[0].scoring.summary(every[0])
 
 
 def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
@@ -110,14 +115,17 @@ def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
     (tmp_path / "dev.conll").write_text("to O\nnew B-x\n")
     task = TokenClassification(data=tmp_path, class_weights="balanced")
     splits = task.read(tmp_path)
-    assert task.scoring.describe(splits)["class_weights"] == pytest.approx([5 / 9, 5 / 3, 5 / 3])  # O, B-x, I-x.
+    assert splits.scoring.describe(splits)["class_weights"] == pytest.approx([5 / 9, 5 / 3, 5 / 3])  # O, B-x, I-x.
     plain = TokenClassification(data=tmp_path)
     assert splits.sha256 != plain.read(tmp_path).sha256
-    labels = {"labels": torch.tensor([[IGNORED, 0, 1], [2, IGNORED, IGNORED]])}
-    weights = task.select(labels).weights
-    assert weights is not None
-    assert weights.tolist() == pytest.approx([5 / 9, 5 / 3, 5 / 3])
-    assert plain.select(labels).weights is None
+    tokenizer = train_tokenizer(["to new york now up"] * 4, 60)
+    examples = task.encode(splits, tokenizer, None)["train"]
+    items = task.select(examples[[0, 1]])
+    assert items.weights is not None
+    assert items.weights.tolist() == pytest.approx([[5 / 9, 5 / 3, 5 / 3][label] for label in items.labels])
+    assert items.labels.tolist() == [0, 1, 2, 0, 0]
+    unweighted = plain.encode(plain.read(tmp_path), tokenizer, None)["train"]
+    assert plain.select(unweighted[[0, 1]]).weights is None
     (tmp_path / "dev.conll").write_text("to O\nnew S-x\n")
     with pytest.raises(OptionError, match="which has none of S-x: give a list of weights"):
         task.read(tmp_path)

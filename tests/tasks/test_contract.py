@@ -17,13 +17,31 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
     PreTrainedModel,
 )
 
 from distill.contracts import IGNORED, Items, Scores, Task
 from distill.models.pooling import configure
-from distill.tasks import Classification, Embedding, MaskedLM, MultipleChoice, Regression, TokenClassification
+from distill.tasks import (
+    CausalLM,
+    Classification,
+    Embedding,
+    MaskedLM,
+    MultipleChoice,
+    Regression,
+    TokenClassification,
+)
+from distill.tasks.causal_lm import NextTokenScores
+from distill.tasks.class_scores import OneClass
+from distill.tasks.label_scores import LabelSets
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.multiple_choice import ChoiceScores
+from distill.tasks.regression import NumberScores
+from distill.tasks.scoring import Scoring
 from distill.tasks.token_classification import TagScores
+from distill.tasks.vector_scores import PairScores
 from distill.training.evaluate import evaluate
 
 VOCABULARY = 60
@@ -33,9 +51,10 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "n
 
 @dataclass(frozen=True)
 class Case:
-    """A task, a model with its head, the width of the logits, and whether chosen tokens are the items."""
+    """A task, its scoring, a model with its head, the width of the logits, and whether chosen tokens are the items."""
 
     task: Task
+    scoring: Scoring
     build: Callable[[], PreTrainedModel]
     classes: int
     of_tokens: bool = False
@@ -43,7 +62,7 @@ class Case:
     def model(self) -> PreTrainedModel:
         torch.manual_seed(0)
         model = self.build().eval()
-        configure(model, self.task.model_settings)
+        configure(model, self.task.info.model_settings)
         return model
 
 
@@ -51,23 +70,39 @@ def classifier(labels: int) -> Callable[[], PreTrainedModel]:
     return lambda: BertForSequenceClassification(BertConfig(**SMALL, num_labels=labels))
 
 
-def tagging() -> TokenClassification:
-    task = TokenClassification()
-    task.scoring = TagScores(("O", "B-x", "I-x"))
-    return task
+def gpt2() -> PreTrainedModel:
+    config = {name: SMALL[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")}
+    return GPT2LMHeadModel(GPT2Config(**config, n_positions=80, bos_token_id=0, eos_token_id=0, initializer_range=0.3))
 
 
+CLM, MLM, SEGMENTS = CausalLM(), MaskedLM(), MaskedLM(packing="segment_pair", pair="nsp")
 CASES = {
-    "classification": Case(Classification(text="text"), classifier(3), 3),
-    "pair": Case(Classification(text=["one", "two"]), classifier(2), 2),
-    "labels": Case(Classification(text="text", multi_label=True), classifier(3), 3),
-    "regression": Case(Regression(text="text"), classifier(1), 1),
-    "tags": Case(tagging(), lambda: BertForTokenClassification(BertConfig(**SMALL, num_labels=3)), 3, of_tokens=True),
-    "choices": Case(MultipleChoice(train={"question": []}), lambda: BertForMultipleChoice(BertConfig(**SMALL)), 4),
-    "vectors": Case(Embedding(train={"text": []}), lambda: BertModel(BertConfig(**SMALL)), 32),
-    "masked_lm": Case(MaskedLM(), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY, of_tokens=True),
+    "classification": Case(Classification(text="text"), OneClass(("accuracy",)), classifier(3), 3),
+    "pair": Case(Classification(text=["one", "two"]), OneClass(("accuracy", "f1")), classifier(2), 2),
+    "labels": Case(
+        Classification(text="text", multi_label=True), LabelSets(("micro_f1",), separator="|"), classifier(3), 3
+    ),
+    "regression": Case(Regression(text="text"), NumberScores(("pearson",)), classifier(1), 1),
+    "tags": Case(
+        TokenClassification(),
+        TagScores(("O", "B-x", "I-x")),
+        lambda: BertForTokenClassification(BertConfig(**SMALL, num_labels=3)),
+        3,
+        of_tokens=True,
+    ),
+    "choices": Case(
+        MultipleChoice(train={"question": []}), ChoiceScores(), lambda: BertForMultipleChoice(BertConfig(**SMALL)), 4
+    ),
+    "vectors": Case(
+        Embedding(train={"text": []}), PairScores(("spearman",)), lambda: BertModel(BertConfig(**SMALL)), 32
+    ),
+    "masked_lm": Case(
+        MLM, TokenScores(MLM.settings), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY, of_tokens=True
+    ),
+    "causal_lm": Case(CLM, NextTokenScores(CLM.settings), gpt2, VOCABULARY, of_tokens=True),
     "segments": Case(
-        MaskedLM(packing="segment_pair", pair="nsp"),
+        SEGMENTS,
+        TokenScores(SEGMENTS.settings),
         lambda: BertForPreTraining(BertConfig(**SMALL)),
         VOCABULARY,
         of_tokens=True,
@@ -82,7 +117,7 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
     Of choices the examples have four, two and three, and so many sequences. Of vectors they have two texts each.
     """
     random = torch.Generator().manual_seed(first)
-    takes_choices, takes_texts = case.task.kind == "multiple_choice", case.task.kind == "embedding"
+    takes_choices, takes_texts = case.task.info.kind == "multiple_choice", case.task.info.kind == "embedding"
     valid = torch.arange(4) < torch.tensor([2, 2, 2] if takes_texts else [4, 2, 3])[:, None]
     has_sequences = takes_choices or takes_texts
     ids = torch.randint(5, VOCABULARY, (int(valid.sum()) if has_sequences else 3, 7), generator=random)
@@ -90,10 +125,13 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
     mask[1, 4:] = 0
     if case.of_tokens:
         predicted = (torch.rand(ids.shape, generator=random) < 0.4) & mask.bool()
-        labels = F.pad((ids % case.classes).masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
-    elif case.task.likelihood in ("gaussian", "vector"):
+        targets = ids % case.classes
+        if case.task.info.kind == "causal_lm":  # Each token but the last of an example predicts the next one.
+            predicted, targets = F.pad(mask[:, 1:], (0, 1)).bool(), ids.roll(-1, dims=1)
+        labels = F.pad(targets.masked_fill(~predicted, IGNORED), (0, padding), value=IGNORED)
+    elif case.task.info.likelihood in ("gaussian", "vector"):
         labels = torch.tensor([0.5, -100.0, 2.0])  # As a number, -100 is an ordinary label.
-    elif case.task.likelihood == "sigmoid":
+    elif case.task.info.likelihood == "sigmoid":
         labels = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     else:
         labels = torch.tensor([0, 1, 2 if takes_choices else case.classes - 1])
@@ -103,9 +141,9 @@ def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tenso
     }  # fmt: skip
     if has_sequences:
         batch["valid"] = valid
-    if case.task.pair:
+    if case.task.info.pair:
         batch["token_type_ids"] = (batch["attention_mask"].cumsum(dim=-1) > 3).long() * batch["attention_mask"]
-    if case.task.pair and case.task.over_vocabulary:
+    if case.task.info.pair and case.task.info.classes_are_tokens:
         batch["pair_labels"] = torch.tensor([0, 1, 1])
     return batch
 
@@ -123,16 +161,16 @@ def test_items_depend_only_on_the_batch(case: Case) -> None:
         assert len(column) == len(first), name
         assert torch.equal(column, columns_of(again)[name]), name
     assert first.labelled.all()
-    assert first.likelihood == case.task.likelihood
-    assert first.over_vocabulary == case.task.over_vocabulary
+    assert first.likelihood == case.task.info.likelihood
+    assert first.classes_are_tokens == case.task.info.classes_are_tokens
     assert torch.equal(first.example_id(), batch["example_id"][first.row])
     assert torch.equal(first["attention_mask"], batch["attention_mask"])
     if case.of_tokens:
         assert len(first) == int((batch["labels"] != IGNORED).sum()) > 3
         assert first.index is not None
-        assert torch.equal(first.labels, batch["input_ids"].flatten()[first.index] % case.classes)
+        assert torch.equal(first.labels, batch["labels"].flatten()[first.index])
     else:
-        assert first.row.tolist() == ([0, 0, 1, 1, 2, 2] if case.task.likelihood == "vector" else [0, 1, 2])
+        assert first.row.tolist() == ([0, 0, 1, 1, 2, 2] if case.task.info.likelihood == "vector" else [0, 1, 2])
         assert torch.equal(first.labels, batch["labels"][first.row])
 
 
@@ -146,7 +184,7 @@ def test_an_example_without_a_class_is_an_item_without_a_label() -> None:
 def test_every_token_adds_items_only_over_a_vocabulary(case: Case) -> None:
     batch = batch_of(case)
     few, every = case.task.select(batch), case.task.select(batch).with_every_token()
-    if not case.task.over_vocabulary:
+    if not case.task.info.classes_are_tokens:
         assert (len(every), every.chosen) == (len(few), None)
         return
     assert len(every) == int(batch["attention_mask"].sum())
@@ -207,13 +245,13 @@ def test_a_score_has_a_row_for_each_item(case: Case) -> None:
     items = case.task.select(batch)
     with torch.no_grad():
         outputs = case.task.run(case.model(), batch, items, frozenset()).at(items)
-    columns = case.task.scoring.score(outputs, items)
+    columns = case.scoring.score(outputs, items)
     assert columns
     assert all(len(column) == len(items) for column in columns.values())
-    if not case.task.scoring.compares_with_teacher:
+    if not case.scoring.compares_with_teacher:
         assert columns["logits"].dtype == torch.float32
         return
-    compared = case.task.scoring.compare(columns, outputs)
+    compared = case.scoring.compare(columns, outputs)
     assert all(len(column) == len(items) for column in compared.values())
     assert compared["agreement_top1"].all()
     assert compared["agreement_top5"].all()
@@ -223,7 +261,7 @@ def test_a_score_has_a_row_for_each_item(case: Case) -> None:
 def test_an_evaluation_concatenates_the_items_of_all_batches(case: Case) -> None:
     batches = [batch_of(case, first=first) for first in (3, 0)]
     model = case.model().train()
-    scores = evaluate(model, case.task, [[batches[0]], [batches[1]]])
+    scores = evaluate(model, case.task, case.scoring, [[batches[0]], [batches[1]]])
     assert model.training
     items = [case.task.select(batch) for batch in batches]
     assert np.array_equal(scores.labels, torch.cat([of_batch.labels for of_batch in items]))
@@ -232,12 +270,12 @@ def test_an_evaluation_concatenates_the_items_of_all_batches(case: Case) -> None
     ordered = scores.by_example()
     assert sorted(set(ordered.example_id)) == list(range(6))
     assert (np.diff(ordered.example_id) >= 0).all()
-    metrics, of_ordered = case.task.scoring.metrics(scores), case.task.scoring.metrics(ordered)
+    metrics, of_ordered = case.scoring.metrics(scores), case.scoring.metrics(ordered)
     assert metrics == pytest.approx(of_ordered, rel=1e-5)
-    assert case.task.scoring.metric in metrics
-    assert case.task.scoring.agreement(ordered, ordered) == 1.0
-    assert case.task.scoring.probability_diff(ordered, ordered) == 0.0
-    error = case.task.scoring.calibration_error(ordered)
+    assert case.scoring.metric in metrics
+    assert case.scoring.agreement(ordered, ordered) == 1.0
+    assert case.scoring.probability_diff(ordered, ordered) == 0.0
+    error = case.scoring.calibration_error(ordered)
     assert error is None or 0 <= error <= 1
 
 
@@ -248,7 +286,7 @@ def test_the_order_of_segments_is_scored_once_a_pair() -> None:
         "pair_correct": np.array([True, True, True, True, False, True]),
     }  # fmt: skip
     scores = Scores(columns, np.zeros(6, int), np.array([7, 7, 7, 7, 2, 5]))
-    assert CASES["segments"].task.scoring.metrics(scores)["nsp_accuracy"] == pytest.approx(2 / 3)
+    assert CASES["segments"].scoring.metrics(scores)["nsp_accuracy"] == pytest.approx(2 / 3)
 
 
 def test_scores_by_example_keep_the_items_of_an_example_in_order() -> None:

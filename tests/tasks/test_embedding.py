@@ -102,7 +102,7 @@ def test_pooling_matches_values_by_hand_whatever_the_padding_is(
 def test_vectors_do_not_depend_on_padding_and_drop_the_pooler(tokenizer: PreTrainedTokenizerBase) -> None:
     model = toy_encoder(len(tokenizer))
     assert model.pooler is not None
-    assert configure(model, Embedding(train=pairs(2), dev=pairs(2)).model_settings) == []
+    assert configure(model, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings) == []
     assert model.pooler is None
     batch = tokenizer([GOOD[0], f"{BAD[0]} {BAD[1]}"], padding=True, return_tensors="pt")
     alone = tokenizer([GOOD[0]], return_tensors="pt")
@@ -139,7 +139,7 @@ def test_a_student_of_all_layers_has_the_vectors_of_its_teacher(tokenizer: PreTr
     assert len(student.inherited) == len(dict(student.named_parameters()))
     batch = tokenizer(list(GOOD), padding=True, return_tensors="pt")
     for model in (teacher, student):
-        configure(model, Embedding(train=pairs(2), dev=pairs(2)).model_settings)
+        configure(model, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
     with torch.no_grad():
         torch.testing.assert_close(run_model(student, batch).logits, run_model(teacher, batch).logits)
 
@@ -176,7 +176,7 @@ def test_the_files_of_sentence_transformers_name_the_pooling(
     model = toy_encoder(len(tokenizer))
     write_modules(model, tmp_path)
     assert list(tmp_path.iterdir()) == []  # It has no vectors yet.
-    configure(model, Embedding(train=pairs(2), dev=pairs(2), pooling="cls", max_length=48).model_settings)
+    configure(model, Embedding(train=pairs(2), dev=pairs(2), pooling="cls", max_length=48).info.model_settings)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     write_modules(model, tmp_path)
@@ -188,7 +188,7 @@ def test_the_files_of_sentence_transformers_name_the_pooling(
     assert flags.pop("word_embedding_dimension") == 32
     assert [name for name, value in flags.items() if value] == ["pooling_mode_cls_token"]
     encoder = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False).model
-    [notice] = configure(encoder, Embedding(train=pairs(2), dev=pairs(2)).model_settings)
+    [notice] = configure(encoder, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
     assert notice == (
         "the teacher was trained with cls pooling, and task.pooling is mean: set task.pooling=cls for the vectors that "
         "it was trained for"
@@ -259,8 +259,8 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     task = Embedding(train=nli, **options)
     data = task.read(Path())
     assert (data.classes, data.splits["train"].labels.tolist()) == (("no", "yes"), [0.0, 1.0, 0.0])
-    assert [type(term) for term in task.supervised_terms().values()] == [d.PairClassification]
-    assert task.supervised_terms()["classes"].classes == 2
+    assert [type(term) for term in data.terms.values()] == [d.PairClassification]
+    assert data.terms["classes"].classes == 2
     batches = task.encode(data, tokenizer, None)
     assert batches["train"][[0, 1]][PAIR_CLASSES].tolist() == [0.0, 1.0]
     scores = pairs(4)["score"]
@@ -272,11 +272,12 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
     scored = Embedding(train=nli | {"label": [1, 0, 1]}, **options)
     assert scored.read(Path()).sha256 != task.read(Path()).sha256
     task = Embedding(train=pairs(4), dev=pairs(4))
-    assert [type(term) for term in (task.read(Path()) and task.supervised_terms()).values()] == [d.CosineRegression]
+    assert [type(term) for term in task.read(Path()).terms.values()] == [d.CosineRegression]
     triplets = {"anchor": ["a", "b"], "positive": ["c", "d"], "negative": ["e", "f"]}
     task = Embedding(train=triplets, dev=pairs(4), train_text=["anchor", "positive", "negative"])
-    assert task.read(Path()).splits["train"]["texts"] == [["a", "c", "e"], ["b", "d", "f"]]
-    assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
+    data = task.read(Path())
+    assert data.splits["train"]["texts"] == [["a", "c", "e"], ["b", "d", "f"]]
+    assert [type(term) for term in data.terms.values()] == [d.MultipleNegatives]
     with pytest.raises(UserError, match="example 2: label 'high' is no number"):
         Embedding(train=pairs(2) | {"score": ["1", "high"]}, dev=pairs(4)).read(Path())
 
@@ -285,7 +286,7 @@ def test_a_saved_encoder_is_loaded_without_the_report_of_a_pooler_that_it_does_n
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, encoder = Embedding(train=pairs(4), dev=pairs(4)), toy_bert(len(tokenizer)).bert
-    configure(encoder, task.model_settings)
+    configure(encoder, task.info.model_settings)
     encoder.save_pretrained(tmp_path)
     levels, original = [], transformers.AutoModel.from_pretrained
 
@@ -457,7 +458,7 @@ def test_components_are_fitted_to_the_labelled_texts_of_train() -> None:
         vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )
     model = BertModel(config).eval()
-    configure(model, task.model_settings)
+    configure(model, task.info.model_settings)
     teacher: Any = SimpleNamespace(running=lambda: model, device=torch.device("cpu"))
     every = torch.cat(teacher_logits(teacher, task, examples["train"], NOTHING, most=100))
     assert every.shape == (8, 8)  # Two texts of each pair, and none of the pool.
@@ -558,15 +559,15 @@ def test_terms_on_classes_are_unsuited_and_terms_on_hidden_states_suit(task: Emb
     objective = d.Objective(
         soft=d.SoftTargets(), mse=d.LogitMSE(), cosine=d.Cosine(), relations=d.MiniLMv2(), vectors=d.EmbeddingMSE()
     )
-    assert objective.unsuited(likelihood=task.likelihood, over_vocabulary=False) == ["soft", "mse"]
-    assert d.Objective(vectors=d.EmbeddingMSE()).unsuited(likelihood="softmax", over_vocabulary=False) == ["vectors"]
+    assert objective.unsuited(likelihood=task.info.likelihood, classes_are_tokens=False) == ["soft", "mse"]
+    assert d.Objective(vectors=d.EmbeddingMSE()).unsuited(likelihood="softmax", classes_are_tokens=False) == ["vectors"]
 
 
 def test_cached_vectors_equal_the_computed_ones_for_any_batch(
     task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     model = toy_encoder(len(tokenizer))
-    configure(model, task.model_settings)
+    configure(model, task.info.model_settings)
     mixed = Embedding(train=pairs(8), dev=pairs(4), unlabelled=["one film", "another film"])
     train = mixed.encode(mixed.read(tmp_path), tokenizer, None)["train"]
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
@@ -584,33 +585,34 @@ def test_cached_vectors_equal_the_computed_ones_for_any_batch(
 
 def test_metrics_match_values_by_hand_in_any_order(task: Embedding) -> None:
     """The cosines of the three pairs are 1, 0 and -1."""
+    data = task.read(Path())
+    scoring = data.scoring
     first, second = [[2.0, 0.0], [1.0, 0.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 3.0], [-1.0, -1.0]]
     vectors = np.array([row for pair in zip(first, second, strict=True) for row in pair], dtype=np.float32)
     labels = np.repeat([1.0, 0.5, 0.0], 2)  # Of scores from 0 to 6.
     scores = Scores({"logits": vectors}, labels, np.repeat([0, 1, 2], 2))
     expected = {"spearman": 1.0, "pearson": float(np.corrcoef([1, 0, -1], [6, 3, 0])[0, 1])}
-    assert task.scoring.metrics(scores) == pytest.approx(expected)
+    assert scoring.metrics(scores) == pytest.approx(expected)
     order = np.array([4, 5, 0, 1, 2, 3])
-    assert task.scoring.metrics(scores.select(order)) == pytest.approx(expected)
-    condensed = task.scoring.condense(scores)
+    assert scoring.metrics(scores.select(order)) == pytest.approx(expected)
+    condensed = scoring.condense(scores)
     assert {name: column.shape for name, column in condensed.columns.items()} == {"cosine": (6,)}
-    assert task.scoring.metrics(condensed) == task.scoring.metrics(scores)
-    assert compare_with_constant(task, {"dev": scores}).weakness is None
-    data = task.read(Path())
-    table = task.scoring.tabulate(scores, data, examples=3)
+    assert scoring.metrics(condensed) == scoring.metrics(scores)
+    assert compare_with_constant(scoring, {"dev": scores}).weakness is None
+    table = scoring.tabulate(scores, data, examples=3)
     assert (table["label"], table["probability"]) == ([6.0, 3.0, 0.0], [None] * 3)
     assert table["prediction"] == pytest.approx([1.0, 0.0, -1.0])
     other = Scores({"logits": vectors * [1.0, 1.2]}, labels, scores.example_id)
-    assert task.scoring.agreement(scores, scores) == 1.0
-    assert task.scoring.probability_diff(scores, scores) == 0.0
+    assert scoring.agreement(scores, scores) == 1.0
+    assert scoring.probability_diff(scores, scores) == 0.0
     turned = Scores(
         {"logits": np.where([[1], [1], [1], [0], [1], [1]], vectors, [[1.0, 1.0]])}, labels, scores.example_id
     )
-    assert task.scoring.agreement(turned, scores) == pytest.approx(2 / 3)
-    assert task.scoring.probability_diff(turned, scores) == pytest.approx(np.sqrt(0.5) / 2)
-    assert task.scoring.metrics(other)["spearman"] == pytest.approx(1.0)
+    assert scoring.agreement(turned, scores) == pytest.approx(2 / 3)
+    assert scoring.probability_diff(turned, scores) == pytest.approx(np.sqrt(0.5) / 2)
+    assert scoring.metrics(other)["spearman"] == pytest.approx(1.0)
     same = Scores({"logits": np.ones((6, 2))}, labels, scores.example_id)
-    assert compare_with_constant(task, {"dev": same}).weakness == (
+    assert compare_with_constant(scoring, {"dev": same}).weakness == (
         "is no better than a constant prediction on the 3 examples of dev: spearman 0.000 against 0.000 of "
         '"always the same vector"'
     )

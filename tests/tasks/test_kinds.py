@@ -24,11 +24,13 @@ def test_every_class_names_its_kinds_and_no_two_classes_share_one() -> None:
     ],
 )
 def test_the_kind_of_a_task_is_one_of_its_class(task: Classification, kind: str) -> None:
-    assert task.kind == kind
+    assert task.info.kind == kind
     assert kind in type(task).kinds
-    assert task.decoder in DECODERS
+    assert task.info.decoder in DECODERS
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(UserError, match="got the kind of task sequence, expected one of classification, multi_label"):
+    with pytest.raises(
+        UserError, match="got the kind of task sequence, expected one of causal_lm, classification, multi_label"
+    ):
         find_auto_class("sequence")

@@ -21,6 +21,9 @@ from distill.records.record import Run
 from distill.records.report import render_overview_card
 from distill.records.tables import summary_rows
 from distill.tasks import Classification, MaskedLM, MultiTask, Regression
+from distill.tasks.class_scores import OneClass
+from distill.tasks.multi import join_scorings
+from distill.tasks.regression import NumberScores
 from distill.teaching.several import check_teachers
 from distill.training.module import DistillationModule
 from students.distilbert import from_teacher
@@ -77,16 +80,17 @@ def test_metrics_are_those_of_the_tasks_and_their_mean() -> None:
     """Three of four classes are right, and the numbers are in a line: (0.75 + 1) / 2."""
     films = scores_of([[1, 0], [1, 0], [0, 1], [0, 1]], [0, 0, 1, 0])
     pairs = scores_of([[1], [2], [3]], [0, 2, 4])
-    metrics = make_task().scoring.metrics(Scores.of_tasks({0: films, 1: pairs}))
+    scoring = join_scorings({"films": OneClass(("accuracy",)), "pairs": NumberScores(("pearson",))})
+    metrics = scoring.metrics(Scores.of_tasks({0: films, 1: pairs}))
     assert metrics == pytest.approx({"mean": 0.875, "films/accuracy": 0.75, "pairs/pearson": 1.0})
-    assert make_task().scoring.metrics(Scores.of_tasks({0: films})) == {"films/accuracy": 0.75}
+    assert scoring.metrics(Scores.of_tasks({0: films})) == {"films/accuracy": 0.75}
 
 
 def test_a_step_on_several_tasks_has_the_mean_loss_of_all_their_items(tokenizer: PreTrainedTokenizerBase) -> None:
     """Cross-entropy of two examples of one task and squared error of one of the other, over three items."""
     task, models = make_task(), make_models(len(tokenizer))
     student = share_encoder({name: from_teacher(model) for name, model in models.items()}, name="toy")
-    module = DistillationModule(student=student, objective=d.Objective(hard=d.HardLabels()), task=task)  # type: ignore[arg-type]
+    module = DistillationModule(student=student, objective=d.Objective(hard=d.HardLabels()), task=task)
     student.eval()
     ids = torch.randint(5, 60, (2, 7), generator=torch.Generator().manual_seed(0))
     films = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "example_id": torch.arange(2)}

@@ -30,7 +30,7 @@ from distill.losses import HardLabels, PseudoLabels, SoftTargets
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
 from distill.tasks import Classification
-from distill.tasks.label_scores import choose_thresholds
+from distill.tasks.label_scores import LabelSets, choose_thresholds
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import mix_logits
 from distill.teaching.preparation import load_start
@@ -100,7 +100,7 @@ def test_a_file_with_one_label_each_has_one_label_each() -> None:
     task = multi_label(train=(["a", "b", "c"], [2, 0, 1]), dev=(["d"], [1]), labels=["no", "maybe", "yes"])
     data = task.read(NOWHERE)
     assert data.splits["train"].labels.tolist() == [[0, 0, 1], [1, 0, 0], [0, 1, 0]]
-    assert task.scoring.summary(data) == "3 labels, 1 an example of train: no, maybe, yes"
+    assert data.scoring.summary(data) == "3 labels, 1 an example of train: no, maybe, yes"
 
 
 def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
@@ -147,7 +147,7 @@ def test_what_several_labels_cannot_be_is_refused_in_one_line(options: dict[str,
 
 def test_a_bundle_of_several_labels_does_not_abstain() -> None:
     with pytest.raises(UserError, match=r"got export.abstain=0.1, expected null, because task .* has no classes of"):
-        check_abstention(multi_label(), 0.1)
+        check_abstention(multi_label().info, 0.1)
 
 
 def choose_threshold(probabilities: Sequence[float], labels: Sequence[int], metric: str) -> float:
@@ -196,56 +196,55 @@ def test_no_other_thresholds_have_a_larger_micro_f1(seed: int) -> None:
 def test_the_metric_that_selects_has_its_own_thresholds() -> None:
     logits, labels = [[2.0, -0.4], [1.0, -0.8], [-2.0, -1.4], [-1.0, -2.2]], [[1, 0], [1, 0], [0, 0], [0, 1]]
     scores = scores_of(logits, labels)
-    micro, macro = multi_label(metrics=["micro_f1"]), multi_label(metrics=["macro_f1"])
-    assert micro.scoring.fit_decoder(scores)["thresholds"][1] > 0.5 > macro.scoring.fit_decoder(scores)["thresholds"][1]
+    micro, macro = (LabelSets((metric,), separator="|") for metric in ("micro_f1", "macro_f1"))
+    assert micro.fit_decoder(scores)["thresholds"][1] > 0.5 > macro.fit_decoder(scores)["thresholds"][1]
 
 
 def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
-    task = multi_label()
+    scoring = multi_label().read(NOWHERE).scoring
     # Probabilities 0.88, 0.27, 0.5; 0.05, 0.73, 0.12 against x; y and z.
     logits, labels = [[2.0, -1.0, 0.0], [-3.0, 1.0, -2.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
-    assert task.scoring.metrics(scores_of(logits, labels)) == pytest.approx(
+    assert scoring.metrics(scores_of(logits, labels)) == pytest.approx(
         {"micro_f1": 2 * 2 / (3 + 3), "macro_f1": 2 / 3, "subset_accuracy": 0.0}
     )
     scores = scores_of(logits, labels, thresholds=[0.5, 0.5, 0.1])
-    assert task.scoring.metrics(scores) == pytest.approx(
+    assert scoring.metrics(scores) == pytest.approx(
         {"micro_f1": 6 / 7, "macro_f1": (1 + 1 + 2 / 3) / 3, "subset_accuracy": 0.5}
     )
-    task.read(NOWHERE)
-    assert task.scoring.breakdown(scores)["z"] == {"micro_f1": pytest.approx(2 / 3), "number": 1}
-    assert task.scoring.agreement(scores, scores_of(logits, labels)) == pytest.approx((1 + 1 / 2) / 2)
+    assert scoring.breakdown(scores)["z"] == {"micro_f1": pytest.approx(2 / 3), "number": 1}
+    assert scoring.agreement(scores, scores_of(logits, labels)) == pytest.approx((1 + 1 / 2) / 2)
     even = scores_of([[0.0] * 3] * 2, labels)
-    assert task.scoring.probability_diff(scores, even) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
+    assert scoring.probability_diff(scores, even) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
     wrong = scores_of([[-9.0, -9.0, 9.0], [9.0, -9.0, -9.0]], labels)
-    [constant] = task.scoring.constants(wrong)
-    assert (constant.answer, task.scoring.metrics(constant.predict(wrong))["micro_f1"]) == ("always x, y, z", 2 / 3)
+    [constant] = scoring.constants(wrong)
+    assert (constant.answer, scoring.metrics(constant.predict(wrong))["micro_f1"]) == ("always x, y, z", 2 / 3)
 
 
 @pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "subset_accuracy"])
 @pytest.mark.parametrize("shares", [(0.9, 0.4, 0.1), (0.2, 0.1, 0.05)])
 def test_the_best_constant_is_that_of_all_numbers_of_labels(metric: str, shares: tuple[float, ...]) -> None:
-    task, labels = multi_label(metrics=[metric]), np.random.default_rng(0).random((40, 3)) < shares
+    scoring, labels = LabelSets((metric,), separator="|"), np.random.default_rng(0).random((40, 3)) < shares
     scores = scores_of(np.zeros((40, 3)).tolist(), labels.tolist())
     order = np.argsort(-labels.sum(axis=0), kind="stable")
     every = [scores_of([[9.0 if c in order[:k] else -9.0 for c in range(3)]] * 40, labels.tolist()) for k in range(4)]
-    values = [task.scoring.metrics(each)[metric] for each in every]
-    [constant] = task.scoring.constants(scores)
-    assert task.scoring.metrics(constant.predict(scores))[metric] == pytest.approx(max(values))
+    values = [scoring.metrics(each)[metric] for each in every]
+    [constant] = scoring.constants(scores)
+    assert scoring.metrics(constant.predict(scores))[metric] == pytest.approx(max(values))
     assert metric == "macro_f1" or values[-1] < max(values)
 
 
 @pytest.mark.parametrize("metric", ["micro_f1", "macro_f1", "subset_accuracy"])
 def test_a_random_teacher_is_weak_and_one_that_knows_something_is_not(metric: str) -> None:
     """Thresholds that are chosen on all of dev are never worse there than the best constant set."""
-    task, random = multi_label(metrics=[metric]), np.random.default_rng(5)
+    scoring, random = LabelSets((metric,), separator="|"), np.random.default_rng(5)
     labels = random.random((200, 3)) < (0.5, 0.4, 0.6)
     noise = random.normal(size=labels.shape) - 3  # No probability of a good teacher reaches 0.5 often.
     for knows, weak in ((0.0, True), (1.5, False), (3.0, False)):
         scores = scores_of((noise + knows * labels).tolist(), labels.tolist())
-        scores = replace(scores, decoding=task.scoring.fit_decoder(scores))
-        [constant] = task.scoring.constants(scores)
-        assert task.scoring.metrics(scores)[metric] >= task.scoring.metrics(constant.predict(scores))[metric]
-        result = compare_with_constant(task, {"dev": scores})
+        scores = replace(scores, decoding=scoring.fit_decoder(scores))
+        [constant] = scoring.constants(scores)
+        assert scoring.metrics(scores)[metric] >= scoring.metrics(constant.predict(scores))[metric]
+        result = compare_with_constant(scoring, {"dev": scores})
         assert result is not None
         assert (result.weakness is not None) == weak
         assert result.difference["number"] == 200
@@ -270,7 +269,7 @@ def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
     total.backward()
     assert student.grad is not None
     torch.testing.assert_close(student.grad, 2 * (expected - probabilities).detach() / 2)
-    assert not PseudoLabels().suits(likelihood=task.likelihood, over_vocabulary=False)
+    assert not PseudoLabels().suits(likelihood=task.info.likelihood, classes_are_tokens=False)
 
 
 def test_the_mean_of_an_ensemble_is_that_of_the_probabilities() -> None:
@@ -283,12 +282,12 @@ def test_a_new_head_gives_each_label_its_share_of_train(encoder_dir: Path) -> No
     task = multi_label()
     data = task.read(NOWHERE)
     # Of four texts x has one, y two and z one; with the rule of succession 2, 3 and 2 of six.
-    assert task.head_bias == pytest.approx([np.log(2 / 4), 0.0, np.log(2 / 4)])
+    assert data.head_bias == pytest.approx([np.log(2 / 4), 0.0, np.log(2 / 4)])
     source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
     teacher = load_start(source, task, data).model
-    assert teacher.classifier.bias.tolist() == pytest.approx(task.head_bias)
-    student = Student("bilstm", bilstm).make(teacher, task)
-    assert _last_bias(student).tolist() == pytest.approx(task.head_bias)
+    assert teacher.classifier.bias.tolist() == pytest.approx(data.head_bias)
+    student = Student("bilstm", bilstm).make(teacher, task, data)
+    assert _last_bias(student).tolist() == pytest.approx(data.head_bias)
 
 
 def test_a_trained_head_keeps_its_bias(encoder_dir: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -302,13 +301,13 @@ def test_a_trained_head_keeps_its_bias(encoder_dir: Path, tmp_path: Path, tokeni
     assert start.fits  # It was saved as a model of several labels.
     for model in (
         start.model,
-        Student("distilbert", distilbert).make(start.model, task),
-        Student("mine", copy.deepcopy(start.model)).make(start.model, task),
+        Student("distilbert", distilbert).make(start.model, task, data),
+        Student("mine", copy.deepcopy(start.model)).make(start.model, task, data),
     ):
         assert _last_bias(model).tolist() == [7.0] * 3
-    assert _last_bias(Student("distilbert", partial(distilbert, init="random")).make(start.model, task)).tolist() == (
-        pytest.approx(task.head_bias)
-    )
+    assert _last_bias(
+        Student("distilbert", partial(distilbert, init="random")).make(start.model, task, data)
+    ).tolist() == (pytest.approx(data.head_bias))
 
 
 @pytest.mark.parametrize(
@@ -341,8 +340,7 @@ def test_a_head_for_one_label_does_not_fit_several(
 
 def test_labels_that_exclude_each_other_have_no_initial_bias() -> None:
     task = Classification(text="text", train=(["a", "b"], ["x", "y"]), dev=(["c"], ["x"]))
-    task.read(NOWHERE)
-    assert task.head_bias is None
+    assert task.read(NOWHERE).head_bias is None
 
 
 def _last_bias(model: PreTrainedModel) -> torch.Tensor:
@@ -388,7 +386,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
         num_labels=3, initializer_range=0.5,
     )  # fmt: skip
     model = BertForSequenceClassification(config).eval()
-    scores = evaluate_splits(model, task, batching.evaluation_loaders(task.encode(data, tokenizer, None)))
+    scores = evaluate_splits(model, task, data.scoring, batching.evaluation_loaders(task.encode(data, tokenizer, None)))
     settings = replace(LOOSE, recipes=("dynamic",))
     (tmp_path / "bundle").mkdir()
     exported = write_bundle(
@@ -397,7 +395,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     assert exported.formats["fp32"]["max_abs_diff"] < 2e-5
     bundle = Bundle(tmp_path / "bundle", model="fp32")
     predicted = [{each["label"] for each in prediction["labels"]} for prediction in bundle.predict(texts[1:])]
-    expected, metrics = task.scoring.tabulate(scores["dev"], data, examples=4), task.scoring.metrics(scores["dev"])
+    expected, metrics = data.scoring.tabulate(scores["dev"], data, examples=4), data.scoring.metrics(scores["dev"])
     assert predicted == [set(of_text) for of_text in expected["prediction"]]
 
     vectors = [[int(name in of_text) for name in names] for of_text in labels[1:]]
@@ -421,7 +419,7 @@ def test_predictions_are_lists_also_where_a_model_gives_no_label(tmp_path: Path)
         "dev": scores_of([[-9.0] * 3] * 2, data.splits["dev"].labels),
         "test": scores_of([[9.0, -9.0, -9.0]], data.splits["test"].labels),
     }
-    write_predictions(tmp_path, {"student": nothing}, task=task, splits=data, settings=RecordSettings())
+    write_predictions(tmp_path, {"student": nothing}, splits=data, settings=RecordSettings())
     rows = pyarrow.parquet.read_table(tmp_path / FILE).to_pylist()
     assert [row["student_prediction"] for row in rows] == [[], [], ["x"]]
     assert [row["label"] for row in rows] == [["y"], ["x", "z"], ["x"]]

@@ -256,7 +256,7 @@ def test_no_term_reads_a_choice_that_is_missing(task: MultipleChoice, tokenizer:
         "dkd": d.DecoupledKD(),
     }  # fmt: skip
     objective = d.Objective(terms=terms)
-    assert objective.unsuited(likelihood=task.likelihood, over_vocabulary=task.over_vocabulary) == []
+    assert objective.unsuited(likelihood=task.info.likelihood, classes_are_tokens=task.info.classes_are_tokens) == []
     batch = task.encode(task.read(Path()), tokenizer, None)["dev"][[0, 1, 2]]
     items = task.select(batch)
     random, totals, gradients = torch.Generator().manual_seed(0), [], []
@@ -288,7 +288,7 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     hidden = None if layers is None else HiddenLayers(32, 2, layers)
     cached = cache_outputs(computation, dev, hidden=hidden)
     number = sum(len(choices) for choices in task.read(Path()).splits["dev"]["choices"])
-    assert sum(len(shard.tensors["logits"]) for shard in cached._shards if shard) == number
+    assert sum(len(shard["logits"]) for shard in cached._shards if shard) == number
     assert dev.classes_per_item == number / len(dev)
     for rows in ([3], [5, 0, 7]):
         batch = dev[rows]
@@ -309,26 +309,26 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
 
 
 def test_metrics_and_weakness_match_values_by_hand() -> None:
-    task = MultipleChoice(train=questions(4), dev=questions(4))
+    data = MultipleChoice(train=questions(4), dev=questions(4)).read(Path())
+    scoring = data.scoring
     absent = [MASKED, MASKED]
     logits = np.array([[1.0, 0.0, *absent], [0.0, 2.0, 1.0, MASKED], [0.0, 0.0, 0.0, 3.0], [5.0, 0.0, 0.0, 0.0]])
     scores = Scores({"logits": logits}, np.array([0, 2, 3, 1]), np.arange(4))
-    assert task.scoring.metrics(scores) == {"accuracy": 0.5}
-    assert task.scoring.example_metric(scores).tolist() == [1, 0, 1, 0]
-    assert compare_with_constant(task, {"dev": scores}).weakness is None
-    data = task.read(Path())
-    table = task.scoring.tabulate(scores, data, examples=4)
+    assert scoring.metrics(scores) == {"accuracy": 0.5}
+    assert scoring.example_metric(scores).tolist() == [1, 0, 1, 0]
+    assert compare_with_constant(scoring, {"dev": scores}).weakness is None
+    table = scoring.tabulate(scores, data, examples=4)
     assert (table["label"], table["prediction"]) == ([0, 2, 3, 1], [0, 1, 3, 0])
     assert table["probability"][0] == pytest.approx(1 / (1 + np.exp(-1)))
-    assert task.scoring.calibration_error(scores) is not None
+    assert scoring.calibration_error(scores) is not None
     first = Scores({"logits": logits}, np.array([1, 0, 0, 0]), np.arange(4))
-    assert compare_with_constant(task, {"dev": first}).weakness.endswith(
+    assert compare_with_constant(scoring, {"dev": first}).weakness.endswith(
         ' on the 4 examples of dev: accuracy 0.250 against 0.750 of "always choice 1"'
     )
     # The first question has no third choice, so that it gets the first one.
     third = Scores({"logits": logits}, np.array([0, 2, 2, 2]), np.arange(4))
-    [constant] = task.scoring.constants(third)
-    assert (constant.answer, task.scoring.predictions(constant.predict(third)).tolist()) == (
+    [constant] = scoring.constants(third)
+    assert (constant.answer, scoring.predictions(constant.predict(third)).tolist()) == (
         "always choice 3",
         [0, 2, 2, 2],
     )
@@ -504,7 +504,7 @@ def test_unlabelled_questions_have_no_answer(tokenizer: PreTrainedTokenizerBase,
     (tmp_path / "more.jsonl").write_text("\n".join(json.dumps(row | {"answer": 9}) for row in rows))
     task = MultipleChoice(train=questions(12), dev=questions(6, first=12), unlabelled=tmp_path / "more.jsonl")
     data = task.read(tmp_path)
-    assert (len(data.pool), task.has_unlabelled) == (6, True)
+    assert (len(data.pool), task.info.unlabelled) == (6, "given")
     train = task.encode(data, tokenizer, None)["train"]
     batch = train[[12, 0, 13]]  # The labelled ones come first in a data set.
     items = task.select(batch)

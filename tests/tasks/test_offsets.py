@@ -136,5 +136,6 @@ def test_answers_and_words_have_the_right_characters_after_the_correction() -> N
     tagged = TokenClassification(
         train=([["I", "saw", "Dublin"]], [["B-x", "O", "B-y"]]), dev=([["I"]], [["B-x"]]), max_length=16
     )
-    labels = tagged.encode(tagged.read(Path("unused")), tokenizer, None)["train"][[0]]["labels"]
-    assert [tagged.scoring.labels[label] for label in labels[labels >= 0].tolist()] == ["B-x", "O", "B-y"]
+    data = tagged.read(Path("unused"))
+    labels = tagged.encode(data, tokenizer, None)["train"][[0]]["labels"]
+    assert [data.labels[label] for label in labels[labels >= 0].tolist()] == ["B-x", "O", "B-y"]

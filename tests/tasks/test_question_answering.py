@@ -253,7 +253,7 @@ def test_labels_are_the_tokens_of_the_answer(reader: PreTrainedTokenizerBase, tm
         assert len(dev) > len(splits.splits["dev"])
         batch = dev[list(range(len(dev)))]
         items = task.select(batch)
-        scores = task.scoring.score(Outputs(logits=torch.zeros(items.valid.shape)), items)  # type: ignore[union-attr]
+        scores = splits.scoring.score(Outputs(logits=torch.zeros(items.valid.shape)), items)  # type: ignore[union-attr]
         characters, found = scores["characters"], collections.Counter[int]()
         for window in range(len(dev)):
             number = int(scores["question"][2 * window])
@@ -300,8 +300,8 @@ def test_the_padding_and_its_side_change_no_logit(reader: PreTrainedTokenizerBas
         assert items.valid is not None
         assert not items.valid[:2, len(tokens) :].any()
         assert torch.equal(outputs.logits[:2, : len(tokens)], torch.stack([tokens, -tokens]))
-        columns = task.scoring.score(outputs, items)
-        assert columns["logits"].shape == columns["characters"].shape == (4, task.max_length)
+        columns = splits.scoring.score(outputs, items)
+        assert columns["logits"].shape == columns["characters"].shape == (4, task.info.max_length)
         assert ((columns["logits"] == MASKED) == (columns["characters"] == NO_CLASS)).all()
 
 
@@ -493,7 +493,8 @@ def test_the_metrics_equal_those_of_torchmetrics() -> None:
 
 def scores_with(task: QuestionAnswering, tokenizer: PreTrainedTokenizerBase, labels: Callable[[int], Any]) -> Scores:
     """Returns dev's scores of a model that is sure of the tokens that `labels` returns for each window."""
-    dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
+    data = task.read(Path())
+    dev = task.encode(data, tokenizer, None)["dev"]
     batch = dev[list(range(len(dev)))]
     items = task.select(batch)
     assert items.valid is not None
@@ -502,7 +503,7 @@ def scores_with(task: QuestionAnswering, tokenizer: PreTrainedTokenizerBase, lab
         own = items.labels[2 * window : 2 * window + 2]
         chosen = labels(window)
         logits[[2 * window, 2 * window + 1], own if chosen is None else torch.tensor(chosen)] = 9.0
-    columns = {name: column.numpy() for name, column in task.scoring.score(Outputs(logits=logits), items).items()}
+    columns = {name: column.numpy() for name, column in data.scoring.score(Outputs(logits=logits), items).items()}
     return Scores(columns, items.labels.numpy(), items.example_id().numpy())
 
 
@@ -510,26 +511,27 @@ def test_perfect_logits_have_perfect_metrics_and_unanswerable_questions_get_no_a
     reader: PreTrainedTokenizerBase,
 ) -> None:
     task = task_of()
+    scoring = task.read(Path()).scoring
     perfect = scores_with(task, reader, lambda window: None)
-    metrics = dev_metrics(task, perfect)
+    metrics = dev_metrics(scoring, perfect)
     assert metrics == {"f1": 1.0, "exact_match": 1.0, "answerable_f1": 1.0, "unanswerable_accuracy": 1.0}
-    [fitted] = fit_decoding(task, {"dev": perfect}).values()
+    [fitted] = fit_decoding(scoring, {"dev": perfect}).values()
     assert fitted.decoding["null_threshold"] is not None
     nothing = scores_with(task, reader, lambda window: (0, 0))
-    assert dev_metrics(task, nothing)["f1"] == pytest.approx(0.2)  # Each fifth question has no answer.
-    weakness = compare_with_constant(task, {"dev": nothing}).weakness
+    assert dev_metrics(scoring, nothing)["f1"] == pytest.approx(0.2)  # Each fifth question has no answer.
+    weakness = compare_with_constant(scoring, {"dev": nothing}).weakness
     assert 'within noise of a constant prediction on dev: f1 0.200 against 0.200 of "always no answer", ' in weakness
-    assert compare_with_constant(task, {"dev": perfect}).weakness is None
+    assert compare_with_constant(scoring, {"dev": perfect}).weakness is None
     never = dataclasses.replace(nothing, decoding={"null_threshold": 0.0})
-    assert task.scoring.agreement(fitted, never) == pytest.approx(0.2)
-    values = task.scoring.example_metric(fitted)
+    assert scoring.agreement(fitted, never) == pytest.approx(0.2)
+    values = scoring.example_metric(fitted)
     assert values is not None
     assert values.tolist() == [1.0] * 20
     everywhere = QuestionAnswering(train=questions(8), dev=questions(8, first=8), max_length=24, doc_stride=6)
     data = everywhere.read(Path())
     sure = scores_with(everywhere, reader, lambda window: (0, 0))
-    assert fit_decoding(everywhere, {"dev": sure})["dev"].decoding["null_threshold"] is None
-    assert None not in everywhere.scoring.tabulate(sure, data, examples=8)["prediction"]
+    assert fit_decoding(data.scoring, {"dev": sure})["dev"].decoding["null_threshold"] is None
+    assert None not in data.scoring.tabulate(sure, data, examples=8)["prediction"]
 
 
 # Cached outputs, unlabelled questions
@@ -542,7 +544,8 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     tokenizer = copy.deepcopy(reader)
     tokenizer.padding_side = pad
     task, model = task_of(), toy_model(reader)
-    examples = task.encode(task.read(tmp_path), tokenizer, None)
+    data = task.read(tmp_path)
+    examples = task.encode(data, tokenizer, None)
     dev = examples["dev"]
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
     cached = cache_outputs(computation, dev)
@@ -561,9 +564,9 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
             with pytest.raises(ValueError, match="with other valid classes than the batch has"):
                 cached(batch, wrong)
     stored = sum(int(task.select(dev[[row]]).valid.sum()) for row in range(len(dev)))  # type: ignore[union-attr]
-    assert sum(len(shard.tensors["logits"]) for shard in cached._shards if shard) == stored
-    again = cached_scores(computation, {"train": examples["train"], "dev": dev})["dev"]
-    direct = evaluate(model, task, batching.evaluation_loader(dev)).by_example()
+    assert sum(len(shard["logits"]) for shard in cached._shards if shard) == stored
+    again = cached_scores(computation, data.scoring, {"train": examples["train"], "dev": dev})["dev"]
+    direct = evaluate(model, task, data.scoring, batching.evaluation_loader(dev)).by_example()
     for name, column in direct.columns.items():
         np.testing.assert_allclose(again.columns[name], column, atol=1e-3 if pad == "left" else 1e-5)
     [path] = cached.directory.glob("*.safetensors")

@@ -97,7 +97,7 @@ def test_graded_gains_by_hand() -> None:
 def test_vectors_are_scored_by_the_ranking_of_the_whole_corpus(directory: Path) -> None:
     task = embedding(directory)
     data = task.read(directory)
-    split = data.splits["dev"]
+    split, scoring = data.splits["dev"], data.scoring
     random = np.random.default_rng(1)
     vectors = random.normal(size=(len(split), 8)).astype(np.float32)
     scores = Scores({"logits": vectors}, split.labels, np.arange(len(split)))
@@ -107,31 +107,31 @@ def test_vectors_are_scored_by_the_ranking_of_the_whole_corpus(directory: Path) 
     for query in queries:
         order = documents[np.argsort(-(unit[documents] @ unit[query]), kind="stable")]
         numbers = [int(-1 - split.labels[item]) for item in order]
-        expected.append(by_definition(numbers, dict(task.scoring.data.gains[int(split.labels[query])])))
+        expected.append(by_definition(numbers, dict(data.scoring.data.gains[int(split.labels[query])])))
     means = {name: float(np.mean([of[name] for of in expected])) for name in METRICS}
-    assert task.scoring.metrics(scores) == pytest.approx(means)
-    np.testing.assert_allclose(task.scoring.example_metric(scores), [of["ndcg@10"] for of in expected])
-    assert task.scoring.metrics(task.scoring.condense(scores)) == pytest.approx(means)
+    assert scoring.metrics(scores) == pytest.approx(means)
+    np.testing.assert_allclose(scoring.example_metric(scores), [of["ndcg@10"] for of in expected])
+    assert scoring.metrics(scoring.condense(scores)) == pytest.approx(means)
     order = random.permutation(len(split))
-    assert task.scoring.metrics(scores.select(order)) == pytest.approx(means)
-    assert (task.scoring.agreement(scores, scores), task.scoring.probability_diff(scores, scores)) == (1.0, 0.0)
+    assert scoring.metrics(scores.select(order)) == pytest.approx(means)
+    assert (scoring.agreement(scores, scores), scoring.probability_diff(scores, scores)) == (1.0, 0.0)
     turned = vectors.copy()
     turned[queries[0]] *= -1
     changed = Scores({"logits": turned}, split.labels, scores.example_id)
-    assert task.scoring.agreement(changed, scores) == pytest.approx(1 - 1 / len(queries), abs=0.05)
-    table = task.scoring.tabulate(scores, data, examples=len(split))
+    assert scoring.agreement(changed, scores) == pytest.approx(1 - 1 / len(queries), abs=0.05)
+    table = scoring.tabulate(scores, data, examples=len(split))
     assert [row for row, value in enumerate(table["label"]) if value is not None] == queries.tolist()
-    assert table["label"][0] == [f"d{number}" for number in task.scoring.data.gains[0]]
+    assert table["label"][0] == [f"d{number}" for number in data.scoring.data.gains[0]]
     assert len(table["prediction"][0]) == 10
     same = Scores({"logits": np.ones_like(vectors)}, split.labels, scores.example_id)
-    assert "no better than a constant prediction" in compare_with_constant(task, {"dev": same}).weakness
+    assert "no better than a constant prediction" in compare_with_constant(scoring, {"dev": same}).weakness
     perfect = np.zeros((len(split), 128), dtype=np.float32)
     for row, label in enumerate(split.labels):
-        gains = task.scoring.data.gains[int(label)] if label >= 0 else {}
+        gains = data.scoring.data.gains[int(label)] if label >= 0 else {}
         of_document = max(gains, key=gains.get) if label >= 0 else int(-1 - label)
         perfect[row, of_document] = 1.0
     assert (
-        compare_with_constant(task, {"dev": Scores({"logits": perfect}, split.labels, scores.example_id)}).weakness
+        compare_with_constant(scoring, {"dev": Scores({"logits": perfect}, split.labels, scores.example_id)}).weakness
         is None
     )
 
@@ -146,7 +146,7 @@ def test_queries_of_train_are_held_out_and_documents_have_their_titles(directory
     train, dev, test = (data.splits[name] for name in ("train", "dev", "test"))
     assert all(len(group) == 2 and group[0] for group in train["texts"])
     assert np.isnan(train.labels).all()
-    assert [type(term) for term in task.supervised_terms().values()] == [d.MultipleNegatives]
+    assert [type(term) for term in data.terms.values()] == [d.MultipleNegatives]
     scored = [split.select(np.flatnonzero(split["is_query"])) for split in (dev, test)]
     queries = {group[0] for split in (train, *scored) for group in split["texts"]}
     assert len(queries) == 24
@@ -154,9 +154,9 @@ def test_queries_of_train_are_held_out_and_documents_have_their_titles(directory
     documents = {f"{row['title']} {row['text']}" for row in rows}
     for split in (dev, test):
         assert {group[0] for group, label in zip(split["texts"], split.labels, strict=True) if label < 0} == documents
-    assert dev.labels[:3].tolist() == [0, *(-1 - number for number in task.scoring.data.gains[0])]
-    assert sorted(task.scoring.data.gains[0].values()) == [1, 2]
-    assert task.scoring.summary(data) == "a vector of length 1 by mean pooling; dev has 4 queries and 60 documents"
+    assert dev.labels[:3].tolist() == [0, *(-1 - number for number in data.scoring.data.gains[0])]
+    assert sorted(data.scoring.data.gains[0].values()) == [1, 2]
+    assert data.scoring.summary(data) == "a vector of length 1 by mean pooling; dev has 4 queries and 60 documents"
     again = embedding(directory).read(directory)
     assert (again.sha256, again.splits["dev"]["texts"]) == (data.sha256, dev["texts"])
     fewer = embedding(directory, train_examples=5, dev_examples=2).read(directory)
@@ -218,7 +218,7 @@ def test_the_only_judgements_are_divided_and_what_cannot_be_found_is_counted(
     assert "texts that are empty, which no search finds: 1" in output
     assert "queries that are left out, because they are empty or have no relevant document: 2" in output
     assert len(data.splits["dev"]) == 2 + 60
-    judged = {number for gains in task.scoring.data.gains for number in gains}
+    judged = {number for gains in data.scoring.data.gains for number in gains}
     assert len(data.splits["train"]) + len(judged) == (4 if 60 in judged else 3)
 
 

@@ -10,10 +10,13 @@ import pytest
 from distill.contracts import Scores, Task
 from distill.errors import OptionError, UserError
 from distill.tasks import Classification, MaskedLM, Regression
+from distill.tasks.class_scores import OneClass
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.regression import NumberScores
 from distill.training.evaluate import split_metrics
 
-CLASSES = Classification(name="toy", text=["text"], metrics=["accuracy", "f1", "matthews"])
-NUMBER = Regression(name="toy", text=["text"], metrics=["pearson", "spearman", "mae"])
+CLASSES = OneClass(("accuracy", "f1", "matthews"))
+NUMBER = NumberScores(("pearson", "spearman", "mae"))
 
 
 def scores_of(logits: np.ndarray, labels: np.ndarray | None = None) -> Scores:
@@ -24,7 +27,7 @@ def scores_of(logits: np.ndarray, labels: np.ndarray | None = None) -> Scores:
 def test_metrics_of_a_classification_match_values_by_hand() -> None:
     # Predicted 1, 1, 1, 0 against 1, 1, 0, 0: two of three are right among the positive, none is missed.
     logits = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [1.0, 0.0]])
-    metrics = CLASSES.scoring.metrics(scores_of(logits, np.array([1, 1, 0, 0])))
+    metrics = CLASSES.metrics(scores_of(logits, np.array([1, 1, 0, 0])))
     assert list(metrics) == ["accuracy", "f1", "matthews"]
     assert metrics["accuracy"] == 0.75
     assert metrics["f1"] == pytest.approx(0.8)
@@ -43,9 +46,9 @@ def test_f1_is_that_of_the_positive_class() -> None:
     for positive, expected in (("ham", 0.8), ("spam", 2 / 3)):
         task = spam_filter(positive=positive)
         data = task.read(Path("nowhere"))
-        assert task.scoring.metrics(scores_of(logits, labels))["f1"] == pytest.approx(expected)
-        assert task.scoring.describe(data)["positive"] == positive
-        assert task.scoring.summary(data) == f"0 ham, 1 spam; F1 of {positive}"
+        assert data.scoring.metrics(scores_of(logits, labels))["f1"] == pytest.approx(expected)
+        assert data.scoring.describe(data)["positive"] == positive
+        assert data.scoring.summary(data) == f"0 ham, 1 spam; F1 of {positive}"
 
 
 def test_f1_of_two_classes_of_which_none_is_known_to_be_positive_is_their_mean() -> None:
@@ -53,8 +56,8 @@ def test_f1_of_two_classes_of_which_none_is_known_to_be_positive_is_their_mean()
     task = spam_filter()
     data = task.read(Path("nowhere"))
     with warnings.catch_warnings(action="error"):
-        assert task.scoring.metrics(scores_of(logits, labels))["f1"] == pytest.approx((0.8 + 2 / 3) / 2)
-    assert task.scoring.summary(data) == "0 ham, 1 spam; F1 of both, averaged (task.positive=NAME for that of one)"
+        assert data.scoring.metrics(scores_of(logits, labels))["f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+    assert data.scoring.summary(data) == "0 ham, 1 spam; F1 of both, averaged (task.positive=NAME for that of one)"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_the_positive_class_of_named_or_numbered_classes_is_the_second(
 ) -> None:
     task = spam_filter(**options)
     data = task.read(Path("nowhere"))
-    assert task.scoring.describe(data)["positive"] == positive
+    assert data.scoring.describe(data)["positive"] == positive
 
 
 @pytest.mark.parametrize(
@@ -113,54 +116,57 @@ def test_the_digest_of_the_data_depends_on_the_positive_class() -> None:
 
 def test_metrics_of_a_regression_match_values_by_hand() -> None:
     logits, labels = np.array([[1.0], [2.0], [4.0]]), np.array([10.0, 20.0, 30.0])
-    metrics = NUMBER.scoring.metrics(scores_of(logits, labels))
+    metrics = NUMBER.metrics(scores_of(logits, labels))
     assert metrics["spearman"] == pytest.approx(1.0)
     assert metrics["pearson"] == pytest.approx(np.corrcoef([1, 2, 4], [10, 20, 30])[0, 1])
     assert metrics["mae"] == pytest.approx((9 + 18 + 26) / 3)
 
 
 def test_a_correlation_with_a_constant_is_zero() -> None:
-    metrics = NUMBER.scoring.metrics(scores_of(np.full((3, 1), 2.5), np.array([1.0, 2.0, 3.0])))
+    metrics = NUMBER.metrics(scores_of(np.full((3, 1), 2.5), np.array([1.0, 2.0, 3.0])))
     assert (metrics["pearson"], metrics["spearman"], metrics["mae"]) == (0.0, 0.0, pytest.approx(2.5 / 3))
 
 
 def test_metrics_of_other_splits_than_dev_are_named_after_the_split() -> None:
-    task = Classification(name="toy", text=["text"], metrics=["accuracy"])
     right, wrong = (scores_of(np.array([row]), np.array([1])) for row in ([0.0, 1.0], [1.0, 0.0]))
-    assert split_metrics(task, {"dev": right, "test": wrong}) == {"accuracy": 1.0, "test/accuracy": 0.0}
+    scoring = OneClass(("accuracy",))
+    assert split_metrics(scoring, {"dev": right, "test": wrong}) == {
+        "accuracy": 1.0,
+        "test/accuracy": 0.0,
+    }
 
 
 def test_agreement_is_the_share_of_equal_or_near_predictions() -> None:
     reference = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    assert CLASSES.scoring.agreement(scores_of(np.flip(reference, 0)), scores_of(reference)) == 0.5
+    assert CLASSES.agreement(scores_of(np.flip(reference, 0)), scores_of(reference)) == 0.5
     numbers = np.array([[0.0], [5.0], [10.0], [3.0]])
     # 5% of the range is 0.5.
     near = numbers + np.array([[0.4], [-0.4], [0.6], [0.0]])
-    assert NUMBER.scoring.agreement(scores_of(near), scores_of(numbers)) == 0.75
-    assert NUMBER.scoring.agreement(scores_of(np.zeros((2, 1))), scores_of(np.zeros((2, 1)))) == 1.0
+    assert NUMBER.agreement(scores_of(near), scores_of(numbers)) == 0.75
+    assert NUMBER.agreement(scores_of(np.zeros((2, 1))), scores_of(np.zeros((2, 1)))) == 1.0
 
 
 def test_the_calibration_error_is_the_gap_between_probability_and_accuracy() -> None:
     """Four items at 0.9 of which three are right, one at 0.6 that is wrong: (4 x 0.15 + 1 x 0.6) / 5."""
     logits = np.log([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
     labels = np.array([1, 1, 0, 1, 0])
-    assert CLASSES.scoring.calibration_error(scores_of(logits, labels)) == pytest.approx(0.24)
+    assert CLASSES.calibration_error(scores_of(logits, labels)) == pytest.approx(0.24)
     certain = np.array([[0.0, 100.0]])  # A probability of 1 is in the last bin.
-    assert CLASSES.scoring.calibration_error(scores_of(certain, np.array([1]))) == pytest.approx(0.0)
-    assert NUMBER.scoring.calibration_error(scores_of(np.zeros((2, 1)))) is None
+    assert CLASSES.calibration_error(scores_of(certain, np.array([1]))) == pytest.approx(0.0)
+    assert NUMBER.calibration_error(scores_of(np.zeros((2, 1)))) is None
 
 
 def test_the_probability_difference_is_the_largest_over_all_items() -> None:
     reference = np.log([[0.5, 0.5], [0.2, 0.8]])
     other = np.log([[0.5, 0.5], [0.3, 0.7]]) + 7  # The same probabilities whatever is added to the logits.
-    assert CLASSES.scoring.probability_diff(scores_of(other), scores_of(reference)) == pytest.approx(0.1)
+    assert CLASSES.probability_diff(scores_of(other), scores_of(reference)) == pytest.approx(0.1)
     numbers = np.array([[0.0], [5.0], [10.0], [3.0]])
-    assert NUMBER.scoring.probability_diff(scores_of(numbers + 0.5), scores_of(numbers)) == pytest.approx(0.05)
+    assert NUMBER.probability_diff(scores_of(numbers + 0.5), scores_of(numbers)) == pytest.approx(0.05)
     # A student that predicts nearly the same for all texts is compared with the range of the labels.
     constant, labels = np.array([[2.0], [2.0]]), np.array([0.0, 5.0])
-    assert NUMBER.scoring.probability_diff(scores_of(constant + 0.5), scores_of(constant, labels)) == pytest.approx(0.1)
+    assert NUMBER.probability_diff(scores_of(constant + 0.5), scores_of(constant, labels)) == pytest.approx(0.1)
     losses = [Scores({"loss": -np.log([0.5, share])}, np.zeros(2), np.arange(2)) for share in (0.25, 0.5)]
-    assert MaskedLM().scoring.probability_diff(*losses) == pytest.approx(0.25)
+    assert TokenScores(MaskedLM().settings).probability_diff(*losses) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

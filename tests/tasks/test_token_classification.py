@@ -99,17 +99,16 @@ def test_entities_follow_the_rule_of_conlleval(tags: list[str], expected: list[t
 
 
 def test_entity_metrics_match_values_by_hand(conll: Path) -> None:
-    task = TokenClassification(data=conll)
-    task.read(conll)
-    assert task.scoring.labels == ("O", "B-city", "B-day", "I-city")
+    scoring = TokenClassification(data=conll).read(conll).scoring
+    assert scoring.labels == ("O", "B-city", "B-day", "I-city")
     # Two sentences: [B-city I-city O] and [B-day]. Of three entities one is right; two are expected.
     labels, predicted = np.array([1, 3, 0, 2]), np.array([1, 0, 1, 2])
     scores = Scores({"logits": np.eye(4)[predicted]}, labels, np.array([7, 7, 7, 9]))
-    metrics = task.scoring.metrics(scores)
+    metrics = scoring.metrics(scores)
     assert metrics == pytest.approx({"f1": 0.4, "precision": 1 / 3, "recall": 1 / 2, "accuracy": 0.5})
     # An entity ends with its sentence.
     joined = Scores({"logits": np.eye(4)[[1, 3]]}, np.array([1, 3]), np.array([0, 1]))
-    assert task.scoring.metrics(joined)["f1"] == 1.0
+    assert scoring.metrics(joined)["f1"] == 1.0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 3)), max_size=6))
@@ -184,15 +183,14 @@ def test_metrics_equal_conlleval_on_any_tags(labels: list[str]) -> None:
     @settings(max_examples=150, deadline=None, derandomize=True)
     @given(st.lists(st.lists(st.tuples(tag, tag), min_size=1, max_size=7), min_size=1, max_size=5))
     def check(sentences: list[list[tuple[str, str]]]) -> None:
-        task = TokenClassification()
-        task.scoring = TagScores(tuple(labels))
+        scoring = TagScores(tuple(labels))
         true, predicted = (
             np.array([labels.index(pair[side]) for pairs in sentences for pair in pairs]) for side in (0, 1)
         )
         example_id = np.repeat(np.arange(len(sentences)), [len(pairs) for pairs in sentences])
         scores = Scores({"logits": np.eye(len(labels))[predicted]}, true, example_id)
-        counts, by_type = count_like_conlleval(sentences), task.scoring.breakdown(scores)
-        metrics = task.scoring.metrics(scores)
+        counts, by_type = count_like_conlleval(sentences), scoring.breakdown(scores)
+        metrics = scoring.metrics(scores)
         del metrics["accuracy"]
         assert metrics == pytest.approx(f1_of(counts, list(by_type)), abs=1e-9)
         for kind, of_type in by_type.items():
@@ -285,7 +283,7 @@ def test_no_word_is_cut_in_its_middle(tokenizer: PreTrainedTokenizerBase) -> Non
     assert tokens == [[start, *whole[0], *whole[1], end], [start, end], [start, *whole[0], *whole[0], end]]
     items = task.select(batch)
     assert items.row.tolist() == [0, 0, 2, 2]
-    assert [task.scoring.labels[tag] for tag in items.labels] == ["O", "B-x", "O", "O"]
+    assert [splits.labels[tag] for tag in items.labels] == ["O", "B-x", "O", "O"]
 
 
 def test_words_without_a_token_are_not_scored_and_reported(
@@ -294,8 +292,9 @@ def test_words_without_a_token_are_not_scored_and_reported(
     rows = ([["a", "\u200d", "film", "\ufeff"]], [["O", "B-x", "I-x", "O"]])  # BERT leaves out such characters.
     task = TokenClassification(train=rows, dev=rows)
     for _ in range(2):  # Computed and from the cache.
-        dev = task.encode(task.read(tmp_path), tokenizer, tmp_path)["dev"]
-        assert [task.scoring.labels[tag] for tag in task.select(dev[[0]]).labels] == ["O", "I-x"]
+        data = task.read(tmp_path)
+        dev = task.encode(data, tokenizer, tmp_path)["dev"]
+        assert [data.labels[tag] for tag in task.select(dev[[0]]).labels] == ["O", "I-x"]
         assert "dev: words that have no token, which are left out: 2" in capsys.readouterr().out
 
 
@@ -481,7 +480,8 @@ def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> 
         dev=([["AT&T", "in", "Rome"], ["to", "St.", "Paul"]], [["B-org", "O", "B-city"], ["O", "B-city", "I-city"]]),
         test={"tokens": [["in", "Rome", "."]], "tags": [["O", "B-city", "O"]], "text": ["in  Rome."]},
     )
-    splits = task.read(conll).splits
+    data = task.read(conll)
+    splits = data.splits
     texts: list[str] = []
 
     def predict(given: Sequence[str]) -> list[dict[str, Any]]:
@@ -490,15 +490,14 @@ def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> 
         spans = {"AT&T in Rome": ("org", 0, 4), "to St. Paul": ("city", 3, 6), "in  Rome.": ("city", 4, 8)}
         return [{"entities": [dict(zip(("type", "start", "end"), spans[text], strict=True))]} for text in given]
 
-    assert task.scoring.text_metrics(splits["dev"], predict) == {
+    assert data.scoring.text_metrics(splits["dev"], predict) == {
         "text_f1": pytest.approx(2 / 5)
     }  # Right, found, expected: 1, 2, 3.
-    assert task.scoring.text_metrics(splits["test"], predict) == {"text_f1": 1.0}
+    assert data.scoring.text_metrics(splits["test"], predict) == {"text_f1": 1.0}
     assert texts == ["AT&T in Rome", "to St. Paul", "in  Rome."]
-    data = task.read(conll)
-    description = task.scoring.describe(data)
+    description = data.scoring.describe(data)
     assert (description["splitter"], description["split_differently"]) == ("edges", {"train": 0, "dev": 0, "test": 0})
-    assert task.scoring.fit_decoder(Scores({}, np.zeros(0), np.zeros(0)))["splitter"]["whole"] == ["St."]
+    assert data.scoring.fit_decoder(Scores({}, np.zeros(0), np.zeros(0)))["splitter"]["whole"] == ["St."]
 
 
 def test_the_bundle_predicts_entities_with_their_character_offsets(result: d.Result) -> None:
@@ -537,9 +536,10 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     from distill.teaching.output_cache import OutputCache
 
     task = TokenClassification(data=conll)
-    dev = task.encode(task.read(tmp_path), tokenizer, None)["dev"]
+    data = task.read(tmp_path)
+    dev = task.encode(data, tokenizer, None)["dev"]
     teacher = d.Teacher(toy_bert(len(tokenizer)), tokenizer, cache_dir=tmp_path)
-    model = teacher.source.weights.load(task.auto_class, task.scoring.labels, ()).model.eval()
+    model = teacher.source.weights.load(task.info.auto_class, data.labels, ()).model.eval()
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
     cached = cache_outputs(computation, dev)
     for rows in ([3], [5, 0, 7]):

@@ -54,33 +54,33 @@ def test_accuracy_by_hand_is_within_each_language_and_averages_both_directions()
     task = task_of(translations(6))
     data = task.read(Path())
     assert data.splits["dev"].labels.tolist() == [0, 1, 0, 1, 0, 1]
-    assert task.scoring.summary(data).endswith("dev has 6 translations in 2 languages")
+    assert data.scoring.summary(data).endswith("dev has 6 translations in 2 languages")
     # de: (1, 0)-(1, 0.1) and (0, 1)-(1, 0.2), whose second text is nearer to the other first one.
     # fr: the pair's vectors are opposite to each other, but there is no other text of French.
     scores = scores_of([[1, 0], [1, 0.1], [0, 1], [1, 0.2], [1, 0], [-1, 0]], [0, 0, 1])
-    assert task.scoring.metrics(scores) == {"accuracy": pytest.approx((1.0 + 0.5 + 1.0) / 3)}
-    assert task.scoring.breakdown(scores) == {
+    assert data.scoring.metrics(scores) == {"accuracy": pytest.approx((1.0 + 0.5 + 1.0) / 3)}
+    assert data.scoring.breakdown(scores) == {
         "de": {"accuracy": 0.75, "number": 2.0},
         "fr": {"accuracy": 1.0, "number": 1.0},
     }
     order = [2, 3, 0, 4, 1, 5]  # That of the texts of a pair stays.
     mixed = Scores({"logits": scores.columns["logits"][order]}, scores.labels[order], scores.example_id[order])
-    assert task.scoring.metrics(mixed) == task.scoring.metrics(scores)
-    rows = task.scoring.tabulate(scores, data, examples=3)
+    assert data.scoring.metrics(mixed) == data.scoring.metrics(scores)
+    rows = data.scoring.tabulate(scores, data, examples=3)
     assert (rows["label"], rows["prediction"]) == ([0, 1, 2], [0, 1, 2])
-    assert task.scoring.example_metric(scores).tolist() == [1.0, 0.5, 1.0]
-    assert task.scoring.metrics(task.scoring.condense(scores)) == task.scoring.metrics(scores)
+    assert data.scoring.example_metric(scores).tolist() == [1.0, 0.5, 1.0]
+    assert data.scoring.metrics(data.scoring.condense(scores)) == data.scoring.metrics(scores)
 
 
 def test_random_vectors_are_reported_as_weak() -> None:
     task = task_of(translations(6), language=None)
-    task.read(Path())
+    data = task.read(Path())
     same = scores_of([[1, 0]] * 12, [0] * 6)
-    assert compare_with_constant(task, {"dev": same}).weakness == (
+    assert compare_with_constant(data.scoring, {"dev": same}).weakness == (
         "is no better than a constant prediction on the 6 examples of dev: accuracy 0.167 against 0.167 of "
         '"always the same vector"'
     )
-    assert task.scoring.breakdown(same) == {}
+    assert data.scoring.breakdown(same) == {}
 
 
 def items_of(counts: list[int], vectors: list[list[float]] | None = None) -> Items:

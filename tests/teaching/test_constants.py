@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distill.contracts import Constant, Scores, Task
-from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
+from distill.contracts import Constant, Scores
+from distill.tasks import Classification, MaskedLM, TokenClassification
+from distill.tasks.class_scores import OneClass
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.regression import NumberScores
 from distill.tasks.scoring import Scoring
 from distill.teaching.constants import Comparison, compare_with_constant
 
@@ -19,8 +21,8 @@ def classified(predicted: Sequence[int], labels: Sequence[int], classes: int = 2
     return Scores({"logits": np.eye(classes)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
 
 
-def compare(task: Task, dev: Scores, **splits: Scores) -> Comparison:
-    result = compare_with_constant(task, {"dev": dev, **splits})
+def compare(scoring: Scoring, dev: Scores, **splits: Scores) -> Comparison:
+    result = compare_with_constant(scoring, {"dev": dev, **splits})
     assert result is not None
     return result
 
@@ -41,8 +43,8 @@ def compare(task: Task, dev: Scores, **splits: Scores) -> Comparison:
 def test_on_a_dev_of_few_examples_the_values_of_the_metric_decide(
     metric: Any, predicted: list[int], labels: list[int], weakness: str | None
 ) -> None:
-    task = Classification(name="toy", text="sentence", metrics=[metric])
-    result = compare(task, classified(predicted, labels))
+    scoring = OneClass((metric,))
+    result = compare(scoring, classified(predicted, labels))
     where = "a constant prediction on the 4 examples of dev:"
     assert result.weakness == (None if weakness is None else f"is {weakness.format(where)}")
     assert (result.difference["interval"], result.difference["number"]) == (None, 4)
@@ -56,8 +58,8 @@ def test_a_teacher_must_be_better_than_the_constant_beyond_noise(
     random = np.random.default_rng(0)
     labels = random.integers(2, size=200)
     predicted = np.where(random.random(200) < right, labels, 1 - labels)
-    task = Classification(name="toy", text="sentence", metrics=[metric])
-    result = compare(task, classified(predicted.tolist(), labels.tolist()))
+    scoring = OneClass((metric,))
+    result = compare(scoring, classified(predicted.tolist(), labels.tolist()))
     assert result.difference["interval"] is not None
     if relation is None:
         assert result.weakness is None
@@ -71,7 +73,7 @@ def test_a_teacher_must_be_better_than_the_constant_beyond_noise(
 def test_a_teacher_that_always_predicts_the_same_is_weak() -> None:
     """The interval of two predictions that are alike has a width."""
     labels = [5] * 60 + [0] * 40
-    result = compare(Classification(text="text", metrics=["accuracy"]), classified([5] * 100, labels, classes=6))
+    result = compare(OneClass(("accuracy",)), classified([5] * 100, labels, classes=6))
     assert result.answer == "always 5"
     assert result.weakness is not None
     assert result.weakness.startswith(
@@ -83,9 +85,9 @@ def test_a_teacher_that_always_predicts_the_same_is_weak() -> None:
 def test_the_constant_is_chosen_on_dev_and_scored_on_every_split() -> None:
     rows = ["a", "b", "c"], ["bad", "good", "good"]
     task = Classification(text="text", train=rows, dev=rows, metrics=["accuracy", "f1"], positive="good")
-    task.read(Path())
+    scoring = task.read(Path()).scoring
     dev, test = classified([0, 1, 1], [0, 1, 1]), classified([0, 1, 1, 0], [0, 0, 0, 1])
-    result = compare(task, dev, test=test)
+    result = compare(scoring, dev, test=test)
     assert result.record() == {
         "constant": {
             "answer": "always good",
@@ -101,31 +103,31 @@ def test_the_constant_is_chosen_on_dev_and_scored_on_every_split() -> None:
 
 
 def test_numbers_are_compared_with_the_mean_of_the_labels() -> None:
-    task = Regression(name="toy", text="sentence")
+    scoring = NumberScores(("pearson",))
     random = np.random.default_rng(0)
     labels = random.normal(size=50).astype(np.float32)
     knows, guesses = labels + random.normal(size=50), random.normal(size=50)
     for numbers, weak in ((knows, False), (guesses, True), (-knows, True)):
         dev = Scores({"logits": numbers[:, None].astype(np.float32)}, labels, np.arange(50))
-        result = compare(task, dev)
+        result = compare(scoring, dev)
         assert (result.answer, result.metrics["pearson"]) == ("always the mean of the labels", 0.0)
         assert (result.weakness is not None) == weak
     equal = Scores({"logits": np.zeros((50, 1), dtype=np.float32)}, np.ones(50, dtype=np.float32), np.arange(50))
-    assert compare_with_constant(task, {"dev": equal}) is None  # No number is better than another one.
+    assert compare_with_constant(scoring, {"dev": equal}) is None  # No number is better than another one.
 
 
 def test_tags_are_compared_with_the_most_frequent_one() -> None:
     rows = [[["A", "b", "c"], ["B-X", "O", "O"]]]
     table = [{"tokens": words, "tags": tags} for words, tags in rows]
     task = TokenClassification(train=table, dev=table)
-    task.read(Path())
-    inside = task.scoring.labels.index("B-X")
-    labels = np.tile([inside, *[task.scoring.labels.index("O")] * 2], 30)
+    scoring = task.read(Path()).scoring
+    inside = scoring.labels.index("B-X")
+    labels = np.tile([inside, *[scoring.labels.index("O")] * 2], 30)
     example_id = np.repeat(np.arange(30), 3)
-    found = np.eye(len(task.scoring.labels))[labels]
-    nothing = np.eye(len(task.scoring.labels))[np.full(90, task.scoring.labels.index("O"))]
-    assert compare(task, Scores({"logits": found}, labels, example_id)).weakness is None
-    result = compare(task, Scores({"logits": nothing}, labels, example_id))
+    found = np.eye(len(scoring.labels))[labels]
+    nothing = np.eye(len(scoring.labels))[np.full(90, scoring.labels.index("O"))]
+    assert compare(scoring, Scores({"logits": found}, labels, example_id)).weakness is None
+    result = compare(scoring, Scores({"logits": nothing}, labels, example_id))
     assert 'f1 0.000 against 0.000 of "always O"' in str(result.weakness)
 
 
@@ -153,14 +155,13 @@ class Loss(Scoring):
 @pytest.mark.parametrize(("loss", "relation"), [(0.2, None), (0.49, "within noise of"), (0.8, "worse than")])
 def test_less_of_a_loss_is_better(loss: float, relation: str | None) -> None:
     dev = Scores({"loss": np.full(100, loss)}, np.zeros(100), np.arange(100))
-    task: Any = SimpleNamespace(scoring=Loss())
-    result = compare(task, dev)
+    result = compare(Loss(), dev)
     assert (result.answer, result.metrics) == ("always 0.5", {"loss": 0.5})
     assert (result.weakness is None) == (relation is None)
     assert relation is None or f"is {relation} a constant prediction" in str(result.weakness)
 
 
 def test_every_language_model_may_teach() -> None:
-    task = MaskedLM(data_dir="nowhere")
+    scoring = TokenScores(MaskedLM().settings)
     scores = Scores({"loss": np.ones(30)}, np.zeros(30, dtype=int), np.arange(30))
-    assert compare_with_constant(task, {"dev": scores}) is None
+    assert compare_with_constant(scoring, {"dev": scores}) is None

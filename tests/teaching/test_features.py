@@ -152,11 +152,11 @@ def test_cached_features_give_the_logits_of_the_whole_model(prepared: Any) -> No
 def test_a_saved_teacher_on_features_fits_the_task(prepared: Any) -> None:
     root, task, *_ = prepared
     [directory] = (root / "cache" / "teachers").iterdir()
-    start = Pretrained(name="toy", path=str(directory)).load(task.auto_class, ("O", "B-city"), [])
+    start = Pretrained(name="toy", path=str(directory)).load(task.info.auto_class, ("O", "B-city"), [])
     assert start.fits, start.reason
     assert start.notices == []
     # Another number of labels needs a new head on the same encoder.
-    other = Pretrained(name="toy", path=str(directory)).load(task.auto_class, ("O", "B-city", "B-day"), [])
+    other = Pretrained(name="toy", path=str(directory)).load(task.info.auto_class, ("O", "B-city", "B-day"), [])
     assert not other.fits
     assert other.model.head.classifier.out_features == 3
 

@@ -19,6 +19,7 @@ from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import Term
 from distill.models.forward import run_model
 from distill.tasks import Classification
+from distill.tasks.class_scores import OneClass
 from distill.teaching import output_cache
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.outputs import check_size, earlier_decision, hidden_layers, outputs_for_training
@@ -28,6 +29,7 @@ from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])
+SCORING = OneClass(("accuracy",))
 LAYERS, WIDTH, EXAMPLES = 4, 32, 40
 
 
@@ -63,7 +65,11 @@ def objective(**terms: Term) -> Objective:
 def examples(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     texts, labels = zip(*sentences(EXAMPLES), strict=True)
     split = text_split(list(texts), labels=np.array(labels))
-    return TASK.encode(LabelledData(("bad", "good"), {"train": split, "dev": split}, ""), tokenizer, None)["train"]
+    return TASK.encode(
+        LabelledData(("bad", "good"), {"train": split, "dev": split}, "", scoring=SCORING),
+        tokenizer,
+        None,
+    )["train"]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from distill.losses.term import get_logits
 from distill.models.forward import run_model
 from distill.storage.cache import LEASE
 from distill.tasks import Classification, MaskedLM
+from distill.tasks.class_scores import OneClass
 from distill.teaching import computation as module
 from distill.teaching import output_cache, outputs
 from distill.teaching.computation import Computation, cache_outputs
@@ -37,6 +38,7 @@ from teachers.embedded import train_tokenizer
 from tests.conftest import live, run_concurrently, sentences, stored_logits, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])
+SCORING = OneClass(("accuracy",))
 LAST = HiddenLayers(width=32, depth=4, layers=(4,))  # Of the toy teacher.
 Compute = Callable[..., Cached]
 
@@ -44,7 +46,7 @@ Compute = Callable[..., Cached]
 def tokenize_sentences(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
     texts, labels = zip(*sentences(40), strict=True)
     split = text_split(list(texts), labels=np.array(labels))
-    data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="")
+    data = LabelledData(labels=("bad", "good"), splits={"train": split, "dev": split}, sha256="", scoring=SCORING)
     return TASK.encode(data, tokenizer, None)["train"]
 
 
@@ -341,7 +343,7 @@ def test_cached_outputs_train_the_same_student(
         cached = cache_outputs(computation, examples, hidden=hidden)
         objective = Objective(name="toy", terms=terms)
         module = DistillationModule(
-            student=from_teacher(teacher), objective=objective, task=TASK,
+            student=from_teacher(teacher), objective=objective, task=TASK, scoring=SCORING,
             signal=cached if from_cache else live(teacher, objective, TASK),
             **settings.optimization(len(loaders["train"])),
         )  # fmt: skip

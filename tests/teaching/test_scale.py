@@ -116,8 +116,10 @@ def test_a_head_that_the_numbers_do_not_come_from_is_restored(
     model.register_forward_hook(lambda module, inputs, output: replace(output, logits=output.logits.exp()))
     rows = (TEXTS, (100 * np.exp(numbers)).astype(np.float32).tolist())
     task = Regression(name="toy", text="text", max_length=64, train=rows, dev=rows)
-    train = task.encode(task.read(tmp_path), tokenizer, None)["train"]
-    start, rescaling = fit_scale(Start(model, tokenizer, fits=True), task, train, torch.device("cpu"))
+    data = task.read(tmp_path)
+    train = task.encode(data, tokenizer, None)["train"]
+    start = Start(model, tokenizer, fits=True)
+    start, rescaling = fit_scale(start, task, data.scoring, train, torch.device("cpu"))
     assert rescaling is None
     assert not start.fits
     assert "and has no last linear layer to rescale" in start.reason

@@ -396,7 +396,7 @@ def score_teacher(source: TeacherSource, task: Classification, directory: Path) 
     )
     prepared = teaching.prepare(source, preparation, requested="toy", substituted=False)
     examples = task.encode(splits, prepared.tokenizer, None)
-    teaching.score(prepared, task, examples, source=source, directory=directory / "outputs")
+    teaching.score(prepared, task, splits.scoring, examples, source=source, directory=directory / "outputs")
     return prepared
 
 

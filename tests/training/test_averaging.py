@@ -120,7 +120,7 @@ def test_a_soup_is_taken_where_less_is_better_if_it_has_at_most_the_least(
     make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, metric: float, taken: bool
 ):
     toy, states = make_toy(soup=2), []
-    monkeypatch.setattr(toy.module, "task", SimpleNamespace(scoring=SimpleNamespace(selects="min")))
+    monkeypatch.setattr(toy.module, "scoring", SimpleNamespace(selects="min"))
     monkeypatch.setattr(averaging, "_score", lambda *_: metric)
     for step in (1, 2):
         states.append({name: torch.full_like(tensor, step) for name, tensor in weights(toy.module).items()})

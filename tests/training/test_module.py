@@ -369,7 +369,8 @@ def test_evaluated_logits_are_in_the_order_of_the_split(make_toy: MakeToy, split
     student = toy.module.student.train(training)
     order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
     dev = toy.loaders["dev"].dataset
-    logits = evaluate(student, toy.module.task, batching.loader(dev, order)).by_example().columns["logits"]
+    loader = batching.loader(dev, order)
+    logits = evaluate(student, toy.module.task, toy.module.scoring, loader).by_example().columns["logits"]
     assert student.training is training
     assert logits.dtype == np.float32
     student.eval()

@@ -8,7 +8,8 @@ from scipy import stats
 from sklearn.metrics import f1_score
 
 from distill.contracts import Scores
-from distill.tasks import Classification, Regression, TokenClassification
+from distill.tasks.class_scores import OneClass
+from distill.tasks.regression import NumberScores
 from distill.tasks.token_classification import TagScores
 from distill.training import statistics
 
@@ -53,9 +54,7 @@ def test_differences_without_a_spread_have_no_interval(values: list[float], othe
 def test_bootstrap_of_accuracy_has_the_interval_of_the_normal_distribution() -> None:
     random = np.random.default_rng(1)
     labels, right, other = random.integers(2, size=2000), random.random(2000) < 0.9, random.random(2000) < 0.87
-    result = statistics.compare_examples(
-        Classification(text="text"), classified(labels, right), classified(labels, other)
-    )
+    result = statistics.compare_examples(OneClass(("accuracy",)), classified(labels, right), classified(labels, other))
     assert result is not None
     differences = right.astype(float) - other
     error = differences.std() / math.sqrt(2000)
@@ -73,10 +72,10 @@ def test_bootstrap_is_paired_and_the_same_in_every_run() -> None:
     labels, right = random.integers(2, size=300), random.random(300) < 0.8
     other = right.copy()
     other[:6] = ~other[:6]
-    task, one, two = Classification(text="text"), classified(labels, right), classified(labels, other)
+    scoring, one, two = OneClass(("accuracy",)), classified(labels, right), classified(labels, other)
     shuffled = random.permutation(300)
     two = Scores({"logits": two.columns["logits"][shuffled]}, labels[shuffled], shuffled)
-    first, second = (statistics.compare_examples(task, one, two) for _ in range(2))
+    first, second = (statistics.compare_examples(scoring, one, two) for _ in range(2))
     assert first == second
     assert first is not None
     assert first["interval"] is not None
@@ -90,9 +89,9 @@ def test_bootstrap_of_a_metric_that_is_no_mean_computes_it_anew_in_every_resampl
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 60)
     random = np.random.default_rng(3)
     labels, right, other = random.integers(2, size=80), random.random(80) < 0.95, random.random(80) < 0.6
-    task = Classification(text="text", labels=["no", "yes"], metrics=["f1"])
+    scoring = OneClass(("f1",))
     one, two = classified(labels, right), classified(labels, other)
-    result = statistics.compare_examples(task, one, two)
+    result = statistics.compare_examples(scoring, one, two)
     assert result is not None
     f1 = [f1_score(labels, scores.columns["logits"].argmax(axis=1)) for scores in (one, two)]
     assert result["difference"] == pytest.approx(f1[0] - f1[1])
@@ -100,7 +99,7 @@ def test_bootstrap_of_a_metric_that_is_no_mean_computes_it_anew_in_every_resampl
     low, high = result["interval"]
     assert 0 < low < result["difference"] < high
     assert result["p"] == pytest.approx(2 / 61)  # No resample is on the other side.
-    assert statistics.compare_examples(task, one, two, only_means=True) is None
+    assert statistics.compare_examples(scoring, one, two, only_means=True) is None
 
 
 def test_bootstrap_of_tags_draws_sentences_and_not_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,19 +109,18 @@ def test_bootstrap_of_tags_draws_sentences_and_not_words(monkeypatch: pytest.Mon
     """
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 60)
     monkeypatch.setattr(TagScores, "spoil", lambda scoring, scores: None)  # Without the added examples.
-    task = TokenClassification(data="nowhere")
-    task.scoring = TagScores(("O", "B-x", "I-x"))
+    scoring = TagScores(("O", "B-x", "I-x"))
     labels, found = np.array([1, 2, 0, 1, 2]), np.array([1, 2, 0, 0, 0])
     example_id = np.array([0, 0, 0, 1, 1])
     seen: set[float] = set()
-    original = task.scoring.metrics
+    original = scoring.metrics
     monkeypatch.setattr(
-        TagScores, "metrics", lambda scoring, of: seen.add(round(original(of)["f1"], 9)) or original(of)
+        TagScores, "metrics", lambda of_tags, of: seen.add(round(original(of)["f1"], 9)) or original(of)
     )
     one, nothing = (
         Scores({"logits": np.eye(3)[predicted]}, labels, example_id) for predicted in (found, np.zeros(5, int))
     )
-    result = statistics.compare_examples(task, one, nothing)
+    result = statistics.compare_examples(scoring, one, nothing)
     assert result is not None
     assert (result["difference"], result["number"]) == (pytest.approx(2 / 3), 2)
     assert seen == {0.0, round(2 / 3, 9), 1.0}
@@ -131,12 +129,12 @@ def test_bootstrap_of_tags_draws_sentences_and_not_words(monkeypatch: pytest.Mon
 def test_single_example_and_correlations_can_be_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 40)
     one = classified(np.array([1]), np.array([True]))
-    result = statistics.compare_examples(Classification(text="text"), one, classified(np.array([1]), np.array([False])))
+    result = statistics.compare_examples(OneClass(("accuracy",)), one, classified(np.array([1]), np.array([False])))
     assert result is not None
     assert (result["difference"], result["interval"]) == (1.0, [-1.0, 1.0])  # One example tells nothing.
     numbers = np.arange(12.0)
     scores = Scores({"logits": numbers[:, None]}, numbers, np.arange(12))
-    result = statistics.compare_examples(Regression(text="text"), scores, scores)
+    result = statistics.compare_examples(NumberScores(("pearson",)), scores, scores)
     assert result is not None
     assert (result["difference"], result["p"]) == (0.0, 1.0)
 
@@ -146,7 +144,7 @@ def test_the_interval_of_two_models_that_predict_alike_is_that_of_the_rule_of_th
     examples: int, width: float
 ) -> None:
     one = classified(np.arange(examples) % 2, np.full(examples, True))
-    result = statistics.compare_examples(Classification(text="text"), one, one)
+    result = statistics.compare_examples(OneClass(("accuracy",)), one, one)
     assert result is not None
     assert result["interval"] == pytest.approx([-width, width])
     assert (result["difference"], result["p"]) == (0.0, 1.0)
@@ -157,7 +155,7 @@ def test_the_interval_of_a_few_lost_examples_ends_near_the_exact_one(lost: int) 
     """The exact one is that of Clopper and Pearson for a share of lost examples."""
     right = np.arange(2000) >= lost
     result = statistics.compare_examples(
-        Classification(text="text"), classified(np.arange(2000) % 2, np.full(2000, True)),
+        OneClass(("accuracy",)), classified(np.arange(2000) % 2, np.full(2000, True)),
         classified(np.arange(2000) % 2, right),
     )  # fmt: skip
     assert result is not None
@@ -173,18 +171,18 @@ def test_bootstrap_of_f1_and_of_correlations_is_paired(monkeypatch: pytest.Monke
     labels, right = random.integers(2, size=300), random.random(300) < 0.8
     other = right.copy()
     other[:4] = ~other[:4]
-    f1 = Classification(text="text", labels=["no", "yes"], metrics=["f1"])
+    f1 = OneClass(("f1",))
     numbers = random.normal(size=300)
     noisy = numbers + random.normal(size=300)
     shifted = noisy + 0.01 * random.normal(size=300)
     pearson = [Scores({"logits": values[:, None]}, numbers, np.arange(300)) for values in (noisy, shifted)]
-    for task, one, two in (
-        (f1, classified(labels, right), classified(labels, other)), (Regression(text="text"), *pearson),
+    for scoring, one, two in (
+        (f1, classified(labels, right), classified(labels, other)), (NumberScores(("pearson",)), *pearson),
     ):  # fmt: skip
-        result = statistics.compare_examples(task, one, two)
+        result = statistics.compare_examples(scoring, one, two)
         assert result is not None
         assert result["interval"] is not None
-        alone = [task.scoring.metrics(_sampled(one, random))[task.scoring.metric] for _ in range(100)]
+        alone = [scoring.metrics(_sampled(one, random))[scoring.metric] for _ in range(100)]
         assert np.ptp(result["interval"]) < 1.96 * np.std(alone)  # Unpaired it is 5.5 standard deviations wide.
 
 
