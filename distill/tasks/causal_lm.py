@@ -1,0 +1,131 @@
+"""Causal language modelling on raw text: the items are all tokens but the first of a sequence.
+
+The classes are the tokens of the vocabulary.
+
+>>> from distill.tasks import CausalLM
+>>> CausalLM(data="path/to/text", max_length=64).info.fixed_inputs
+True
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.contracts import Batch, Items, Outputs, Scores, TaskInfo
+from distill.errors import OptionError
+from distill.losses import HardLabels, Term
+from distill.tasks.masked_lm import TextData, TokenScores
+from distill.text.sequences import SequenceSettings, open_corpus
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.text.sequences import Sequences
+    from distill.text.stream import StreamedText
+
+PACKINGS = ("full_sentences", "doc_sentences", "sentence")
+
+
+@dataclass(frozen=True)
+class CausalText(TextData):
+    """A corpus of raw text and its sequences, of which every token is predicted from those before it."""
+
+    objective = "causal_language_modelling"
+
+    @property
+    def scoring(self) -> "NextTokenScores":
+        """The scores of tokens; before they are packed it knows no tokenizer."""
+        scoring = super().scoring
+        return NextTokenScores(scoring.settings, tokens=scoring.tokens)
+
+    @property
+    def terms(self) -> dict[str, Term]:
+        """The prediction of the next token."""
+        return {"hard": HardLabels()}
+
+
+class NextTokenScores(TokenScores):
+    """The cross-entropies and the predictions of all tokens but the first of each sequence."""
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
+    def describe(self, splits: TextData) -> dict[str, Any]:
+        return {
+            "labels": [],
+            "answer": "vocabulary",
+            "packing": self.settings.packing,
+            "max_length": self.settings.max_length,
+            "pipeline_tag": "text-generation",
+            "prediction": "Predicts the next token of a text.",
+        }
+
+
+class CausalLM:
+    """Causal language modelling: every token of a sequence is predicted from those before it (GPT-2 and its relatives).
+
+    Documents are separated by the token for the end of a text, across which the next document is predicted too. No
+    token is predicted from another sequence.
+
+    Args:
+        name: names the task in records and directories.
+        data: a file or a folder, as `data_dir`.
+        packing: `full_sentences`, `doc_sentences` or `sentence`, as in `packing.Packer`.
+        options: the other fields of `SequenceSettings`, without those of masks and pairs.
+
+    Raises:
+        ValueError: for an option that is out of range.
+    """
+
+    kinds = ("causal_lm",)
+    auto_class = "AutoModelForCausalLM"
+    raw_text = True
+
+    def __init__(
+        self,
+        *,
+        name: str = "clm",
+        data: str | Path | None = None,
+        data_dir: str | Path | None = None,
+        packing: str = "full_sentences",
+        **options: Any,
+    ) -> None:
+        data_dir = data_dir if data is None else data
+        if packing not in PACKINGS:
+            raise OptionError("packing", packing, f"one of {', '.join(PACKINGS)}")
+        self.settings = settings = SequenceSettings(
+            mask=None, data_dir=None if data_dir is None else str(data_dir), packing=packing, **options
+        )
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="continuation",
+            max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
+        )  # fmt: skip
+
+    def read(self, cache_dir: Path) -> CausalText:
+        return CausalText(open_corpus(self.settings, cache_dir), self.settings)
+
+    def encode(
+        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Sequences | StreamedText]":
+        return data.encode(tokenizer, cache_dir)
+
+    def select(self, batch: Batch) -> Items:
+        """The tokens that follow another one, each at the position of the token before it, in the order of the batch.
+
+        The label of an item is thus the token behind its position, and padding is neither, on whichever side it is.
+        """
+        mask = batch["attention_mask"].bool()
+        # The last column has no token behind it.
+        index = (mask[:, :-1] & mask[:, 1:]).nonzero()  # [n, 2]
+        row, position = index.unbind(dim=-1)
+        labels = batch["input_ids"][row, position + 1].long()
+        return Items(
+            batch=batch, row=row, labels=labels, labelled=labels >= 0, index=row * mask.shape[1] + position,
+            classes_are_tokens=True,
+        )  # fmt: skip
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        """Runs the model without its head, which computes logits at the items alone."""
+        from distill.models.chunked_logits import run_encoder_pass
+
+        return run_encoder_pass(model, batch, items, needs)

@@ -1,0 +1,186 @@
+"""Tests of causal language modelling: its items and its perplexity by hand, its sequences and the models it takes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from distill.contracts import IGNORED, Items, Outputs, Scores
+from distill.errors import UserError
+from distill.models.loading import auto_class_of, load_directory
+from distill.tasks import CausalLM
+from distill.tasks.causal_lm import NextTokenScores
+from students.distilbert import from_teacher
+from teachers.new_gpt2 import train_tokenizer
+
+VOCABULARY = 40
+TASK = CausalLM()
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=4, n_head=4, n_positions=16, initializer_range=0.3, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval()
+
+
+def batch_of(*, lengths: tuple[int, ...] = (7, 7, 7), left: bool = False) -> dict[str, Tensor]:
+    """Returns sequences of random tokens, padded to seven."""
+    ids = torch.randint(1, VOCABULARY, (len(lengths), 7), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
+    ids = ids * mask
+    if left:
+        shift = [7 - length for length in lengths]
+        ids, mask = (torch.stack([row.roll(n) for row, n in zip(rows, shift, strict=True)]) for rows in (ids, mask))
+    return {"input_ids": ids, "attention_mask": mask, "example_id": torch.arange(len(lengths))}
+
+
+def logits_of(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[Items, Tensor]:
+    items = TASK.select(batch)
+    with torch.no_grad():
+        logits: Tensor = TASK.run(model, batch, items, frozenset()).at(items).logits
+    return items, logits
+
+
+def test_the_items_are_all_tokens_but_the_first_of_each_sequence() -> None:
+    batch = {"input_ids": torch.tensor([[3, 1, 2], [4, 5, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])}
+    items = TASK.select(batch)
+    assert items.labels.tolist() == [1, 2, 5]
+    assert items.row.tolist() == [0, 0, 1]
+    assert items.index is not None
+    assert items.index.tolist() == [0, 1, 3]  # Each is predicted at the token before it.
+
+
+def test_the_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_the_next_tokens() -> None:
+    items = TASK.select({"input_ids": torch.tensor([[0, 1, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)})
+    # Token 1 gets 1/2 and token 2 gets 1/8.
+    logits = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.375, 0.125]]).log()
+    columns = NextTokenScores(TASK.settings).score(Outputs(logits=logits), items)
+    scores = Scores({name: column.numpy() for name, column in columns.items()}, items.labels.numpy(), np.zeros(2))
+    metrics = NextTokenScores(TASK.settings).metrics(scores)
+    assert metrics["perplexity"] == pytest.approx(4.0)  # The square root of 2 * 8.
+    assert metrics["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 4, 2)], ids=["full", "padded"])
+def test_the_loss_is_that_of_transformers(model: PreTrainedModel, lengths: tuple[int, ...]) -> None:
+    batch = batch_of(lengths=lengths)
+    items, logits = logits_of(model, batch)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
+    with torch.no_grad():
+        expected = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels)
+    assert len(items) == sum(lengths) - len(lengths)
+    loss = F.cross_entropy(logits, items.labels)
+    assert float(loss) == pytest.approx(float(expected.loss), abs=1e-6)
+    # Labels at another position give another loss.
+    assert abs(float(F.cross_entropy(logits, items.labels.roll(1))) - float(loss)) > 0.01
+    torch.testing.assert_close(logits, expected.logits.flatten(0, 1)[items.index], atol=1e-6, rtol=0)
+
+
+def test_padding_on_the_left_has_the_items_and_logits_of_padding_on_the_right(model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        model.transformer.wpe.weight.zero_()  # GPT-2 counts positions from the padding.
+    results = [logits_of(model, batch_of(lengths=(7, 4, 2), left=left)) for left in (False, True)]
+    (right_items, right), (left_items, left) = results
+    assert right_items.index is not None
+    assert left_items.index is not None
+    assert not torch.equal(left_items.index, right_items.index)
+    assert torch.equal(left_items.labels, right_items.labels)
+    assert torch.equal(left_items.row, right_items.row)
+    torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty documents of one line each."""
+    root = tmp_path_factory.mktemp("corpus")
+    lines = [f"the cat number {number} sat on the mat and saw the dog {number}" for number in range(20)]
+    (root / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    return root
+
+
+def test_documents_are_separated_by_the_end_of_a_text_across_which_tokens_are_predicted(
+    corpus: Path, tmp_path: Path
+) -> None:
+    task = CausalLM(data=corpus, documents="line", max_length=8, dev_fraction=0.2)
+    data = task.read(tmp_path)
+    tokenizer = train_tokenizer(data.texts(), 300, 16)
+    assert tokenizer.all_special_tokens == ["<|endoftext|>"]
+    train = task.encode(data, tokenizer, tmp_path)["train"]
+    batch = train[range(len(train))]
+    assert "labels" not in batch
+    ids, end = batch["input_ids"], tokenizer.eos_token_id
+    assert ids.shape == (len(train), 8)
+    texts = tokenizer.decode(ids.flatten()).split("<|endoftext|>")
+    assert all(text.startswith("the cat number ") for text in texts)
+    assert len(texts) > 8
+    items = task.select(batch)
+    assert len(items) == len(train) * 7
+    assert train.items_per_example == 7
+    position = items.index
+    assert position is not None
+    flat = ids.flatten()
+    assert torch.equal(items.labels, flat[position + 1].long())
+    assert bool((items.labels == end).any())  # The end of a text is predicted,
+    assert bool((flat[position] == end).any())  # and the first token behind it.
+    assert set((position % 8).tolist()) == set(range(7))  # No token is predicted from another sequence.
+
+
+def test_a_vocabulary_of_bytes_reads_every_text_and_is_the_same_for_the_same_texts() -> None:
+    def texts() -> Iterator[str]:
+        yield from ["the cat sat", "the cat ran", "the dog sat"] * 3
+
+    first, again = train_tokenizer(texts(), 270, 16), train_tokenizer(texts(), 270, 16)
+    assert first.get_vocab() == again.get_vocab()
+    assert 257 < len(first) <= 270
+    text = "日本 is not in it, nor is ☂"
+    assert first.decode(first(text)["input_ids"]) == text
+
+
+def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text(model: PreTrainedModel, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["the cat sat"], 260, 16)
+    tokenizer.pad_token = None
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = load_directory(tmp_path, TASK.info.auto_class, None, trust_remote_code=False)
+    assert start.fits
+    assert start.tokenizer.pad_token == "<|endoftext|>"
+    assert start.tokenizer.padding_side == "right"
+    with pytest.raises(UserError, match="has no padding token, which batches and bundles need"):
+        load_directory(tmp_path, "AutoModelForSequenceClassification", ["a", "b"], trust_remote_code=False)
+
+
+def test_a_model_that_reads_in_both_directions_is_refused(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["the cat sat"], 260, 16)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        initializer_range=0.3,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has a BertLMHeadModel that reads the tokens behind each token too"):
+        load_directory(tmp_path, TASK.info.auto_class, None, trust_remote_code=False)
+
+
+def test_a_student_has_alternate_layers_of_the_teacher(model: PreTrainedModel) -> None:
+    student = from_teacher(model)
+    assert type(student) is GPT2LMHeadModel
+    assert student.config.num_hidden_layers == 2
+    assert auto_class_of(student) == TASK.info.auto_class
+    for place, index in enumerate((0, 3)):
+        expected = model.transformer.h[index].state_dict()
+        assert all(torch.equal(t, expected[name]) for name, t in student.transformer.h[place].state_dict().items())
+
+
+def test_a_packing_of_pairs_is_refused() -> None:
+    with pytest.raises(UserError, match="got packing=segment_pair, expected one of full_sentences, doc_sentences"):
+        CausalLM(packing="segment_pair")
