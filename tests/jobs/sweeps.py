@@ -42,10 +42,19 @@ def read_runs(root: Path) -> list[dict[str, Any]]:
     return sorted(runs, key=lambda run: run["options"])
 
 
+def find_files(root: Path, pattern: str) -> list[Path]:
+    """Returns the files whose paths end as the pattern does, also while another process moves and removes directories.
+
+    `Path.rglob` fails where a directory goes away while it looks.
+    """
+    files = [Path(directory) / name for directory, _, names in os.walk(root) for name in names]
+    return sorted(path for path in files if path.match(pattern))
+
+
 def wait_for_checkpoint(root: Path, sweep: subprocess.Popen[str]) -> Path:
     """Waits until a run has a checkpoint, and returns its directory."""
     end = time.monotonic() + LIMIT
-    while not (found := sorted(root.rglob("last.ckpt"))):
+    while not (found := find_files(root, "last.ckpt")):
         assert sweep.poll() is None, sweep.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)

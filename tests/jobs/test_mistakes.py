@@ -24,6 +24,7 @@ from distill.losses import Term
 from distill.training import fitting
 from teachers.embedded import train_tokenizer
 from tests.conftest import sentences, toy_bert
+from tests.jobs.sweeps import find_files
 
 
 class AttentionTerm(Term):
@@ -968,7 +969,9 @@ def test_ctrl_c_reports_the_checkpoint_and_how_to_resume(user_files: UserFiles, 
     runs = user_files.root / "runs" / "classification" / "pretrained-distilbert"
     deadline = time.monotonic() + 90
     try:
-        while not list(runs.glob(f"*/{awaited}")) and time.monotonic() < deadline and process.poll() is None:
+        while (
+            not find_files(runs, f"{runs.name}/*/{awaited}") and time.monotonic() < deadline and process.poll() is None
+        ):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=90)

@@ -27,6 +27,7 @@ from distill.records.record import Run
 from distill.teaching import preparation as teaching
 from distill.training import fitting
 from tests.conftest import LARGEST_SHARE, LOOSE_OPTIONS, run_here, sentences
+from tests.jobs.sweeps import find_files
 
 SMALL = (
     "task.max_length=32",
@@ -225,7 +226,7 @@ def test_terminated_fine_tuning_of_a_teacher_resumes_to_identical_weights(
     )  # fmt: skip
     deadline = time.monotonic() + 90
     try:
-        while not list(tmp_path.glob("runs/*/*/*/teacher/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+        while not find_files(tmp_path / "runs", "teacher/checkpoints/last.ckpt") and time.monotonic() < deadline:
             time.sleep(0.02)
         process.terminate()
         _, error = process.communicate(timeout=90)
