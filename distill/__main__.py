@@ -1,6 +1,7 @@
 """The command `python -m distill`: composes the configuration, runs a job, and reports errors in one line."""
 
 import difflib
+import gc
 import importlib.util
 import io
 import itertools
@@ -261,9 +262,23 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
         for group in ("teacher", "student"):
             if OmegaConf.is_missing(config, group) and (group == "teacher" or group in job.reads):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
+    _announce(config)
     from distill.jobs.run import run_job
 
     return run_job(config, launch=launch)
+
+
+def _announce(config: "DictConfig") -> None:
+    """Prints what the command is about to do, before the seconds in which its packages are imported."""
+    from omegaconf import OmegaConf
+
+    if config.resume and config.resume is not True:
+        print(f"Resume   {config.resume}", flush=True)
+        return
+    groups = ("task", "teacher", *(["student"] if "student" in find_job(config.job.name).reads else []))
+    names = {group: OmegaConf.select(config, f"{group}.name") for group in groups}
+    named = ", ".join(f"{group} {name}" for group, name in names.items() if name is not None)
+    print(f"Job      {config.job.name}: {named}", flush=True)
 
 
 def _opens_a_run(config: "DictConfig") -> bool:
@@ -402,5 +417,12 @@ def _print_error(error: DistillError) -> int:
     return error.exit_code
 
 
+def run() -> None:
+    """Runs the command and ends the process with its exit code."""
+    code = main()
+    gc.freeze()  # Python would look once more at all objects of the packages that were imported.
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

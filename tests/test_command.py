@@ -171,3 +171,41 @@ def test_a_wheel_contains_the_configuration_and_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "student: bilstm, distilbert" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["+teacher=bert_base", "+student=distilbert", "task=mrpc"],
+            "Job      distill: task mrpc, teacher bert_base, student distilbert",
+        ),
+        (["job=finetune", "+teacher=bert_base"], "Job      finetune: task docstrings, teacher bert_base"),
+        (["resume=runs/first"], "Resume   runs/first"),
+    ],
+)
+def test_the_first_line_comes_before_the_packages_are_imported(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "distill.jobs.run", None)
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="import of distill.jobs.run halted"):
+        command_line.main()
+    assert capsys.readouterr().out.splitlines() == [line]
+
+
+@pytest.mark.parametrize("code", [0, 2, 130])
+def test_the_process_ends_with_the_exit_code_and_no_search_for_garbage(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = list[int]()
+    monkeypatch.setattr(command_line, "main", lambda: code)
+    monkeypatch.setattr(command_line.gc, "freeze", lambda: frozen.append(code))
+    with pytest.raises(SystemExit) as ended:
+        command_line.run()
+    assert (ended.value.code, frozen) == (code, [code])
