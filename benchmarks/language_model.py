@@ -72,7 +72,9 @@ def compute_plain_loss(student: Any, teacher: Any, batch: dict[str, Tensor], pos
     chosen = batch["labels"] != IGNORED if positions == "masked" else batch["attention_mask"].bool()
     student_logits = student_output.logits[chosen].float()
     teacher_logits = teacher_output.logits[chosen].float()
-    soft = (teacher_logits / TEMPERATURE).softmax(-1) * (student_logits / TEMPERATURE).log_softmax(-1)
+    teacher_log_probs = (teacher_logits / TEMPERATURE).log_softmax(-1)
+    # Less the teacher's own entropy, which changes no gradient.
+    soft = teacher_log_probs.exp() * ((student_logits / TEMPERATURE).log_softmax(-1) - teacher_log_probs)
     mlm = nn.functional.cross_entropy(student_output.logits.flatten(0, 1).float(), batch["labels"].flatten())
     student_states, teacher_states = student_output.hidden_states[-1], teacher_output.hidden_states[-1]
     cosine = 1 - nn.functional.cosine_similarity(student_states.float(), teacher_states.float(), dim=-1)
