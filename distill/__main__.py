@@ -26,6 +26,7 @@ from distill.errors import (
     first_line,
     forget_interrupt,
 )
+from distill.installation import install_command
 from distill.jobs import slurm
 from distill.jobs.conf import PACKAGE, config_directory
 from distill.jobs.registry import find_job
@@ -311,7 +312,7 @@ def _check_resume_alone() -> None:
 def _check_installation() -> None:
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{', '.join(missing)} not installed: pip install 'distill[train]' has all that training needs")
+        raise UserError(f"{', '.join(missing)} not installed: {install_command('train')} has all that training needs")
     for name in ("students", "teachers"):
         spec = importlib.util.find_spec(name)
         paths = [Path(path).resolve() for path in (spec.submodule_search_locations or [])] if spec else []
@@ -345,7 +346,7 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher" and name in LAUNCHERS:
-            return UserError(f"{group}={name} is not installed: pip install 'distill[{LAUNCHERS[name]}]'")
+            return UserError(f"{group}={name} is not installed: {install_command(LAUNCHERS[name])}")
         return UserError(f"there is no {group or 'configuration'} {name}{_suggest(name, _names(group))}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:

@@ -15,7 +15,7 @@ from benchmarks.code_size import PACKAGES, list_imports, read_sources, unit_of, 
 ROOT = Path(distill.__file__).resolve().parents[1]
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("credentials", "errors", "readers", "options", "console", "storage"),
+    ("credentials", "errors", "installation", "readers", "options", "console", "storage"),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
@@ -30,13 +30,13 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 WITHIN = {
     "errors": {"credentials"},
     "storage": {"credentials", "errors", "console"},
-    "readers": {"errors"},
+    "readers": {"errors", "installation"},
     "console": {"credentials", "errors", "storage"},
-    "options": {"errors"},
+    "options": {"errors", "installation"},
     "data": {"edge"},  # Labels are read as on a device.
 }
 # Units that import less than their level allows.
-ONLY = {"edge": {"errors", "storage", "readers"}, "serve": {"errors", "storage", "edge"}}
+ONLY = {"edge": {"errors", "storage", "readers"}, "serve": {"errors", "installation", "storage", "edge"}}
 FOR_STUDENTS_AND_TEACHERS = {"errors", "storage", "contracts", "models"}
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
 
