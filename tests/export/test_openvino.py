@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedTokenizerBase
 
 from distill.benchmark.bundles import list_formats
@@ -26,7 +27,6 @@ from distill.export.settings import ExportSettings
 from distill.export.sharing import share_weights
 from distill.installation import install_command
 from distill.storage.files import hash_file, write_json
-from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
 from tests.edge.conftest import write_toy_bundle
 from tests.export.test_export import write
