@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distill import installation
-from distill.installation import DISTRIBUTION, PACKAGE, install_command
+from distill.installation import DISTRIBUTION, PACKAGE, WHEEL, install_command
 
 
 def test_in_a_checkout_the_command_names_it() -> None:
@@ -40,7 +40,7 @@ def test_without_a_noted_origin_the_user_is_asked_for_the_wheel(
     install(tmp_path, monkeypatch, None)
     if not is_installed:
         monkeypatch.setattr(metadata, "distribution", raise_missing)
-    assert install_command("ray") == "pip install 'PATH/TO/distill_encoders-VERSION-py3-none-any.whl[ray]'"
+    assert install_command("ray") == f"pip install 'PATH/TO/{WHEEL}[ray]'"
 
 
 def install(directory: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None) -> None:
