@@ -299,7 +299,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
         average.start(module)
     step_seconds, optimizer_seconds = [], []
     with _accelerate(module.student, settings), distributed.limit_threads(settings.devices):
-        for _ in range(4):
+        for _ in range(3):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
                 loss, _ = module.losses(batch)
