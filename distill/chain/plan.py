@@ -114,9 +114,13 @@ class Student:
             return copy.deepcopy(self.build).float().train()
         takes_task = "task" in inspect.signature(self.build).parameters
         try:
-            return self.build(teacher, task=task) if takes_task else self.build(teacher)
+            model = self.build(teacher, task=task) if takes_task else self.build(teacher)
         except (TypeError, ValueError) as error:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
+        if not isinstance(model, PreTrainedModel):
+            got = type(model).__name__
+            raise UserError(f"the function of student {self.name} returned {got}, expected a PreTrainedModel")
+        return model
 
 
 def default_objective(task: Task | Tasks) -> Objective:

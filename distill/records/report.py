@@ -11,6 +11,7 @@ from jinja2 import ChainableUndefined, Environment, PackageLoader
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from distill.installation import WHEEL
 from distill.records.headline import render_headline
 from distill.records.licences import find_data_license, find_model_license, is_on_hub, join_licenses
 from distill.records.measures import (
@@ -96,7 +97,7 @@ def render_overview_card(record: Record, *, is_repository: bool = False) -> str:
     """
     return _render(
         "overview_card.md.jinja", hide_paths(record), names=list(record["tasks"]), shared=record.get("shared") or {},
-        is_repository=is_repository,
+        is_repository=is_repository, wheel=WHEEL,
     )  # fmt: skip
 
 
@@ -113,6 +114,7 @@ def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str 
         "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
         prediction=task.get("prediction") or _default_prediction(task, labels), auto_class=auto_class,
         license=card.license, data_license=find_data_license(task.get("hub_id")), untaught=_describe_untaught(record),
+        wheel=WHEEL,
     )  # fmt: skip
     return str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{body}"))
 
