@@ -25,6 +25,7 @@ class BenchmarkSettings:
     Args:
         batches: batch sizes B of the inputs `[B, L]`.
         lengths: lengths L of the inputs `[B, L]`, in tokens.
+        enabled: whether anything is timed.
         teacher: whether to time the teacher too, in torch and as ONNX files.
         threads: number of threads of each runtime; None for as many as the process may use cores.
         seconds: time for each model, format, batch size and length, in s; `auto` for 1.0, or for less where all of them
