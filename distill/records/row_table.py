@@ -75,21 +75,30 @@ def to_csv(rows: Sequence[Row], directory: Path) -> str:
         directory: of the report, from which the paths of the runs are.
     """
     text = io.StringIO()
+    header, *lines = plain_cells(rows, directory)
     writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(map(plain_text, line) for line in lines)
+    return text.getvalue()
+
+
+def plain_cells(rows: Sequence[Row], directory: Path) -> list[list[object]]:
+    """Returns the table with plain numbers, the header first.
+
+    Args:
+        directory: as in `to_csv`.
+    """
     lines = [
         _csv_line(row, difference, directory) for row, difference in zip(rows, compare_with_first(rows), strict=True)
     ]
-    writer.writerow(lines[0])
-    for line in lines:
-        writer.writerow(map(_plain_text, line.values()))
-    return text.getvalue()
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
 def _csv_line(row: Row, from_first: Difference | None, directory: Path) -> dict[str, object]:
     """Returns the values of a row by the names of their columns. `mean` and `std` are of dev."""
     small, teacher, interval = row.files.get("int8"), row.teacher, _interval(row)
     return {
-        "run": row.label, "task": row.task.get("name"), "metric": row.task.get("metric"),
+        "run": row.full_label, "task": row.task.get("name"), "metric": row.task.get("metric"),
         **_spread_columns("", row, DEV), "seeds": " ".join(map(str, row.values)), "share_kept": row.kept,
         **_difference_columns("", row.difference), "seconds": row.seconds, "error": row.error,
         "directories": " ".join(relative_path(path, directory) for path in row.directories),
@@ -129,7 +138,7 @@ def _mean(values: Values | None) -> float | None:
     return sum(values.values()) / len(values) if values else None
 
 
-def _plain_text(value: object) -> object:
+def plain_text(value: object) -> object:
     """Returns a text in one line, with an apostrophe before what a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return value
