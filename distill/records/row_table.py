@@ -5,7 +5,9 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from distill.records.comparison import REFERENCE, FileResult, Row
@@ -14,6 +16,7 @@ from distill.records.measures import MISSING, format_points, format_spread
 from distill.records.paths import relative_path
 from distill.records.ranking import compare_with_first
 from distill.records.shape import DEV, TEST
+from distill.records.word_table import WordTable
 from distill.training.statistics import Difference, spread
 
 NOTE = (
@@ -32,6 +35,7 @@ OPTIONAL = (
     "MB", "p50 ms", "speed-up",
 )  # fmt: skip
 # Columns that only a page has room for.
+LEAST = ("seconds", "int8", "seeds", "speed-up")  # Columns that a narrow terminal lacks, the first one first.
 WIDE = ("95% interval", "on dev", "baseline", "MB", "p50 ms")
 _DIFFERENCE = ("difference", "low", "high", "p")
 
@@ -57,12 +61,16 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> Table:
-    """Returns the table for a terminal, without the columns that only a page has room for."""
-    columns = [column for column in zip(*table(rows), strict=True) if column[0] not in WIDE]
+    """Returns the table for a terminal, without the columns that only a page has room for, and without empty ones."""
+    columns = [column for column in zip(*table(rows), strict=True) if column[0] not in WIDE and any(column[1:])]
     header, *cells = zip(*columns, strict=True)
-    result = Table(title=title, title_justify="left", title_style="bold")
+    result = WordTable(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
+        padding=(0, 1, 0, 0), least=LEAST,
+    )  # fmt: skip
     for column in header:
-        result.add_column(column, justify="left" if column in ("run", "error") else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if column in ("run", "error") else "right"
+        result.add_column(column, justify=justify, overflow="fold", vertical="top")
     for row in cells:
         result.add_row(*row)
     return result

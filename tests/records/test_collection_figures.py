@@ -20,7 +20,7 @@ def test_the_report_of_a_sweep_has_the_predictions_of_its_first_row(tmp_path: Pa
     text = (tmp_path / "report.md").read_text()
     section = text.partition("\n## Predictions of toy: accuracy\n")[2].partition("\n## ")[0]
     assert "int8 of the first row, temperature=2.0, is compared with the teacher on 4 examples" in section
-    assert "Both predict the same for 50.0% of them." in section
+    assert "The agreement of the two is 0.5000." in section
     assert "| 2 | d e f | yes | yes (0.80) | no (0.99) |" in section
     assert page.read_text().count("<figure") == 5  # Cost, temperature; calibration, confusion, lengths.
 

@@ -119,7 +119,7 @@ def test_a_run_has_its_predictions_and_its_command_in_both_forms(tmp_path: Path)
     page = write_report(path, read_record(path))
     text = (path / "report.md").read_text()
     for line in (
-        "Both predict the same for 50.0% of them.",
+        "The agreement of the two is 0.5000.",
         "| 2 | d e f | yes | yes (0.80) | no (0.99) |",
         r"| 3 | \<i>\|\*g\* | no | no (0.60) | yes (0.55) |",
         "    python -m distill 'task.text=[a, b]'",
