@@ -91,7 +91,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Student:
-    """A student and its name in records: a loaded model, or a function of the teacher."""
+    """A student and its name in records: a loaded model, or a function of the teacher.
+
+    Args:
+        name: names the student in records and directories.
+        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=`.
+    """
 
     name: str
     build: StudentFactory | PreTrainedModel

@@ -32,6 +32,7 @@ from distill.records.prediction_analysis import Analysis
 from distill.records.shape import DEV
 from distill.records.tables import breakdown_table, metric_table, seed_table, summary_columns, summary_rows
 from distill.records.verdict import find_split
+from distill.records.word_table import WordTable
 
 HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
 LONGEST_TEXT = 300  # Characters of a text of the data.
@@ -169,9 +170,9 @@ def describe_difference(difference: Record, task: Record) -> str:
 
 def summary_table(record: Record) -> Table:
     """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns."""
-    table = Table(
+    table = WordTable(
         title=_title(hide_paths(record)), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
-        pad_edge=False, padding=(0, 1, 0, 0),
+        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size"),
     )  # fmt: skip
     for place, column in enumerate(summary_columns(record)):
         header = textwrap.fill(column, HEADER_WIDTH, break_long_words=False)
