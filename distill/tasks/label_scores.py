@@ -68,7 +68,7 @@ class LabelSets(Scoring):
         return self.probabilities(scores) >= np.asarray(scores.decoding.get("thresholds", THRESHOLD))
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the thresholds that are best for the metric that selects checkpoints."""
+        """Returns the thresholds that are best for the metric that selects checkpoints, or micro F1 for a function."""
         thresholds = choose_thresholds(self.probabilities(scores), scores.labels > 0, metric=self.names[0])
         return {"thresholds": thresholds, "separator": self.separator}
 
@@ -96,8 +96,10 @@ class LabelSets(Scoring):
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """The task's metric of each label by itself, and the number of its examples.
 
-        Of a single label every F1 is the same.
+        Of a single label every F1 is the same. There is none for a function of the user.
         """
+        if self.metric in self.functions:
+            return {}
         predicted, labels = self.predictions(scores), scores.labels > 0
         values = (predicted == labels).mean(axis=0) if self.names[0] == "subset_accuracy" else _f1(predicted, labels)
         numbers = zip(self.labels, values.tolist(), labels.sum(axis=0).tolist(), strict=True)

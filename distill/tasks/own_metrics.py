@@ -25,6 +25,10 @@ _NAME = re.compile(r"[A-Za-z][\w@.-]*")
 _SHOWN = 60  # Characters of a value in a message.
 
 
+class MetricError(UserError):
+    """A function of a user that fails, or returns something else than a finite number."""
+
+
 def annotate_metrics(known: str) -> Any:
     """Returns the annotation of the option `metrics`, which `read_metrics` checks; `known` are the names in words."""
     return Annotated[object, SkipValidation, Field(description=f"a list of some of {known}, or of functions")]
@@ -99,7 +103,7 @@ def compute_functions(functions: Functions, y_true: np.ndarray, y_score: np.ndar
         of: the predictions, in words of a message.
 
     Raises:
-        UserError: for a function that fails, or returns something else than a finite number.
+        MetricError: for a function that fails, or returns something else than a finite number.
     """
     return {name: _compute(name, function, y_true, y_score, of) for name, function in functions.items()}
 
@@ -111,7 +115,7 @@ def _compute(name: str, function: MetricFunction, y_true: np.ndarray, y_score: n
         raise
     except Exception as error:  # The function is the user's.
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(
+        raise MetricError(
             f"the metric {name} failed for {of}, with y_true {list(y_true.shape)} and y_score {list(y_score.shape)}: "
             f"{reason}"
         ) from error
@@ -119,9 +123,9 @@ def _compute(name: str, function: MetricFunction, y_true: np.ndarray, y_score: n
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, Real):
         shown = repr(value)[:_SHOWN]
-        raise UserError(f"the metric {name} returned {shown} ({type(value).__name__}) for {of}, expected a number")
+        raise MetricError(f"the metric {name} returned {shown} ({type(value).__name__}) for {of}, expected a number")
     if not math.isfinite(value):
-        raise UserError(f"the metric {name} returned {float(value)} for {of}, expected a finite number")
+        raise MetricError(f"the metric {name} returned {float(value)} for {of}, expected a finite number")
     return float(value)
 
 

@@ -11,6 +11,7 @@ import pytest
 from distill.contracts import Scores
 from distill.errors import OptionError, UserError
 from distill.tasks import Classification, Regression
+from distill.training.statistics import compare_examples
 
 TRAIN = (["a", "b", "c", "d"], ["ham", "spam", "spam", "ham"])
 DEV = (["e", "f", "g"], ["spam", "ham", "ham"])
@@ -145,3 +146,19 @@ def test_a_function_cannot_change_what_the_others_read() -> None:
 
     data = read(["accuracy", destroy, hits])
     assert data.scoring.metrics(scores_of([[0.0, 9.0], [9.0, 0.0]], [1, 0]))["hits"] == 1.0
+
+
+def test_resamples_in_which_a_function_has_no_value_are_left_out() -> None:
+    def needs_both(y_true: np.ndarray, y_score: np.ndarray) -> float:
+        if np.ptp(y_true) == 0:
+            raise ValueError("only one class")
+        return float(y_score[y_true == 1].mean())
+
+    rows = (list("abcd"), ["ham", "ham", "ham", "spam"])
+    scoring = Classification(train=rows, dev=rows, metrics={"own": needs_both}).read(Path()).scoring
+    labels, right = [0, 0, 0, 1], [[9.0, 0.0]] * 3 + [[0.0, 9.0]]
+    better, worse = scores_of(right, labels), scores_of([[0.0, 0.0]] * 4, labels)
+    result = compare_examples(scoring, better, worse)
+    assert result is not None
+    assert result["difference"] == pytest.approx(0.5, abs=1e-3)
+    assert result["interval"] == pytest.approx([0.5, 0.5], abs=1e-3)
