@@ -113,7 +113,7 @@ class ProgressMeter:
         elif console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
@@ -131,10 +131,6 @@ class ProgressMeter:
         if self._notebook_bar is not None:
             self._draw(is_last=True)
 
-    def left(self) -> float:
-        """Returns the time left in s, at the speed until now."""
-        return (time.monotonic() - self._started) / max(1, self._done - self._first) * (self.total - self._done)
-
     def _draw(self, *, is_last: bool = False) -> None:
         """Draws the bar of a notebook, with the time that it took and, until its end, the time left."""
         assert self._notebook_bar is not None
@@ -142,6 +138,10 @@ class ProgressMeter:
         left = f"{format_duration(self.left())} left" if self._done > self._first and not is_last else ""
         words = [f"{self.title}  {self._done:,}/{self.total:,}", self._status, took, left]
         self._notebook_bar.show(self._done, self.total, "  ".join(word for word in words if word), is_last=is_last)
+
+    def left(self) -> float:
+        """Returns the time left in s, at the speed until now."""
+        return (time.monotonic() - self._started) / max(1, self._done - self._first) * (self.total - self._done)
 
     def advance(self, number: int) -> None:
         """Adds `number` to the units done."""
