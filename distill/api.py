@@ -412,7 +412,9 @@ def plan(
     """Checks and estimates a distillation as `dry_run=true` does on the command line; trains and writes nothing.
 
     Args:
-        options: arguments of `distill`, with the same defaults.
+        teacher, student, task: those of `distill`.
+        options: its other arguments, with the same defaults; those of the run's directory, loggers and callbacks are no
+            part of a plan.
 
     Returns:
         The summary that `distill` prints before training, which a notebook shows as a table.

@@ -90,7 +90,17 @@ def fit(
         UserError: if the checkpoint is damaged or belongs to another training, and if a callback fails.
         KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training.
     """
-    arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), tuple(callbacks), resume)
+    # They run before a checkpoint is written, which has their state.
+    further = (*callbacks, CheckStates(callbacks)) if callbacks else ()
+    with naming_callbacks(callbacks):
+        return _fit_on_devices(
+            module, train, dev, settings, checkpoints, title, dict(identity or {}), further, resume, logger=logger
+        )
+
+
+def _fit_on_devices(*arguments: Any, logger: Logger | Sequence[Logger] | None) -> Fit:
+    """Runs `_fit` in all ranks."""
+    module, _, _, settings, checkpoints, *_, resume = arguments
     if settings.processes() == 1:
         return _fit(*arguments, logger=logger)
     module.cpu()  # Pickled for processes with other GPUs.
@@ -144,18 +154,12 @@ def _fit(
     saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
     if resuming:
         saver.skip_finished_steps()
-    timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
+    timer, curve = Timer(), Curve(metric)  # Their state is in the checkpoint, so that a resumed run continues both.
     recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
-    curve = Curve(metric)
-    # Those of the user run before a checkpoint is written, which has their state.
-    own = [*further, CheckStates(further)] if further else []
-    callbacks = [best, *chosen_callbacks, *own, curve, _EvaluateAfterLastStep(), saver, last, timer]
+    callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
     callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
-    with (
-        _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals(),
-        naming_callbacks(further),
-    ):  # fmt: skip
+    with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if resuming:
         steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
