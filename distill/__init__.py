@@ -17,11 +17,13 @@ if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
     import distill.tasks as tasks  # noqa: F401
     from distill.api import Teacher as Teacher
     from distill.api import distill as distill
+    from distill.api import plan as plan
     from distill.api import students as students
     from distill.benchmark.budget import Budget as Budget
     from distill.benchmark.settings import BenchmarkSettings as BenchmarkSettings
     from distill.chain.deliver import Result as Result
     from distill.chain.plan import Student as Student
+    from distill.chain.summary import PlanSummary as PlanSummary
     from distill.data.augmentation import AutoAugmentation as AutoAugmentation
     from distill.data.augmentation import TangAugmentation as TangAugmentation
     from distill.edge import Bundle as Bundle

@@ -331,23 +331,6 @@ def test_heavy_packages_are_imported_only_when_needed(program: str, absent: tupl
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=Path(d.__file__).parents[1]).returncode == 0
 
 
-@pytest.mark.parametrize(("installed", "bars"), [(True, ["bar"]), (False, [])])
-def test_a_notebook_shows_a_progress_bar_where_ipywidgets_draws_it(
-    installed: bool, bars: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rich.console import Console
-
-    from distill import console
-
-    monkeypatch.setattr(console, "console", Console(force_jupyter=True))
-    monkeypatch.setattr(console.importlib.util, "find_spec", lambda name: object() if installed else None)
-    started: list[str] = []
-    monkeypatch.setattr(console.Progress, "start", lambda self: started.append("bar"))
-    with console.ProgressMeter("student", 3):
-        pass
-    assert started == bars
-
-
 EXAMPLES = [
     path for path in sorted(Path(d.__file__).parent.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")
 ]

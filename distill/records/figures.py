@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 LONGEST_IN_COLUMNS = 22  # Characters of a name in a legend of several columns.
 WIDTH, HEIGHT = 5.0, 3.2  # Inches. At this size the text is readable on a telephone.
@@ -47,12 +48,14 @@ class Figure:
     Attributes:
         name: of a file with it, without an ending.
         draw_pdf: returns it as the content of a PDF file, with the colours of light paper and its fonts as text.
+        create_canvas: returns it as a new figure of matplotlib, with the colours of light paper.
     """
 
     caption: str
     svg: str
     name: str
     draw_pdf: Callable[[], bytes] = field(repr=False, compare=False)
+    create_canvas: "Callable[[], Canvas]" = field(repr=False, compare=False)
 
 
 def draw(caption: str, plot: Callable[["Axes"], None], *, name: str = "figure", height: float = HEIGHT) -> Figure:
@@ -63,7 +66,10 @@ def draw(caption: str, plot: Callable[["Axes"], None], *, name: str = "figure", 
         height: in inches.
     """
     svg = _clean(_render(caption, plot, height).decode())
-    return Figure(caption, svg, name, lambda: _render(caption, plot, height, "pdf"))
+    return Figure(
+        caption, svg, name, draw_pdf=lambda: _render(caption, plot, height, "pdf"),
+        create_canvas=lambda: create_canvas(plot, height),
+    )  # fmt: skip
 
 
 def _render(caption: str, plot: Callable[["Axes"], None], height: float, format: str = "svg") -> bytes:
@@ -81,6 +87,32 @@ def _render(caption: str, plot: Callable[["Axes"], None], height: float, format:
         plot(canvas.add_subplot())
         canvas.savefig(content, format=format, metadata=_METADATA[format])
     return content.getvalue()
+
+
+def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
+    """Returns a figure of matplotlib that looks the same wherever it is drawn, and that a notebook shows by itself."""
+    import matplotlib
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.figure import Figure as Canvas
+
+    class StyledCanvas(Canvas):
+        def draw(self, renderer: RendererBase) -> None:
+            # matplotlib looks up names of colours, and the style of ticks, when it draws.
+            matplotlib.colors.get_named_colors_mapping().update(_COLORS)
+            with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Of letters that the font lacks.
+                super().draw(renderer)
+
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png", dpi=150)
+            return content.getvalue()
+
+    matplotlib.colors.get_named_colors_mapping().update(_COLORS)
+    with matplotlib.rc_context(_STYLE):
+        canvas = StyledCanvas(figsize=(WIDTH, height), layout="constrained")
+        plot(canvas.add_subplot())
+    return canvas
 
 
 def label(text: object, *, longest: int = 60) -> str:

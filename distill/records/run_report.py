@@ -32,6 +32,12 @@ def write_report(directory: Path, record: JsonObject, *, to: Path | None = None,
     return render_run(directory, record).write(to or directory, refresh=refresh)
 
 
+def draw_report(directory: Path, record: JsonObject) -> list[Figure]:
+    """Returns the figures of the report of a run in their order."""
+    report = _describe_run(directory, fill_record(record))
+    return [figure for of_section in report.figures.values() for figure in of_section]
+
+
 @dataclass(frozen=True)
 class Report:
     """The Markdown of a report, and its figures by the heading of their section."""

@@ -313,6 +313,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
     parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, task.info.max_length, settings]
+    parts += [list(source.callback_key)] if source.callback_key else []
     parts += [dict(task.info.model_settings)] if task.info.model_settings else []
     parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
@@ -355,7 +356,7 @@ def _finetune(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
         logger=CSVLogger(str(directory), name="", version=""), title="teacher",
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
-        resume=preparation.resume,
+        resume=preparation.resume, callbacks=source.callbacks,
     )  # fmt: skip
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)

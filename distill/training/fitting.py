@@ -21,6 +21,7 @@ from distill.data.mixing import epoch_size
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
 from distill.training import averaging, distributed, memory, ray_workers
+from distill.training.callbacks import CheckStates, naming_callbacks
 from distill.training.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
@@ -76,18 +77,30 @@ def fit(
     title: str,
     identity: Mapping[str, object] | None = None,
     resume: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Fit:
     """Trains the module and loads the weights with the best metric on dev, or an average of the last ones.
 
     Args:
         identity: further properties that a resumed training must share with the checkpoint.
         resume: whether to continue from `checkpoints/last.ckpt`, if it exists.
+        callbacks: of the user. Each process has its own copy, this one the given ones, except with Ray.
 
     Raises:
-        UserError: if the checkpoint is damaged or belongs to another training.
+        UserError: if the checkpoint is damaged or belongs to another training, and if a callback fails.
         KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training.
     """
-    arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), resume)
+    # They run before a checkpoint is written, which has their state.
+    further = (*callbacks, CheckStates(callbacks)) if callbacks else ()
+    with naming_callbacks(callbacks):
+        return _fit_on_devices(
+            module, train, dev, settings, checkpoints, title, dict(identity or {}), further, resume, logger=logger
+        )
+
+
+def _fit_on_devices(*arguments: Any, logger: Logger | Sequence[Logger] | None) -> Fit:
+    """Runs `_fit` in all ranks."""
+    module, _, _, settings, checkpoints, *_, resume = arguments
     if settings.processes() == 1:
         return _fit(*arguments, logger=logger)
     module.cpu()  # Pickled for processes with other GPUs.
@@ -119,6 +132,7 @@ def _fit(
     checkpoints: Path,
     title: str,
     identity: Mapping[str, object],
+    further: Sequence[Callback],
     resume: bool,
     logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
@@ -140,10 +154,9 @@ def _fit(
     saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
     if resuming:
         saver.skip_finished_steps()
-    timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
+    timer, curve = Timer(), Curve(metric)  # Their state is in the checkpoint, so that a resumed run continues both.
     recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
-    curve = Curve(metric)
-    callbacks = [best, *chosen_callbacks, curve, _EvaluateAfterLastStep(), saver, last, timer]
+    callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
     callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
