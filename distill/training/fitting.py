@@ -102,7 +102,7 @@ def _fit_on_devices(*arguments: Any, logger: Logger | Sequence[Logger] | None) -
     """Runs `_fit` in all ranks."""
     module, _, _, settings, checkpoints, *_, resume = arguments
     if settings.processes() == 1:
-        return _fit(*arguments, logger=logger)
+        return _fit(*arguments, logger)
     module.cpu()  # Pickled for processes with other GPUs.
     if settings.strategy == "ray":
         if not resume:
@@ -134,7 +134,6 @@ def _fit(
     identity: Mapping[str, object],
     further: Sequence[Callback],
     resume: bool,
-    *,
     logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""
