@@ -139,11 +139,17 @@ def test_a_device_predicts_with_the_wheel_beside_the_bundle_and_without_torch(
         "from distill.edge import Bundle\n"
         "print(distill.__file__)\n"
         "print(len(Bundle(sys.argv[1]).predict(['the film'])))\n"
+        "try:\n"
+        "    distill.Teacher\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
     )
     done = run(python, "-c", program, tmp_path / "bundle", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    file, count = done.stdout.splitlines()
+    file, count, error = done.stdout.splitlines()
     assert (Path(file).is_relative_to(tmp_path / "device"), count) == (True, "1")
+    command = f"pip install 'distill-encoders[train] @ {written.as_uri()}'"
+    assert re.fullmatch(rf"distill\.Teacher needs \w+, which is not installed: {re.escape(command)}", error)
 
 
 def test_an_installed_wheel_writes_itself(built: Path, python: Path, tmp_path: Path) -> None:

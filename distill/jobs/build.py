@@ -135,11 +135,11 @@ def _explain_missing(target: str) -> str | None:
         package, file = module.partition(".")[0], Path(f"{module.replace('.', '/')}.py")
         if not file.is_file():
             return f"there is no module {error.name}, expected {file} in {Path.cwd()}"
-        found = sys.modules.get(package)
-        if found is None:
+        other = sys.modules.get(package)
+        if other is None:
             return f"Python does not search {Path.cwd()}, where {file} is: add it to PYTHONPATH"
-        others = getattr(found, "__file__", None) or ", ".join(found.__path__)
-        return f"Python finds another {package} first ({others}): add an empty {package}/__init__.py to {Path.cwd()}"
+        source = getattr(other, "__file__", None) or ", ".join(other.__path__)
+        return f"Python finds another {package} first ({source}): add an empty {package}/__init__.py to {Path.cwd()}"
     except Exception as error:  # Whatever the user's module raises.
         return f"{module} cannot be imported ({type(error).__name__}: {first_line(error)})"
     return None if hasattr(found, name) else f"{getattr(found, '__file__', None) or module} has no {name}"

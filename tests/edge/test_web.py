@@ -15,7 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.edge import Bundle, web
 from distill.edge.__main__ import main
 from distill.errors import UserError
+from distill.storage.files import hash_file, write_json
 from tests.conftest import sentences
 from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle, write_vector_bundle
 
@@ -231,6 +234,51 @@ def test_a_page_predicts_as_python_does_with_every_decoder(
     assert all(re.fullmatch(r"-?[01]\.[0-9]{3}", text) for text in page.locator(".row > :last-child").all_inner_texts())
     if "tags" in case:
         assert page.locator("mark").count() == sum(len(of["entities"]) for of in bundle.predict(lines)) > 0
+    page.close()
+
+
+def write_full_range_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes a bundle whose number is the sum of 8 products of 255 and 127 in int8, which two of them overflow."""
+    write_toy_bundle(directory, tokenizer, decoder="number", labels=["sum"])
+    names = ("input_ids", "attention_mask")
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceSum", ["attention_mask", "axis"], ["tokens"], keepdims=1),
+            helper.make_node("Mul", ["tokens", "none"], ["zero"]),
+            helper.make_node("Add", ["zero", "bytes"], ["row"]),
+            helper.make_node("Cast", ["row"], ["left"], to=TensorProto.UINT8),
+            helper.make_node("MatMulInteger", ["left", "right"], ["sum"]),
+            helper.make_node("Cast", ["sum"], ["logits"], to=TensorProto.FLOAT),
+            helper.make_node("Identity", ["input_ids"], ["unused"]),
+        ],
+        "toy",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"]) for name in names],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1])],
+        [
+            helper.make_tensor("axis", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("none", TensorProto.INT64, [1], [0]),
+            helper.make_tensor("bytes", TensorProto.INT64, [1, 8], [255] * 8),
+            helper.make_tensor("right", TensorProto.INT8, [8, 1], [127] * 8),
+        ],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, str(directory / "model.onnx"))
+    content = json.loads((directory / "bundle.json").read_text())
+    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
+    write_json(directory / "bundle.json", content)
+
+
+@needs_libraries
+@needs_browser
+@pytest.mark.xdist_group("browser")
+def test_an_int8_file_of_every_target_is_right_in_a_browser(
+    browser: Any, serve: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    (tmp_path / "bundle").mkdir()
+    write_full_range_bundle(tmp_path / "bundle", tokenizer)
+    web.write_page(Bundle(tmp_path / "bundle"), tmp_path / "page", libraries=NODE_MODULES)
+    page = open_page(browser, serve(tmp_path / "page"))
+    assert page.evaluate("window.bundle.predict('a film')") == {"value": 8 * 255 * 127, "isCut": False}
     page.close()
 
 

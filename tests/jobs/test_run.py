@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-import students  # noqa: F401  so that the auto classes know every student
+import distill.builtin  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
 from distill.chain import baseline
 from distill.edge import cores

@@ -21,6 +21,22 @@ from distill.records.record import Run, create_record, digest
 from tests.records.test_report import record
 
 CHROMIUM = shutil.which("chromium")
+# The words of cells and headings whose letters are on several lines.
+BROKEN_WORDS = r"""() => {
+  const found = [];
+  for (const cell of document.querySelectorAll("th, td, h1, h2, h3")) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      for (const word of texts.currentNode.data.matchAll(/[\p{L}\p{N}_=.]+/gu)) {
+        const range = document.createRange();
+        range.setStart(texts.currentNode, word.index);
+        range.setEnd(texts.currentNode, word.index + word[0].length);
+        if (new Set(Array.from(range.getClientRects(), (box) => box.top)).size > 1) found.push(word[0]);
+      }
+    }
+  }
+  return found;
+}"""
 
 
 def save(directory: Path, config: dict[str, Any] | None = None, **changes: Any) -> Path:
@@ -203,6 +219,7 @@ def test_the_page_fits_a_telephone_is_dark_at_night_and_sorts_its_tables(tmp_pat
         page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
         page.goto((tmp_path / "report.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate(BROKEN_WORDS) == []
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
         runs = "section:has(h2:text('All runs')) tbody tr td:first-child"
         assert page.locator(runs).all_inner_texts() == ["0", "1", "2", "3", "4", "5"]

@@ -1,5 +1,6 @@
 """Tests of the report of one run: curves, calibration, confusion, differences and figures."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,24 @@ def test_predictions_are_compared_on_dev(tmp_path: Path) -> None:
     assert calibration.accuracy == [0.5, 0.5]
     assert calibration.confidence == pytest.approx([0.525, 0.95])
     assert calibration.error == pytest.approx((0.025 * 2 + 0.45 * 2) / 4)
+
+
+@pytest.mark.usefixtures("drawn")
+def test_stars_are_in_their_order_in_the_confusion(tmp_path: Path) -> None:
+    labels = ["10", "9", "1", "2"]
+    columns = {"split": ["dev"] * 4, "index": [0, 1, 2, 3], "label": labels}
+    columns |= {f"{model}_{of}": values for model in ("teacher", "int8")
+                for of, values in (("prediction", [*labels[:3], "10"]), ("probability", [0.9] * 4))}  # fmt: skip
+    path = save(tmp_path / "run")
+    found = analyze_predictions(write(path, columns))
+    assert found is not None
+    assert list(found.classes) == ["1", "2", "9", "10"]
+    html = write_report(path, read_record(path)).read_text()
+    [table] = re.findall(r"<th>label</th>(.*?)</table>", html, flags=re.S)
+    assert re.findall(r"<th[^>]*>(\d+)</th>", table) == ["1", "2", "9", "10"]
+    assert re.findall(r"<tr>\s*<td[^>]*>(\d+)</td>", table) == ["1", "2", "9", "10"]
+    confusion = html[html.index('aria-label="Confusion of') :]
+    assert re.findall(r">(1|2|9|10)</text>", confusion.partition("</figure>")[0])[:4] == ["1", "2", "9", "10"]
 
 
 def test_numbers_tags_and_runs_without_texts_are_compared_too(tmp_path: Path) -> None:
