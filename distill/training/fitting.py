@@ -127,7 +127,6 @@ def _fit(
     identity: Mapping[str, object],
     further: Sequence[Callback],
     resume: bool,
-    *,
     logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""
