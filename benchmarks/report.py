@@ -31,7 +31,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             copy_runs(arguments.run, Path(root), count)
             start, cpu = time.perf_counter(), time.process_time()
-            page, _ = write_collection(find_runs(Path(root)), Path(root))
+            page = write_collection(find_runs(Path(root)), Path(root)).page
             seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
             print(f"{count} runs: {seconds:.1f} s, {cpu:.1f} CPU s, {page.stat().st_size / 1e6:.2f} MB")
 

@@ -10,18 +10,20 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
     import distill.records.loggers as loggers  # noqa: F401
     import distill.tasks as tasks  # noqa: F401
     from distill.api import Teacher as Teacher
     from distill.api import distill as distill
+    from distill.api import plan as plan
     from distill.api import students as students
     from distill.benchmark.budget import Budget as Budget
     from distill.benchmark.settings import BenchmarkSettings as BenchmarkSettings
     from distill.chain.deliver import Result as Result
     from distill.chain.plan import Student as Student
+    from distill.chain.summary import PlanSummary as PlanSummary
     from distill.data.augmentation import AutoAugmentation as AutoAugmentation
     from distill.data.augmentation import TangAugmentation as TangAugmentation
     from distill.edge import Bundle as Bundle
@@ -64,8 +66,10 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
+        from distill.installation import install_command
+
         raise ImportError(
-            f"distill.{name} needs {error.name}, which is not installed: pip install 'distill[train]'"
+            f"distill.{name} needs {error.name}, which is not installed: {install_command('train')}"
         ) from error
 
 

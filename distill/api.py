@@ -21,8 +21,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
+from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.budget import Budget
@@ -30,11 +31,13 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import distillation as chain
 from distill.chain.deliver import Result
 from distill.chain.plan import Plan, Student, default_objective
+from distill.chain.summary import PlanSummary
 from distill.console import silence_libraries
 from distill.contracts import Task
 from distill.credentials import hide_secrets
 from distill.data.augmentation import Augmentation, AutoAugmentation
-from distill.errors import UserError
+from distill.edge.overview import Overview, Shown, describe_call
+from distill.errors import Interrupted, UserError
 from distill.export.settings import ExportSettings
 from distill.losses import Objective
 from distill.records.loggers import LoggerSettings, Tracking
@@ -48,12 +51,21 @@ from distill.teaching import preparation as teaching
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.source import TeacherSource, Weights, check_features, make_by_task, make_ensemble
+from distill.training.callbacks import describe_callback, read_callbacks
 from distill.training.settings import TrainerSettings
-from students import bilstm as _bilstm
-from students import distilbert as _distilbert
-from students import pretrained as _pretrained
-from teachers.loaded import Loaded
-from teachers.pretrained import Pretrained
+
+if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds distill.builtin.
+    from students import bilstm as _bilstm
+    from students import distilbert as _distilbert
+    from students import pretrained as _pretrained
+    from teachers.loaded import Loaded
+    from teachers.pretrained import Pretrained
+else:
+    from distill.builtin.students import bilstm as _bilstm
+    from distill.builtin.students import distilbert as _distilbert
+    from distill.builtin.students import pretrained as _pretrained
+    from distill.builtin.teachers.loaded import Loaded
+    from distill.builtin.teachers.pretrained import Pretrained
 
 # The values of conf/trainer/finetune.yaml.
 FINETUNE = TrainerSettings.auto(ema=0.0, soup=1)
@@ -65,7 +77,7 @@ def default_cache_dir() -> Path:
     return mirror.local_path(os.environ.get("DISTILL_CACHE", "~/.cache/distill"))
 
 
-class Teacher:
+class Teacher(Shown):
     """A teacher: a loaded model of transformers with its tokenizer, or one by name or path (`from_pretrained`).
 
     A teacher whose head does not fit a task must be fine-tuned first (`fit`).
@@ -141,6 +153,22 @@ class Teacher:
         self.cache_dir = default_cache_dir() if cache_dir is None else mirror.local_path(cache_dir)
         self._fits: list[tuple[Task, TeacherSource]] = []
 
+    def __repr__(self) -> str:
+        return describe_call("Teacher", self.source.resolved(), fitted=[task.info.name for task, _ in self._fits])
+
+    def overview(self) -> Overview:
+        """Returns the names of its models, and the tasks to which it was fitted."""
+        members = {"": self.source} | {f"of {name}": source for name, source in self.source.by_task.items()}
+        rows = {
+            **{f"model {name}".strip(): source.resolved() for name, source in members.items()},
+            "with": ", ".join(other.resolved() for other in self.source.others),
+            "shares": ", ".join(f"{share:.2f}" for share in self.source.shares if len(self.source.shares) > 1),
+            "fitted to": ", ".join(task.info.name for task, _ in self._fits),
+            "may be weak": "yes" if self.source.accept_weak else "",
+            "cache": str(self.cache_dir),
+        }
+        return Overview("Teacher", [(name, value) for name, value in rows.items() if value])
+
     @classmethod
     def ensemble(cls, teachers: "Sequence[Teacher]", *, weights: Sequence[float] | None = None) -> "Teacher":
         """A teacher that is the mean of others: of their probabilities, or of their numbers.
@@ -178,6 +206,7 @@ class Teacher:
         *,
         features: str | None = None,
         bilstm: Mapping[str, int | float | str] | None = None,
+        callbacks: Callback | Sequence[Callback] = (),
         **settings: Any,
     ) -> "Teacher":
         """Fine-tunes the teacher where its head does not fit the task, once: the result is cached.
@@ -187,11 +216,14 @@ class Teacher:
             features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
                 `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
             bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
+            callbacks: one or several of Lightning's callbacks, which the fine-tuning has. One that is cached already is
+                found again by the classes of its callbacks and their plain attributes, and calls none.
             settings: fields of `TrainerSettings`, for example `max_epochs=3`; the others are chosen from the data and
                 the teacher's width.
 
         Raises:
-            UserError: for data or a model that do not fit the task.
+            UserError: for data or a model that do not fit the task, and if a callback fails.
+            Interrupted: for Ctrl-C.
             ValueError: for a setting that is out of range.
         """
         chosen: Features | None = None
@@ -201,11 +233,19 @@ class Teacher:
             finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
             sizes: dict[str, Any] = dict(bilstm or {})
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
+        own = read_callbacks(callbacks)
         for name, one in Tasks.of(task).items():
-            self._fit(name, one, finetune, chosen)
+            self._fit(name, one, finetune, chosen, own)
         return self
 
-    def _fit(self, name: str, task: Task, finetune: TrainerSettings, features: Features | None) -> None:
+    def _fit(
+        self,
+        name: str,
+        task: Task,
+        finetune: TrainerSettings,
+        features: Features | None,
+        callbacks: tuple[Callback, ...],
+    ) -> None:
         """Fine-tunes the teacher of one task."""
         if task.info.raw_text:
             raise UserError(
@@ -213,8 +253,12 @@ class Teacher:
                 "one)"
             )
         source = self.source.of_task(name)
-        others = tuple(replace(other, finetune=finetune, features=features) for other in source.others)
-        source = replace(source, finetune=finetune, features=features, others=others)
+        fitted: dict[str, Any] = {
+            "finetune": finetune, "features": features, "callbacks": callbacks,
+            "callback_key": tuple(map(describe_callback, callbacks)),
+        }  # fmt: skip
+        others = tuple(replace(other, **fitted) for other in source.others)
+        source = replace(source, **fitted, others=others)
         check_features(source, task)
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
@@ -226,7 +270,10 @@ class Teacher:
                 task=task, splits=splits, cache_dir=self.cache_dir, run_directory=Path(directory),
                 device=finetune.device(),
             )  # fmt: skip
-            teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
+            try:
+                teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
+            except (KeyboardInterrupt, SystemExit) as error:  # Lightning converts the first into the second.
+                raise Interrupted("interrupted: the teacher is not fine-tuned; fit begins again") from error
         self._fits = [(fitted, settings) for fitted, settings in self._fits if fitted is not task] + [(task, source)]
 
     def source_for(self, task: Task | Tasks) -> TeacherSource:
@@ -242,8 +289,9 @@ class Teacher:
             if fitted is task:
                 return source
         source = self.source.of_task(name)
-        others = tuple(replace(other, finetune=None, features=None) for other in source.others)
-        return replace(source, finetune=None, features=None, others=others, by_task={})
+        unfitted: dict[str, Any] = {"finetune": None, "features": None, "callbacks": (), "callback_key": ()}
+        others = tuple(replace(other, **unfitted) for other in source.others)
+        return replace(source, **unfitted, others=others, by_task={})
 
 
 def _distilbert_student(
@@ -301,6 +349,7 @@ def distill(
     record: RecordSettings | None = None,
     augment: Augmentation | AutoAugmentation | Literal["auto"] | None = "auto",
     logger: LoggerSettings | Sequence[LoggerSettings] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     seed: int | None = None,
     seeds: int = 1,
     baseline: bool | Literal["auto"] = "auto",
@@ -321,6 +370,7 @@ def distill(
         record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
         augment: makes copies of the texts for the teacher, such as `TangAugmentation()`; `auto` suits small data.
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
+        callbacks: one or several of Lightning's callbacks for the training of the student, copies for its baseline.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
         baseline: trains the same student without the teacher too; `auto`: on small data, if about a third of the run.
@@ -330,14 +380,70 @@ def distill(
         UserError: for options, data or models that do not fit, before anything is trained.
         Interrupted: for Ctrl-C.
     """
-    seed, trainer = _join_seeds(seed, trainer)
-    plan = Plan(
-        tasks=Tasks.of(task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
-        trainer=trainer, export=export or ExportSettings(), benchmark=benchmark or BENCHMARK, budget=budget or Budget(),
-        record=record or RecordSettings(), cache_dir=teacher.cache_dir, seed=seed, seeds=seeds, baseline=baseline,
-        resume=resume, augment=AutoAugmentation() if augment == "auto" else augment,
+    planned = _create_plan(
+        teacher, task, objective=objective, trainer=trainer, export=export, benchmark=benchmark, budget=budget,
+        record=record, augment=augment, seed=seed, seeds=seeds, baseline=baseline,
     )  # fmt: skip
-    return _run(plan, teacher, student, directory, logger)
+    planned = replace(planned, resume=resume, callbacks=read_callbacks(callbacks))
+    return _run(planned, teacher, student, directory, logger)
+
+
+class PlanOptions(TypedDict, total=False):
+    """The arguments of `distill` that a plan depends on."""
+
+    objective: Objective | None
+    trainer: TrainerSettings | None
+    export: ExportSettings | None
+    benchmark: BenchmarkSettings | None
+    budget: Budget | None
+    record: RecordSettings | None
+    augment: Augmentation | AutoAugmentation | Literal["auto"] | None
+    seed: int | None
+    seeds: int
+    baseline: bool | Literal["auto"]
+
+
+def plan(
+    teacher: Teacher,
+    student: Student | PreTrainedModel | Callable[..., PreTrainedModel],
+    task: Task | Tasks,
+    **options: Unpack[PlanOptions],
+) -> PlanSummary:
+    """Checks and estimates a distillation as `dry_run=true` does on the command line; trains and writes nothing.
+
+    Args:
+        teacher, student, task: those of `distill`.
+        options: its other arguments, with the same defaults; those of the run's directory, loggers and callbacks are no
+            part of a plan.
+
+    Returns:
+        The summary that `distill` prints before training, which a notebook shows as a table.
+
+    Raises:
+        UserError: for options, data or models that do not fit.
+    """
+    planned = _create_plan(teacher, task, **options)
+    with tempfile.TemporaryDirectory() as directory:
+        run = create_run_in(Path(directory), job="distill", seed=planned.seed)
+        return chain.foresee(teacher.source_for(planned.tasks), _name_student(student), planned, run)
+
+
+def _create_plan(teacher: Teacher, task: Task | Tasks, **options: Unpack[PlanOptions]) -> Plan:
+    """Returns the plan of a distillation, with the defaults of the options that are missing or None."""
+    objective, augment = options.get("objective"), options.get("augment", "auto")
+    seed, trainer = _join_seeds(options.get("seed"), options.get("trainer"))
+    return Plan(
+        tasks=Tasks.of(task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
+        trainer=trainer, export=options.get("export") or ExportSettings(),
+        benchmark=options.get("benchmark") or BENCHMARK, budget=options.get("budget") or Budget(),
+        record=options.get("record") or RecordSettings(), cache_dir=teacher.cache_dir, seed=seed,
+        seeds=options.get("seeds", 1), baseline=options.get("baseline", "auto"),
+        augment=AutoAugmentation() if augment == "auto" else augment,
+    )  # fmt: skip
+
+
+def _name_student(student: Student | PreTrainedModel | Callable[..., PreTrainedModel]) -> Student:
+    return student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
 
 
 def _join_seeds(seed: int | None, trainer: TrainerSettings | None) -> tuple[int, TrainerSettings]:
@@ -378,7 +484,7 @@ def _run(
     directory: str | Path | None,
     logger: LoggerSettings | Sequence[LoggerSettings],
 ) -> Result:
-    student = student if isinstance(student, Student) else Student(getattr(student, "__name__", "student"), student)
+    student = _name_student(student)
     plan = replace(plan, tracking=_tracking(logger, plan, teacher, student))
     run = _open_run(plan, teacher, student, directory)
     if run.record["status"] != "finished":

@@ -1,11 +1,12 @@
 """Console output of a job: lines, notices and progress, as a bar in a terminal and as plain lines elsewhere."""
 
-import importlib.util
 import logging
 import re
+import sys
 import time
 import warnings
 from functools import partial
+from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -29,7 +30,8 @@ class PlainConsole(Console):
         return super().render_str(spelled, **options)
 
 
-create_console = partial(PlainConsole, highlight=False, markup=False, emoji=False)
+# In a notebook every text that rich shows would be an output of its own, and lines are printed as one.
+create_console = partial(PlainConsole, highlight=False, markup=False, emoji=False, force_jupyter=False)
 # A file and a pipe have no width, and the default of 80 columns would break the tables.
 console = create_console() if Console().is_terminal else create_console(width=120)
 LINE_EVERY_SECONDS = 20.0
@@ -45,9 +47,46 @@ def print_notice(text: str) -> None:
     print_line(f"Notice: {text}", style="yellow")
 
 
-def _shows_bars() -> bool:
-    """Returns whether output can be redrawn: in a terminal, and in a notebook with ipywidgets, which rich needs."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook, which shows HTML."""
+    ipython = sys.modules.get("IPython")  # A kernel has imported it.
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def display_html(html: str) -> None:
+    """Shows HTML as an output of the notebook."""
+    from IPython.display import HTML, display
+
+    display(HTML(html))
+
+
+class NotebookBar:
+    """A progress bar in one output of a notebook, which is changed in place and stays in the saved notebook.
+
+    It is HTML without scripts, and needs no widgets.
+    """
+
+    EVERY_SECONDS = 0.2
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._last = 0.0
+
+    def show(self, done: int, total: int, words: str, *, is_last: bool = False) -> None:
+        """Draws the bar with words behind it; too many changes for an eye are left out, unless it is the last one."""
+        now = time.monotonic()
+        if self._handle is not None and not is_last and now - self._last < self.EVERY_SECONDS:
+            return
+        self._last = now
+        words = hide_secrets(words)
+        html = f'<div><progress value="{done}" max="{max(1, total)}"></progress> {escape(words)}</div>'
+        content = {"text/html": html, "text/plain": words}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
 
 
 class ProgressMeter:
@@ -64,13 +103,17 @@ class ProgressMeter:
         self._first = self._done = done
         self._status = ""
         self._progress: Progress | None = None
+        self._notebook_bar: NotebookBar | None = None
 
     def __enter__(self) -> "ProgressMeter":
         self._started = self._last_line = time.monotonic()
-        if _shows_bars():
+        if in_notebook():
+            self._notebook_bar = NotebookBar()
+            self._draw()
+        elif console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
@@ -85,6 +128,20 @@ class ProgressMeter:
     def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
+        if self._notebook_bar is not None:
+            self._draw(is_last=True)
+
+    def _draw(self, *, is_last: bool = False) -> None:
+        """Draws the bar of a notebook, with the time that it took and, until its end, the time left."""
+        assert self._notebook_bar is not None
+        took = f"{format_duration(time.monotonic() - self._started)}"
+        left = f"{format_duration(self.left())} left" if self._done > self._first and not is_last else ""
+        words = [f"{self.title}  {self._done:,}/{self.total:,}", self._status, took, left]
+        self._notebook_bar.show(self._done, self.total, "  ".join(word for word in words if word), is_last=is_last)
+
+    def left(self) -> float:
+        """Returns the time left in s, at the speed until now."""
+        return (time.monotonic() - self._started) / max(1, self._done - self._first) * (self.total - self._done)
 
     def advance(self, number: int) -> None:
         """Adds `number` to the units done."""
@@ -96,12 +153,14 @@ class ProgressMeter:
         if self._progress is not None:
             self._progress.update(self._bar, completed=done, status=self._status)
             return
+        if self._notebook_bar is not None:
+            self._draw()
+            return
         time_now = time.monotonic()
         if now is not None or time_now - self._last_line >= LINE_EVERY_SECONDS:
             self._last_line = time_now
-            left = (time_now - self._started) / max(1, done - self._first) * (self.total - done)
             count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
-            words = [count, self._status, now or "", f"{left:.0f} s left"]
+            words = [count, self._status, now or "", f"{self.left():.0f} s left"]
             print_line("  ".join(word for word in words if word))
 
 

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.embedded import train_tokenizer
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,8 +43,6 @@ from distill.training import fitting
 from distill.training.distributed import start_method
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
-from students.distilbert import from_teacher
-from teachers.embedded import train_tokenizer
 from tests.composition import quick_composition
 from tests.exports import quick_exports
 
@@ -157,7 +157,7 @@ def _loggers() -> dict[str, logging.Logger]:
 def empty_figures() -> Iterator[None]:
     """Leaves out the drawing of figures, a second for each run. The fixture `drawn` is for tests of figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_render", lambda *_: "<svg></svg>")
+        patch.setattr(figures, "_render", lambda *_: b"<svg></svg>")
         yield
 
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.loaded import Loaded
+from distill.builtin.teachers.pretrained import Pretrained
 from safetensors.torch import load_file, save_file
 from tokenizers.normalizers import Lowercase, Prepend, Sequence
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,9 +27,7 @@ import distill as d
 from distill import __main__ as command_line
 from distill import api
 from distill.errors import UserError
-from students.distilbert import from_teacher
-from teachers.loaded import Loaded
-from teachers.pretrained import Pretrained
+from distill.installation import WHEEL
 from tests.conftest import LABELS, LOOSE, LOOSE_OPTIONS, sentences
 from tests.test_readme import DOCUMENTS, blocks
 
@@ -68,6 +69,7 @@ def test_every_python_block_runs(
     if "result" in names:
         assert names["result"].record["status"] == "finished"
         assert (tmp_path / "runs" / "first" / "bundle" / "bundle.json").is_file()
+        assert (tmp_path / "runs" / "first" / WHEEL).is_file()
 
 
 def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> d.Result:
@@ -327,23 +329,6 @@ def test_every_public_name_can_be_read() -> None:
 def test_heavy_packages_are_imported_only_when_needed(program: str, absent: tuple[str, ...]) -> None:
     check = f"{program}; import sys; sys.exit(bool(set({absent!r}) & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=Path(d.__file__).parents[1]).returncode == 0
-
-
-@pytest.mark.parametrize(("installed", "bars"), [(True, ["bar"]), (False, [])])
-def test_a_notebook_shows_a_progress_bar_where_ipywidgets_draws_it(
-    installed: bool, bars: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rich.console import Console
-
-    from distill import console
-
-    monkeypatch.setattr(console, "console", Console(force_jupyter=True))
-    monkeypatch.setattr(console.importlib.util, "find_spec", lambda name: object() if installed else None)
-    started: list[str] = []
-    monkeypatch.setattr(console.Progress, "start", lambda self: started.append("bar"))
-    with console.ProgressMeter("student", 3):
-        pass
-    assert started == bars
 
 
 EXAMPLES = [

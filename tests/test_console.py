@@ -1,7 +1,10 @@
 """Tests that the console prints the texts of users as they are."""
 
 import io
+import itertools
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,68 @@ from rich.table import Table
 import distill
 from distill import console as module
 from distill.console import ProgressMeter, create_console, print_line, print_notice
+
+
+class Display:
+    """Stands for IPython.display: the outputs of a cell and their changes."""
+
+    def __init__(self) -> None:
+        self.outputs: list[list[dict[str, str]]] = []
+
+    def display(self, content: dict[str, str], *, raw: bool, display_id: bool) -> "Handle":
+        self.outputs.append([content])
+        return Handle(self.outputs[-1])
+
+
+class Handle:
+    def __init__(self, output: list[dict[str, str]]) -> None:
+        self.output = output
+
+    def update(self, content: dict[str, str], *, raw: bool) -> None:
+        self.output.append(content)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Display:
+    """The kernel of a notebook."""
+    shown, ipython = Display(), types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)  # type: ignore[arg-type]
+    clock = itertools.count(step=10)
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    return shown
+
+
+def test_a_notebook_has_one_bar_that_changes_in_place(notebook: Display, capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressMeter("<b>student</b>", 4) as meter:
+        meter.advance(1)
+        meter.show(2, "loss 0.5", now="accuracy 0.9")
+    [bar] = notebook.outputs
+    assert bar[0]["text/html"].startswith('<div><progress value="0" max="4"></progress> &lt;b&gt;student&lt;/b&gt;')
+    assert bar[2]["text/plain"].startswith("<b>student</b>  2/4  loss 0.5  ")
+    assert bar[2]["text/plain"].endswith(" s left")
+    assert "left" not in bar[-1]["text/plain"]  # It stays in the notebook.
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_draws_only_changes_that_an_eye_sees(notebook: Display, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "monotonic", lambda: 1.0)
+    with ProgressMeter("student", 1000) as meter:
+        for _ in range(1000):
+            meter.advance(1)
+    [bar] = notebook.outputs
+    assert [content["text/plain"].split("  ")[1] for content in bar] == ["0/1,000", "1,000/1,000"]
+
+
+def test_a_process_without_a_kernel_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert not module.in_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not module.in_notebook()
+
 
 TEXTS = ("task.text=[text]", "teacher.paths=[/models/a]", "[bold]b[/bold]", "[/]", ":smile:", r"\[a]", "[red", "[x=y]")
 

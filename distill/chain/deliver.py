@@ -14,12 +14,16 @@ from distill.chain.train import Prepared, Trained
 from distill.console import console, print_line
 from distill.contracts import Examples, Scores
 from distill.edge import Bundle
+from distill.edge.overview import Overview, Shown
 from distill.errors import UserError
 from distill.export.sharing import share_weights
+from distill.export.wheel import write_wheel
 from distill.models.heads import heads_of
 from distill.records import report
 from distill.records.headline import describe_verdict
-from distill.records.run_report import write_report
+from distill.records.plots import Plots
+from distill.records.run_report import draw_report, write_report
+from distill.records.tables import summary_columns, summary_rows
 from distill.storage.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.training import averaging
 
@@ -49,10 +53,12 @@ def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Sc
             results.append((task_run, task_scores, exported))
         if prepared.is_joint:
             _join(prepared, directory)
+        write_wheel(prepared.run.directory)
     # The bundle is whole already, whatever becomes of the timing.
+    within = prepared.plan.benchmark.limit(sum(prepared.run.record["seconds"].values())) / len(results)
     with prepared.run.timed("benchmark"):
         for task_run, task_scores, exported in results:
-            task_run.measure(heads[task_run.name], task_scores, exported)
+            task_run.measure(heads[task_run.name], task_scores, exported, within=within)
     if prepared.is_joint:
         replace_file(bundle, "README.md", report.render_overview_card(prepared.run.record))
 
@@ -114,8 +120,8 @@ def _pick(models: Callable[[], Mapping[str, PreTrainedModel]], name: str) -> Pre
     return models()[name]
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
     """A finished distillation, as plain values.
 
     Attributes:
@@ -125,6 +131,15 @@ class Result:
 
     directory: Path
     record: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return str(self.overview())
+
+    def overview(self) -> Overview:
+        """Returns the table of models and files that the run prints at its end, with the verdict."""
+        title = f"{self.record['student']['name']} for {self.record['task']['name']}: {self.directory}"
+        notes = describe_verdict(self.record)
+        return Overview(title, summary_rows(self.record), header=summary_columns(self.record), notes=notes)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -186,6 +201,13 @@ class Result:
             UserError: for a task of which no file passed its gate.
         """
         return {name: Bundle(self.directory / "bundle" / name) for name in self.record.get("tasks") or {}}
+
+    def plot(self) -> Plots:
+        """The figures of the report as figures of matplotlib, which a notebook shows below each other.
+
+        `result.plot()[0].savefig("models.pdf")` writes the first one to a file.
+        """
+        return Plots(draw_report(self.directory, self.record))
 
     def report(self) -> str:
         """The text of report.md."""

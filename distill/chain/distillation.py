@@ -1,10 +1,12 @@
 """The whole program, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from distill.chain import deliver, seeds
 from distill.chain.plan import Plan, Student
 from distill.chain.prepare import prepare, prepare_seed
+from distill.chain.summary import PlanSummary
 from distill.chain.train import Prepared, train
 from distill.records.record import Run
 from distill.teaching.source import TeacherSource
@@ -30,6 +32,18 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         seeds.summarize(run)
     deliver.deliver_baselines(first)
     deliver.close(first)
+
+
+def foresee(source: TeacherSource, student: Student, plan: Plan, run: Run) -> PlanSummary:
+    """Checks and estimates everything as a dry run does, and returns the summary that is printed before training.
+
+    Raises:
+        UserError: for options, data or models that do not fit.
+    """
+    prepared = prepare(source, student, replace(plan, dry_run=True), run)
+    rows = prepared.describe(prepared.prepare_training(prepared.model))
+    prepared.warn()
+    return PlanSummary(tuple((name, str(value)) for name, value in rows))
 
 
 def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:

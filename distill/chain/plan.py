@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedModel
 
 from distill.benchmark.budget import Budget
@@ -15,6 +16,7 @@ from distill.console import print_notice
 from distill.contracts import Data, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.edge.decode import DECODERS
+from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import OptionError, UserError, first_line
 from distill.export.abstention import check_abstention
 from distill.export.formats import check_formats
@@ -63,6 +65,7 @@ class Plan:
         tracking: the loggers of the training.
         augment: makes changed copies of the training texts, which the teacher labels; an `AutoAugmentation` where the
             task chooses its texts without labels, as many as suit the data.
+        callbacks: those of Lightning that the training of the student has, and copies of them that of its baseline.
     """
 
     tasks: Tasks
@@ -81,6 +84,7 @@ class Plan:
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
     augment: Augmentation | AutoAugmentation | None = None
+    callbacks: tuple[Callback, ...] = ()
 
     @property
     def exports(self) -> bool:
@@ -89,8 +93,8 @@ class Plan:
         return self.export.enabled is not False and has_decoders
 
 
-@dataclass(frozen=True)
-class Student:
+@dataclass(frozen=True, repr=False)
+class Student(Shown):
     """A student and its name in records: a loaded model, or a function of the teacher.
 
     Args:
@@ -100,6 +104,18 @@ class Student:
 
     name: str
     build: StudentFactory | PreTrainedModel
+
+    def __repr__(self) -> str:
+        return describe_call("Student", self.name, **self._options())
+
+    def overview(self) -> Overview:
+        """Returns its name, and the options of the function that builds it or the class of the model."""
+        model = {"model": type(self.build).__name__} if isinstance(self.build, PreTrainedModel) else {}
+        options = {name: str(value) for name, value in self._options().items() if value is not None}
+        return Overview("Student", list({"name": self.name, **model, **options}.items()))
+
+    def _options(self) -> dict[str, Any]:
+        return dict(getattr(self.build, "keywords", {}))
 
     def make(self, teacher: PreTrainedModel, task: Task, data: Data) -> PreTrainedModel:
         """Returns the student before its training on this data of the task; of a loaded model a copy.
@@ -119,9 +135,13 @@ class Student:
             return copy.deepcopy(self.build).float().train()
         takes_task = "task" in inspect.signature(self.build).parameters
         try:
-            return self.build(teacher, task=task) if takes_task else self.build(teacher)
+            model = self.build(teacher, task=task) if takes_task else self.build(teacher)
         except (TypeError, ValueError) as error:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
+        if not isinstance(model, PreTrainedModel):
+            got = type(model).__name__
+            raise UserError(f"the function of student {self.name} returned {got}, expected a PreTrainedModel")
+        return model
 
 
 def default_objective(task: Task | Tasks) -> Objective:

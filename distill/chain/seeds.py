@@ -20,6 +20,7 @@ from distill.records.record import Run, create_record, open_run
 from distill.records.shape import first_metric, first_split
 from distill.storage.files import JsonObject
 from distill.tasks.scoring import Scoring
+from distill.training.callbacks import copy_callbacks
 from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
@@ -44,7 +45,7 @@ def further_plans(plan: Plan) -> list[Plan]:
         replace(
             plan, seed=plan.seed + number, objective=copy.deepcopy(plan.objective),
             trainer=replace(plan.trainer, seed=plan.trainer.seed + number),
-            benchmark=replace(plan.benchmark, enabled=False),
+            benchmark=replace(plan.benchmark, enabled=False), callbacks=copy_callbacks(plan.callbacks),
         )
         for number in range(1, plan.seeds)
     ]  # fmt: skip

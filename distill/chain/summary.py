@@ -1,23 +1,45 @@
 """The summary printed before training."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
-from distill.console import console, format_duration, print_notice
+from distill.console import console, display_html, format_duration, in_notebook, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Loader, Signal, Task
 from distill.data.batching import examples_and_buckets
 from distill.data.mixing import MixedBuckets
 from distill.data.tables import BANK
+from distill.edge.overview import Overview, Shown
 from distill.losses import Objective
 from distill.models.checks import count_parameters
 from distill.models.heads import heads_of
 from distill.storage.files import JsonObject
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
+
+TITLE = "Before training"
+
+
+@dataclass(frozen=True, repr=False)
+class PlanSummary(Shown):
+    """The summary before a training that was planned and not started.
+
+    Attributes:
+        rows: the name of a fact and the fact, in the order of the summary.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+
+    def __repr__(self) -> str:
+        return str(self.overview())
+
+    def overview(self) -> Overview:
+        """Returns the table that `dry_run=true` prints."""
+        return Overview(TITLE, self.rows, notes=["Nothing was trained."])
 
 
 def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
@@ -145,8 +167,11 @@ def warn_of_head(objective: Objective) -> None:
 
 
 def show(rows: Sequence[tuple[str, object]]) -> None:
-    """Prints the rows as a table without a header."""
-    table = Table(title="Before training", show_header=False, title_justify="left", title_style="bold", box=None)
+    """Prints the rows as a table without a header; a notebook shows them as HTML."""
+    if in_notebook():
+        display_html(Overview(TITLE, [(name, str(value)) for name, value in rows]).html())
+        return
+    table = Table(title=TITLE, show_header=False, title_justify="left", title_style="bold", box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:

@@ -25,6 +25,7 @@ from distill.models import checks
 from distill.models.heads import heads_of
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
+from distill.stages import stages
 from distill.tasks.scoring import Scoring
 from distill.teaching.output_cache import Cached
 from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
@@ -33,6 +34,7 @@ from distill.teaching.several import join_signals
 from distill.teaching.source import TeacherSource
 from distill.training import fitting
 from distill.training.auto import describe_choices
+from distill.training.callbacks import copy_callbacks
 from distill.training.evaluate import evaluate_splits, split_metrics
 from distill.training.fake_quantization import fake_quantized
 from distill.training.module import DistillationModule
@@ -123,27 +125,34 @@ class Prepared:
 
     def show(self, module: DistillationModule) -> None:
         """Prints the summary before training."""
+        summary.show(self.describe(module))
+        self.warn()
+
+    def warn(self) -> None:
+        """Prints notices of settings that limit what the training can reach."""
+        summary.warn_of_stream(self.loaders["train"], self.plan.trainer)
+        summary.warn_of_head(self.plan.objective)
+        summary.warn_of_parts(self.plan.objective, self.plan.trainer)
+
+    def describe(self, module: DistillationModule) -> list[tuple[str, object]]:
+        """Returns the rows of the summary before training."""
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
+        stages.expect(training=seconds * plan.seeds, baseline=seconds * plan.seeds if plan.baseline else 0.0)
         seconds *= plan.seeds * (2 if plan.baseline else 1)
         first = self.tasks[0].teacher
-        summary.show(
-            [
-                *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
-                ("student", summary.describe_student(first.model, module.student)),
-                ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
-                *(row for task_run in self.tasks for row in task_run.describe_data()),
-                ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
-                ("teacher outputs", summary.describe_outputs(module.signal)),
-                ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-                ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
-                *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
-                *(("chosen", line) for line in describe_choices(plan.chosen)),
-            ]
-        )
-        summary.warn_of_stream(self.loaders["train"], plan.trainer)
-        summary.warn_of_head(plan.objective)
-        summary.warn_of_parts(plan.objective, plan.trainer)
+        return [
+            *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
+            ("student", summary.describe_student(first.model, module.student)),
+            ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
+            *(row for task_run in self.tasks for row in task_run.describe_data()),
+            ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
+            ("teacher outputs", summary.describe_outputs(module.signal)),
+            ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
+            *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
+            *(("chosen", line) for line in describe_choices(plan.chosen)),
+        ]
 
     def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
@@ -214,7 +223,7 @@ class Prepared:
             plan.trainer, max_epochs=plan.export.qat_epochs, max_steps=None, min_steps=None, soup=1, ema=0.0,
             patience=None, learning_rate=QAT_RATE * plan.trainer.learning_rate,
         )  # fmt: skip
-        plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False)
+        plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False, callbacks=())
         prepared = replace(self, plan=plan)
         module = prepared.prepare_training(copy.deepcopy(student).train())
         with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
@@ -239,7 +248,7 @@ class Prepared:
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
             checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
-            identity={"data": data, "teacher": self.teacher.fingerprint},
+            identity={"data": data, "teacher": self.teacher.fingerprint}, callbacks=self.plan.callbacks,
         )  # fmt: skip
 
 
@@ -269,7 +278,9 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
         None in a dry run, which trains nothing.
     """
     plan, run = prepared.plan, prepared.run
-    start = copy.deepcopy(prepared.model) if plan.baseline and not plan.dry_run else None
+    has_baseline = plan.baseline and not plan.dry_run
+    start = copy.deepcopy(prepared.model) if has_baseline else None
+    callbacks = copy_callbacks(plan.callbacks) if has_baseline else ()
     with run.timed("teacher"):
         module = prepared.prepare_training(prepared.model)
     if shows:
@@ -288,7 +299,7 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
     if start is not None:
         with run.timed("baseline"):
-            baseline = prepared.train_baseline(start)
+            baseline = replace(prepared, plan=replace(plan, callbacks=callbacks)).train_baseline(start)
         baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(baseline)]
     for (task_run, student_scores), baseline_scores in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
         task_run.compare(student_scores, baseline_scores)

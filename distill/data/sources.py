@@ -247,11 +247,42 @@ def check_columns(table: Table, columns: Sequence[Sequence[str]], advice: str) -
         columns: names of each column, of which the table needs one.
         advice: how to name other columns, for messages.
     """
+    check_names_of(table, columns, advice)
+    if not len(table):
+        raise UserError(f"{table.source} has no examples")
+
+
+def check_names_of(table: Table, columns: Sequence[Sequence[str]], advice: str) -> None:
+    """Raises UserError for a table that lacks a column, as `check_columns`."""
     missing = [" or ".join(names) for names in columns if not any(name in table.names for name in names)]
     if missing:
         raise missing_columns(table, ", ".join(missing), advice)
-    if not len(table):
-        raise UserError(f"{table.source} has no examples")
+
+
+def check_memory(source: TableSource, columns: Sequence[Sequence[str]], advice: str) -> None:
+    """Raises UserError for data in memory in which train or dev lacks a column or has nothing but missing values in it.
+
+    Args:
+        columns: names of each column, of which a table needs one.
+        advice: how to name other columns, for messages.
+    """
+    for name, dataset in (source.tables or {}).items():
+        if name != SINGLE and not any(name in source.stems[split] for split in ("train", "dev")):
+            continue
+        table = readers.from_dataset(dataset, "the data" if name == SINGLE else f"the split {name}", ())
+        check_names_of(table, columns, advice)
+        for names in columns:
+            found = [column for column in names if column in table.names]
+            if len(dataset) and all(_is_empty(dataset, column) for column in found):
+                raise UserError(
+                    f"{table.source} has no value in the column {' or '.join(found)}: all {len(dataset):,} are None; "
+                    f"{advice}"
+                )
+
+
+def _is_empty(dataset: "datasets.Dataset", column: str) -> bool:
+    """Returns whether every row of a data set lacks this value."""
+    return bool(dataset.data.column(column).null_count == dataset.data.num_rows > 0)
 
 
 def missing_columns(table: Table, columns: str, advice: str) -> UserError:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 import tokenizers
@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 from distill.edge import cores, decode
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
 from distill.edge.manifest import ABOVE, read_manifest
-from distill.edge.model_files import data_file, list_model_files, needs_openvino, session, shared_file
+from distill.edge.masks import MaskedTokens
+from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino, session, shared_file
 from distill.edge.onnx_weights import find_weight_files
+from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest, similarity
 from distill.edge.strings import shorten
@@ -25,8 +27,10 @@ from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
 MOST_THREADS = 1024
+SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
+OneRecord = str | Mapping[str, Any] | MaskedTokens
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -55,7 +59,7 @@ class Encoded:
     is_truncated: bool
 
 
-class Bundle:
+class Bundle(Shown):
     """An exported student: its tokenizer, its labels, and one of its models.
 
     Args:
@@ -109,6 +113,24 @@ class Bundle:
         self.threads = cores.count_cores() if threads is None else int(threads)
         self.session = session(path, self.threads)
         self._check_model(path)
+
+    def __repr__(self) -> str:
+        return describe_call("Bundle", str(self.directory), model=self.model)
+
+    def overview(self) -> Overview:
+        """Returns the kind of its predictions, its labels, and the size and the metrics of its model."""
+        labels = ", ".join(self.labels[:SHOWN]) + (", ..." if len(self.labels) > SHOWN else "")
+        path = self.directory / self.manifest["models"][self.model]
+        metrics = self.manifest["metrics"].get(self.model, {})
+        rows = {
+            "directory": str(self.directory), "kind": str(self.manifest.get("kind", "")), "labels": labels,
+            "model": f"{self.model}, {count_bytes(path) / 1e6:.1f} MB",
+            "other models": ", ".join(name for name in self.manifest["models"] if name != self.model),
+            "reads": f"{'two texts' if self.pair else 'one text'} of at most {self.manifest['max_length']} tokens",
+            "metrics": ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()),
+            "caution": self.caution or "",
+        }  # fmt: skip
+        return Overview("Bundle", [(name, value) for name, value in rows.items() if value])
 
     @property
     def input_names(self) -> list[str]:
@@ -164,6 +186,19 @@ class Bundle:
         """
         return self._encode([self.decoder.read(record)])[0].is_truncated
 
+    # A text is a sequence of texts as well, so that the two signatures overlap.
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self,
+        records: OneRecord,
+        pairs: str | None = None,
+        *,
+        batch_size: int | None = None,
+        truncate: bool = True,
+        most_rows: int | None = None,
+    ) -> Prediction: ...
+
+    @overload
     def predict(
         self,
         records: Iterable[Record],
@@ -172,8 +207,21 @@ class Bundle:
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
-    ) -> list[Prediction]:
+    ) -> list[Prediction]: ...
+
+    def predict(
+        self,
+        records: OneRecord | Iterable[Record],
+        pairs: Iterable[str] | None = None,
+        *,
+        batch_size: int | None = None,
+        truncate: bool = True,
+        most_rows: int | None = None,
+    ) -> Prediction | list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
+
+        A text or a mapping by itself is one record and has one prediction, without a list. So has one text with one
+        text as `pairs`. Any other sequence is a list of records: a single pair is `[["a text", "its pair"]]`.
 
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
         `entities`, for a question with a context `answer`, `score`, `start` and `end`, and for one with choices
@@ -194,7 +242,20 @@ class Bundle:
                 one of more windows.
             UserError: for a record of another form, and a model whose logits are not finite.
         """
-        examples = [self.decoder.read(record) for record in self._records(records, pairs)]
+        options: dict[str, Any] = {"batch_size": batch_size, "truncate": truncate, "most_rows": most_rows}
+        if not isinstance(records, str | Mapping | MaskedTokens):
+            return self._predict(self._records(records, pairs), **options)
+        if not isinstance(pairs, str | None):
+            raise UserError(
+                f"got one text and {shorten(pairs)} as pairs, expected one text: give two lists or two texts"
+            )
+        [prediction] = self._predict(self._records([records], None if pairs is None else [pairs]), **options)
+        return prediction
+
+    def _predict(
+        self, records: Sequence[Record], *, batch_size: int | None, truncate: bool, most_rows: int | None
+    ) -> list[Prediction]:
+        examples = [self.decoder.read(record) for record in records]
         encoded = self._encode(examples)
         if not truncate:
             self._refuse_long(encoded)
@@ -513,7 +574,8 @@ def _to_list(values: object, name: str) -> list[Any]:
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
-        raise UserError(f"got {name}{shorten(values)}, expected a list of records, for one too")
+        one = "" if name else ", or one text or mapping"
+        raise UserError(f"got {name}{shorten(values)}, expected a list of records{one}")
     return list(values)
 
 

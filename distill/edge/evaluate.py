@@ -110,6 +110,10 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
             raise UserError(f"{path}, line {line}: {error.reason}") from error
     metrics = reader.score(predictions, labels)
     known = [name for name in bundle.manifest["metrics"].get(bundle.model, {}) if name in metrics]
+    if own := bundle.manifest.get("own_metrics"):
+        notices.append(
+            f"left out {', '.join(map(str, own))}: functions of the run that trained the bundle, which a bundle lacks"
+        )
     truncated = sum(prediction.get("truncated", False) for prediction in predictions)
     read_as = ("text" if columns.as_text else "words") if isinstance(reader, TagRows) else None
     return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated, notices, read_as)

@@ -450,6 +450,7 @@ def _create_manifest(
         "pair": task.info.pair,
         "labels": about["labels"],
         "positive": about.get("positive"),
+        **splits.scoring.describe_functions(),
         "max_length": task.info.max_length,
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),

@@ -15,6 +15,7 @@ from distill.contracts import Batch, Items, Outputs, Scores, TaskInfo
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.tasks.masked_lm import TextData, TokenScores
+from distill.tasks.overview import ShownTask
 from distill.text.sequences import SequenceSettings, open_corpus
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class NextTokenScores(TokenScores):
         }
 
 
-class CausalLM:
+class CausalLM(ShownTask):
     """Causal language modelling: every token of a sequence is predicted from those before it (GPT-2 and its relatives).
 
     Documents are separated by the token for the end of a text, across which the next document is predicted too. No

@@ -1,7 +1,7 @@
 """The classes of an example, one of them or any number: their data, predictions and metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from distill.data.tables import LabelledData
 from distill.errors import OptionError, UserError
 from distill.losses import HardLabels
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
+from distill.tasks.own_metrics import Functions
 from distill.tasks.scoring import Scoring, always, compute_metrics
 
 # Metric -> its value from the functions of scikit-learn, labels and predictions `[N]`, and the classes that F1 is of.
@@ -21,6 +22,7 @@ METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, Mapping[str,
     "f1": lambda sklearn, labels, predicted, classes: sklearn.f1_score(labels, predicted, zero_division=0.0, **classes),
     "matthews": lambda sklearn, labels, predicted, classes: sklearn.matthews_corrcoef(labels, predicted),
 }
+CERTAIN = 10.0  # A logit whose probability is nearly 1.
 ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
 
 
@@ -29,7 +31,9 @@ class OneClass(Scoring):
     """One class for each example, by the softmax of the logits.
 
     Args:
-        names: some of `METRICS`.
+        names: some of `METRICS` and of `functions`.
+        functions: metrics of the user. Of two classes `y_true [N]` is 1 for the positive one, and `y_score [N]` its
+            probability; of more, `y_true [N]` is the index of the class, and `y_score [N, C]` the probabilities.
         labels: the given names of the classes, None for those of the data.
         positive: of two classes the one whose F1 is computed, None for the second one where an order is known.
         class_weights: as in `Classification`.
@@ -46,6 +50,7 @@ class OneClass(Scoring):
     no_label = float(IGNORED)
 
     names: tuple[str, ...]
+    functions: Functions = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     positive: str | None = None
     class_weights: ClassWeights | None = None
@@ -75,6 +80,10 @@ class OneClass(Scoring):
             weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
             data = data.with_option(f"class_weights={weights}")
         scoring = replace(self, classes=data.labels, positive_index=positive_index, weights=weights)
+        dev = data.splits["dev"].labels
+        one_hot = CERTAIN * np.eye(len(data.labels))[dev]
+        scoring.check_functions(dev, perfect=one_hot, constant=np.zeros_like(one_hot))
+        data = data.with_option(option) if (option := scoring.selecting_function()) else data
         return replace(data, scoring=scoring, terms={"hard": HardLabels()})
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:
@@ -105,7 +114,16 @@ class OneClass(Scoring):
         is_mean = scores.columns["logits"].shape[-1] > 2 or self.positive_index is None
         # Without a binary average scikit-learn warns of every positive class but the one that is its default.
         classes = {"average": "macro"} if is_mean else {"pos_label": self.positive_index}
-        return compute_metrics(METRICS, self.names, sklearn, scores.labels, self.predictions(scores), classes)
+        values = compute_metrics(METRICS, self.names, sklearn, scores.labels, self.predictions(scores), classes)
+        return self.add_functions(values, scores)
+
+    def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+        """The labels and the probabilities, of two classes those of the positive one."""
+        probabilities = self.probabilities(scores)
+        if probabilities.shape[-1] != 2:
+            return scores.labels, probabilities
+        positive = 1 if self.positive_index is None else self.positive_index
+        return (scores.labels == positive).astype(np.int64), probabilities[:, positive]
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         return {
@@ -118,7 +136,9 @@ class OneClass(Scoring):
         return (self.predictions(scores) == scores.labels).astype(np.float64) if self.names[0] == "accuracy" else None
 
     def spoil(self, scores: Scores) -> Scores | None:
-        """The least probable class of each example."""
+        """The least probable class of each example; None where a function of the user is compared."""
+        if self.metric in self.functions:
+            return None
         return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
 
     def hits(self, scores: Scores) -> dict[str, np.ndarray]:
@@ -140,6 +160,7 @@ class OneClass(Scoring):
             "answer": "classes",
             "pipeline_tag": "text-classification",
             "prediction": f"Labels: {', '.join(splits.labels)}.",
+            **self.describe_functions(),
         }
 
     def summary(self, splits: LabelledData) -> str:

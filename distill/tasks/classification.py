@@ -6,9 +6,9 @@
 ('0', '1')
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from pydantic import Field
 
@@ -22,20 +22,15 @@ from distill.tasks.class_scores import METRICS, OneClass
 from distill.tasks.class_weights import ClassWeights
 from distill.tasks.label_scores import METRICS as SET_METRICS
 from distill.tasks.label_scores import LabelSets
+from distill.tasks.overview import ShownTask
+from distill.tasks.own_metrics import Functions, annotate_metrics, read_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    Metric = str
+    from distill.tasks.own_metrics import Metrics
 else:
-    Metric = Literal[*METRICS, *SET_METRICS]
-Metrics = Annotated[
-    Sequence[Metric],
-    Field(
-        min_length=1,
-        description=f"a list of some of {', '.join(METRICS)}, or with multi_label of {', '.join(SET_METRICS)}",
-    ),
-]
+    Metrics = annotate_metrics(f"{', '.join(METRICS)}, or with multi_label of {', '.join(SET_METRICS)}")
 Separator = Annotated[str, Field(min_length=1, description="at least one character")]
 Labels = Annotated[
     Sequence[str | int | float], Field(min_length=2, description="at least two names, quoted if YAML's true or false")
@@ -43,7 +38,7 @@ Labels = Annotated[
 Label = Annotated[str | int | float, Field(description="the name of a class, quoted if YAML's true or false")]
 
 
-class Classification:
+class Classification(ShownTask):
     """Classes of one text or a pair of texts, one of them or, with `multi_label`, any number.
 
     Args:
@@ -64,6 +59,10 @@ class Classification:
             0 and 1 for each label, have none.
         metrics: accuracy, f1 or matthews, and with `multi_label` micro_f1, macro_f1 or subset_accuracy; the first one
             selects checkpoints, and retention compares it. None takes accuracy and f1, or all three of several labels.
+            A function `(y_true, y_score) -> float` is a metric too, of which more is better, under its own name or
+            that of a mapping. Of two classes it reads 1 for the positive one and its probability, `[N]` both; of more,
+            the index of the class `[N]` and all probabilities `[N, C]`; with `multi_label` 0 and 1 `[N, C]` and the
+            probabilities `[N, C]`. A bundle has its values, and cannot compute it.
         max_length: tokens that an example is cut to.
         data: a path as `data_dir`, a table, or split -> table; a table is a pandas frame, a `datasets.Dataset`, a
             mapping of columns, or `(texts, labels)`. Of a single table `dev_fraction` is held out as dev.
@@ -114,15 +113,15 @@ class Classification:
         names = None if labels is None else tuple(map(str, labels))
         if names is not None and len(set(map(simplify, names))) < len(names):
             raise OptionError("labels", show_value(names), "at least two names, each once")
-        chosen = tuple(_choose_metrics(metrics, multi_label=multi_label))
+        chosen, functions = _choose_metrics(metrics, multi_label=multi_label)
         self._answers: OneClass | LabelSets
         if multi_label:
             _refuse_options_of_one_label(positive, class_weights)
-            self._answers = LabelSets(chosen, separator=separator)
+            self._answers = LabelSets(chosen, separator=separator, functions=functions)
         else:
             positive = None if positive is None else str(positive)
             self._answers = OneClass(
-                chosen, labels=names, positive=positive, class_weights=class_weights, classes=names or ()
+                chosen, functions, labels=names, positive=positive, class_weights=class_weights, classes=names or ()
             )
         self.rows = rows.labelled_text(
             name=name,
@@ -165,19 +164,22 @@ class Classification:
         return rows.run_whole_model(model, batch, needs)
 
 
-def _choose_metrics(metrics: Sequence[str] | None, *, multi_label: bool) -> Sequence[str]:
-    """Returns the metrics, by default the usual ones.
+def _choose_metrics(metrics: "Metrics | None", *, multi_label: bool) -> tuple[tuple[str, ...], Functions]:
+    """Returns the names of the metrics, by default the usual ones, and the functions among them.
 
     Raises:
         OptionError: for metrics of one class with several labels, or the other way round.
     """
-    known = list(SET_METRICS if multi_label else METRICS)
+    known, others = list(METRICS), list(SET_METRICS)
+    if multi_label:
+        known, others = others, known
     if metrics is None:
-        return known if multi_label else known[:2]
-    if not set(metrics) <= set(known):
+        return tuple(known if multi_label else known[:2]), {}
+    listed = metrics if isinstance(metrics, Iterable) else ()
+    if any(isinstance(metric, str) and metric in others for metric in listed):
         reason = f"because task.multi_label={show_value(multi_label)}"
         raise OptionError("metrics", show_value(list(metrics)), f"a list of some of {', '.join(known)}, {reason}")
-    return metrics
+    return read_metrics(metrics, known)
 
 
 def _refuse_options_of_one_label(positive: object, class_weights: object) -> None:

@@ -19,6 +19,7 @@ from distill.models.forward import count_outputs
 from distill.models.loading import check_directory, load_directory
 from distill.models.sentence_files import head_activation
 from distill.tasks.frozen_outputs import cached_outputs
+from distill.tasks.overview import ShownTask
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 MOST_OUTSIDE = 0.5  # Of the numbers of pairs, which are not in the range of the data's scores.
@@ -29,7 +30,7 @@ Groups = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class CrossEncoder:
+class CrossEncoder(ShownTask):
     """A classifier of two classes, or a model of one number, for pairs of texts.
 
     Args:

@@ -33,6 +33,7 @@ from distill.errors import OptionError
 from distill.losses import CosineRegression, MultipleNegatives, PairClassification, Term
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.overview import ShownTask
 from distill.tasks.rankings import METRICS
 from distill.tasks.vector_scores import (
     ACCURACY,
@@ -61,7 +62,7 @@ Metrics = Annotated[
 ]
 
 
-class Embedding:
+class Embedding(ShownTask):
     """Vectors of texts, whose cosines are compared with the scores of pairs.
 
     The vector of a text is pooled from the last hidden states of an encoder. Both texts of a pair are encoded by

@@ -1,7 +1,7 @@
 """Any number of labels for each example: thresholds of their probabilities, and metrics of the sets."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, Self
 
@@ -11,6 +11,7 @@ from distill.contracts import Constant, Likelihood, Scores
 from distill.data.tables import LabelledData
 from distill.edge.classes import sigmoid
 from distill.losses import HardLabels
+from distill.tasks.own_metrics import Functions
 from distill.tasks.scoring import Scoring, compute_metrics, expected_calibration_error
 
 # Metric -> its value from the functions of scikit-learn, and labels and predictions `[N, C]` (bool).
@@ -30,9 +31,10 @@ class LabelSets(Scoring):
     """Any number of labels for each example, each by the sigmoid of its logit and a threshold that dev chooses.
 
     Args:
-        names: some of `METRICS`.
+        names: some of `METRICS` and of `functions`.
         separator: stands between the labels of a text that has several.
         labels: the names of the labels of the data.
+        functions: metrics of the user, of `y_true [N, C]` (0 and 1) and the probabilities `y_score [N, C]`.
     """
 
     kind = "multi_label_classification"
@@ -46,11 +48,16 @@ class LabelSets(Scoring):
     names: tuple[str, ...]
     separator: str
     labels: tuple[str, ...] = ()
+    functions: Functions = field(default_factory=dict)
 
     def adapt(self, data: LabelledData) -> LabelledData:
         """Returns the data with its scoring, and the bias of a new head."""
         bias = log_odds(data.splits["train"].labels > 0)
-        return replace(data, scoring=replace(self, labels=data.labels), terms={"hard": HardLabels()}, head_bias=bias)
+        scoring, dev = replace(self, labels=data.labels), data.splits["dev"].labels
+        certain = np.where(dev > 0, CERTAIN, -CERTAIN)
+        scoring.check_functions(dev, perfect=certain, constant=np.zeros_like(certain))
+        data = data.with_option(option) if (option := scoring.selecting_function()) else data
+        return replace(data, scoring=scoring, terms={"hard": HardLabels()}, head_bias=bias)
 
     def probabilities(self, scores: Scores) -> np.ndarray:
         """The probability of every label, `[N, C]`."""
@@ -61,7 +68,7 @@ class LabelSets(Scoring):
         return self.probabilities(scores) >= np.asarray(scores.decoding.get("thresholds", THRESHOLD))
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
-        """Returns the thresholds that are best for the metric that selects checkpoints."""
+        """Returns the thresholds that are best for the metric that selects checkpoints, or micro F1 for a function."""
         thresholds = choose_thresholds(self.probabilities(scores), scores.labels > 0, metric=self.names[0])
         return {"thresholds": thresholds, "separator": self.separator}
 
@@ -70,7 +77,12 @@ class LabelSets(Scoring):
         # scikit-learn takes a second to import, and the command's help does without it.
         from sklearn import metrics as sklearn
 
-        return compute_metrics(METRICS, self.names, sklearn, scores.labels > 0, self.predictions(scores))
+        values = compute_metrics(METRICS, self.names, sklearn, scores.labels > 0, self.predictions(scores))
+        return self.add_functions(values, scores)
+
+    def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+        """The labels and their probabilities, `[N, C]` both."""
+        return (scores.labels > 0).astype(np.int64), self.probabilities(scores)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The labels of each example, those that it is given, and the probabilities of these."""
@@ -84,8 +96,10 @@ class LabelSets(Scoring):
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """The task's metric of each label by itself, and the number of its examples.
 
-        Of a single label every F1 is the same.
+        Of a single label every F1 is the same. There is none for a function of the user.
         """
+        if self.metric in self.functions:
+            return {}
         predicted, labels = self.predictions(scores), scores.labels > 0
         values = (predicted == labels).mean(axis=0) if self.names[0] == "subset_accuracy" else _f1(predicted, labels)
         numbers = zip(self.labels, values.tolist(), labels.sum(axis=0).tolist(), strict=True)
@@ -98,7 +112,9 @@ class LabelSets(Scoring):
         return np.asarray((self.predictions(scores) == (scores.labels > 0)).all(axis=-1), dtype=np.float64)
 
     def spoil(self, scores: Scores) -> Scores | None:
-        """All labels that an example is not given, and none of the others."""
+        """All labels that an example is not given, and none of the others; None for a function of the user."""
+        if self.metric in self.functions:
+            return None
         certain = np.where(self.predictions(scores), -CERTAIN, CERTAIN)
         return replace(scores, columns={**scores.columns, "logits": certain.astype(np.float32)})
 
@@ -152,6 +168,7 @@ class LabelSets(Scoring):
             "answer": "labels",
             "pipeline_tag": "text-classification",
             "prediction": f"Gives any number of the labels: {', '.join(splits.labels)}.",
+            **self.describe_functions(),
         }
 
     def summary(self, splits: LabelledData) -> str:

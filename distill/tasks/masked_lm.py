@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Outputs, Scores, TaskInfo
 from distill.edge.masks import MaskedTokens
 from distill.losses import MaskedLanguageModelling, SegmentOrder, Term
+from distill.tasks.overview import ShownTask
 from distill.tasks.scoring import Scoring, expected_calibration_error, list_by_example
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
@@ -221,7 +222,7 @@ class TokenScores(Scoring):
         return "the tokens of the vocabulary"
 
 
-class MaskedLM:
+class MaskedLM(ShownTask):
     """Masked language modelling (arXiv 1810.04805, section 3.1), with an objective on two segments if `pair` names one.
 
     Args:

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from distill.contracts import TASK_ID, Batch, Items, Outputs, Scores, Task
+from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import OptionError, UserError
 from distill.options import check_arguments, show_value
 from distill.tasks.scoring import Scoring
@@ -121,7 +122,7 @@ class Tasks(Mapping[str, Task]):
         return task.run(heads_of(model)[name], batch, items, needs)
 
 
-class MultiTask(Tasks):
+class MultiTask(Shown, Tasks):
     """Several tasks with a head each on one encoder. What concerns one task alone is asked of that task.
 
     Args:
@@ -143,6 +144,14 @@ class MultiTask(Tasks):
             _check_part(task_name, task)
         exponent = SAMPLINGS[sampling] if isinstance(sampling, str) else sampling
         super().__init__(tasks, name=name, kind="multi", sampling=exponent)
+
+    def __repr__(self) -> str:
+        return describe_call("MultiTask", self.tasks, name=self.name)
+
+    def overview(self) -> Overview:
+        """Returns a row for each task, with its kind and its longest input."""
+        rows = [(name, task.info.kind, f"{task.info.max_length} tokens") for name, task in self.items()]
+        return Overview(f"MultiTask {self.name}", rows, header=("task", "kind", "longest input"))
 
 
 def _check_part(name: str, task: Task) -> None:

@@ -26,6 +26,7 @@ from distill.losses import HardLabels
 from distill.losses.term import mask_logits, scatter_logits
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.overview import ShownTask
 from distill.tasks.scoring import Scoring, always
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class ChoiceScores(Scoring):
         return f"{numbers} choices"
 
 
-class MultipleChoice:
+class MultipleChoice(ShownTask):
     """Questions with choices, of which one is right. Examples may have different numbers of choices.
 
     A model reads every choice with its question as two texts, or with a context, the context and both of them. Models

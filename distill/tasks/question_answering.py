@@ -23,6 +23,7 @@ from pydantic import Field
 from distill.console import print_notice
 from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data import questions, readers
+from distill.data.sources import check_memory
 from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import UnlabelledText
 from distill.edge import answer_metrics, spans
@@ -34,6 +35,7 @@ from distill.losses.term import mask_logits
 from distill.options import check_arguments
 from distill.tasks import rows
 from distill.tasks.offsets import check_offsets
+from distill.tasks.overview import ShownTask
 from distill.tasks.scoring import Scoring, expected_calibration_error
 from distill.tasks.windows import label_windows, tokenize_windows
 
@@ -193,7 +195,7 @@ class AnswerScores(Scoring):
         )
 
 
-class QuestionAnswering:
+class QuestionAnswering(ShownTask):
     """Answers to questions, each a span of its context or, as in SQuAD 2.0, none.
 
     A context is cut into windows that fit into the model. Each window has two items, the start and the end of the
@@ -249,6 +251,7 @@ class QuestionAnswering:
             name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
             **options,
         )  # fmt: skip
+        check_memory(self.source, [(name,) for name in questions.COLUMNS], questions.ADVICE)
         self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)).add_to)
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="spans",

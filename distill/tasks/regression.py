@@ -6,13 +6,12 @@ True
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-from pydantic import Field
 
 from distill.console import print_notice
 from distill.contracts import Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
@@ -21,10 +20,14 @@ from distill.errors import OptionError
 from distill.losses import HardLabels
 from distill.options import check_arguments, show_value
 from distill.tasks import rows
+from distill.tasks.overview import ShownTask
+from distill.tasks.own_metrics import Functions, annotate_metrics, read_metrics
 from distill.tasks.scoring import Scoring, compute_metrics, is_constant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.tasks.own_metrics import Metrics
 
 # Metric -> its value from scipy.stats, predictions and labels `[N]`, and whether one of them is constant.
 METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, bool], float]] = {
@@ -32,11 +35,8 @@ METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, bool], float
     "spearman": lambda stats, given, labels, constant: 0.0 if constant else stats.spearmanr(given, labels).statistic,
     "mae": lambda stats, given, labels, constant: np.abs(given - labels).mean(),
 }
-if TYPE_CHECKING:
-    Metric = str
-else:
-    Metric = Literal[*METRICS]
-Metrics = Annotated[Sequence[Metric], Field(min_length=1, description=f"a list of some of {', '.join(METRICS)}")]
+if not TYPE_CHECKING:
+    Metrics = annotate_metrics(", ".join(METRICS))
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,12 @@ class NumberScores(Scoring):
     """The numbers of a model, compared with those of the labels.
 
     Args:
-        names: some of `METRICS`.
+        names: some of `METRICS` and of `functions`.
+        functions: metrics of the user, of the numbers `y_true [N]` and the predictions `y_score [N]`.
     """
 
     names: tuple[str, ...]
+    functions: Functions = field(default_factory=dict)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics; a correlation with a constant is 0."""
@@ -55,14 +57,21 @@ class NumberScores(Scoring):
 
         predicted, labels = scores.columns["logits"][:, 0], scores.labels
         constant = is_constant(predicted) or is_constant(labels)
-        return compute_metrics(METRICS, self.names, stats, predicted, labels, constant)
+        values = compute_metrics(METRICS, self.names, stats, predicted, labels, constant)
+        return self.add_functions(values, scores)
+
+    def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the labels and of the model."""
+        return scores.labels, scores.columns["logits"][:, 0]
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         numbers = scores.columns["logits"][:, 0].tolist()
         return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
 
     def spoil(self, scores: Scores) -> Scores | None:
-        """The labels, reflected at their mean."""
+        """The labels, reflected at their mean; None for a function of the user."""
+        if self.metric in self.functions:
+            return None
         reflected = 2 * scores.labels.mean() - scores.labels
         return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
 
@@ -99,6 +108,7 @@ class NumberScores(Scoring):
             "answer": "number",
             "pipeline_tag": "text-classification",
             "prediction": f"Predicts a number: {splits.labels[0]}.",
+            **self.describe_functions(),
         }
 
     def summary(self, splits: LabelledData) -> str:
@@ -106,14 +116,15 @@ class NumberScores(Scoring):
         return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
 
 
-class Regression:
+class Regression(ShownTask):
     """A number for one text or a pair of texts.
 
     Args:
         text: the column, or the two columns of a pair, that hold the text. Data in memory as
             `(texts, labels)` need no name.
         label: the column that holds the number; of several names the one that is there.
-        metrics: pearson, spearman or mae; the first one selects checkpoints, and retention compares it.
+        metrics: pearson, spearman or mae, or functions as in `Classification` that read numbers `[N]`; the first one
+            selects checkpoints, and retention compares it.
         name: names the task in records and directories.
         max_length: tokens that an example is cut to.
         options: those of `rows.TextOptions`.
@@ -137,9 +148,10 @@ class Regression:
         max_length: rows.MaxLength = 128,
         **options: Unpack[rows.TextOptions],
     ) -> None:
-        if metrics[0] == "mae":
-            raise OptionError("metrics", show_value(metrics), "pearson or spearman first, because more of it is better")
-        self._scoring = NumberScores(tuple(metrics))
+        names, functions = read_metrics(metrics, list(METRICS))
+        if names[0] == "mae":
+            raise OptionError("metrics", show_value(names), "pearson or spearman first, because more of it is better")
+        self._scoring = NumberScores(names, functions)
         self.rows = rows.labelled_text(name=name, text=text, label=label, regression=True, **options)
         self.pool = rows.text_pool(options, self.rows)
         self.info = TaskInfo(
@@ -156,6 +168,9 @@ class Regression:
                 f"all numbers of dev are {numbers[0]:g}, so that {self._scoring.metric} is 0 whatever a model "
                 "predicts: give a dev with different numbers"
             )
+        constant = np.full((len(numbers), 1), numbers.mean())
+        self._scoring.check_functions(numbers, perfect=numbers[:, None], constant=constant)
+        data = data.with_option(option) if (option := self._scoring.selecting_function()) else data
         return replace(data, scoring=self._scoring, terms={"hard": HardLabels()})
 
     def encode(

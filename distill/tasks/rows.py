@@ -15,9 +15,9 @@ from distill.data import in_memory, readers
 from distill.data.auto_text import AUTO, SHARE
 from distill.data.bank import BankSource
 from distill.data.in_memory import Table, TableSplits
-from distill.data.labelled_text import LabelledText
+from distill.data.labelled_text import ADVICE, LabelledText
 from distill.data.missing_rows import Missing
-from distill.data.sources import STEMS, TableSource
+from distill.data.sources import STEMS, TableSource, check_memory
 from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
@@ -174,13 +174,15 @@ def labelled_text(
 
     Raises:
         OptionError: for more than two columns of text.
-        UserError: for data of a type that cannot be read.
+        UserError: for data of a type that cannot be read, and tables in memory without one of the columns.
     """
     columns, labels = text_columns(text, options), column_names(label)
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
+    source = table_source(name=name, text=columns, label=labels, **options)
+    check_memory(source, [*((column,) for column in columns), labels], ADVICE)
     return LabelledText(
-        source=table_source(name=name, text=columns, label=labels, **options),
+        source=source,
         text=columns,
         label=labels,
         label_names=label_names,

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from distill.contracts import Constant, Items, Outputs, Scores
 from distill.edge.classes import MASKED, pad_classes, softmax
+from distill.tasks.own_metrics import Functions, compute_functions, digest_function
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,9 +31,11 @@ class Scoring:
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         compares_with_teacher: whether `compare` has columns.
         scores_text: whether `text_metrics` are those of plain text.
+        functions: the metrics that the user wrote, by name.
     """
 
     names: tuple[str, ...]
+    functions: Functions = MappingProxyType({})
     selects: Literal["max", "min"] = "max"
     compared_column = "logits"
     can_abstain = False
@@ -46,6 +50,46 @@ class Scoring:
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of a split by name; shares are in 0..1."""
         raise TypeError(f"{type(self).__name__} has no metrics(scores)")
+
+    def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+        """The labels `y_true` and the predictions `y_score` of a split, as functions of users read them."""
+        raise TypeError(f"{type(self).__name__} has no true_and_scores(scores)")
+
+    def add_functions(self, metrics: Mapping[str, float], scores: Scores) -> dict[str, float]:
+        """The metrics in the order of `names`, with the values of the functions.
+
+        Raises:
+            UserError: for a function that fails, or returns something else than a finite number.
+        """
+        if not self.functions:
+            return dict(metrics)
+        own = compute_functions(self.functions, *self.true_and_scores(scores), of="the predictions of a model")
+        return {name: {**metrics, **own}[name] for name in self.names}
+
+    def check_functions(self, labels: np.ndarray, *, perfect: np.ndarray, constant: np.ndarray) -> None:
+        """Calls every function once before anything is trained.
+
+        Args:
+            labels: of dev, `[N]` or `[N, C]`.
+            perfect: logits `[N, C]` of the labels themselves.
+            constant: logits `[N, C]` of the same prediction for every example.
+
+        Raises:
+            UserError: for a function that fails, or returns something else than a finite number.
+        """
+        predictions = {"the labels of dev as predictions": perfect, "a constant prediction on dev": constant}
+        for of, logits in predictions.items():
+            scores = Scores({"logits": logits.astype(np.float32)}, labels, np.arange(len(labels)))
+            compute_functions(self.functions, *self.true_and_scores(scores), of=of)
+
+    def selecting_function(self) -> str | None:
+        """The function that selects checkpoints, with its code, as an option of the data; None without one."""
+        function = self.functions.get(self.metric)
+        return None if function is None else f"metric={self.metric} {digest_function(function)}"
+
+    def describe_functions(self) -> dict[str, Any]:
+        """The field of run.json and bundle.json that names the functions; none without any."""
+        return {"own_metrics": list(self.functions)} if self.functions else {}
 
     def tabulate(self, scores: Scores, splits: Any, *, examples: int) -> dict[str, list[Any]]:
         """The scores of a split as columns with one value an example: `label`, `prediction` and `probability`.
@@ -183,8 +227,8 @@ def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> 
 def compute_metrics(
     functions: Mapping[str, Callable[..., float]], names: Sequence[str], *arguments: object
 ) -> dict[str, float]:
-    """The named metrics as floats."""
-    return {name: float(functions[name](*arguments)) for name in names}
+    """The named metrics as floats, without the names of other functions."""
+    return {name: float(functions[name](*arguments)) for name in names if name in functions}
 
 
 def list_by_example(

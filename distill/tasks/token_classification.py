@@ -18,6 +18,7 @@ from pydantic import Field
 from distill.console import print_notice
 from distill.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data import tagged
+from distill.data.sources import check_memory
 from distill.data.tables import LabelledData, Split
 from distill.data.tagged import TaggedText, place_sentences, plain_texts, tagged_split
 from distill.data.unlabelled import Unlabelled, UnlabelledText
@@ -31,6 +32,7 @@ from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.class_weights import WEIGHTS, ClassWeights, describe_weights, resolve_class_weights, weight_column
 from distill.tasks.offsets import check_offsets
+from distill.tasks.overview import ShownTask
 from distill.tasks.scoring import Scoring, always, list_by_example
 from distill.tasks.words import tokenize_sentences
 
@@ -159,7 +161,7 @@ class TagScores(Scoring):
         return sum(self.splitter.split(text) != spans for text, spans in written) / len(written)
 
 
-class TokenClassification:
+class TokenClassification(ShownTask):
     """Tags of words in BIO, IOB1 or BIOES, in CoNLL files or in tables with lists of words and of tags.
 
     A CoNLL file has a word and its tag on each line, and a blank line between sentences.
@@ -213,6 +215,7 @@ class TokenClassification:
             read_file=partial(tagged.read_file, tokens=tokens, tags=tags, column=column, word_column=word_column),
             **options,
         )  # fmt: skip
+        check_memory(source, [(tokens,), (tags,)], tagged.ADVICE)
         self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
         self.pool = rows.pool_source(options, lambda sentences: partial(self._add_unlabelled, sentences))
         self.class_weights = class_weights

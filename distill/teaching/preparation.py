@@ -25,6 +25,7 @@ from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
+from distill.stages import stages
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.tasks.scoring import Scoring
@@ -312,6 +313,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
             settings["processes"] = source.finetune.processes()
         settings["device"] = source.finetune.device().type
     parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, task.info.max_length, settings]
+    parts += [list(source.callback_key)] if source.callback_key else []
     parts += [dict(task.info.model_settings)] if task.info.model_settings else []
     parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
@@ -345,6 +347,7 @@ def _finetune(
         student=trained, objective=objective, task=task, scoring=splits.scoring, **settings.optimization(steps)
     )
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+    stages.expect(teacher=estimate)
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
     if preparation.dry_run:
@@ -353,7 +356,7 @@ def _finetune(
         module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
         logger=CSVLogger(str(directory), name="", version=""), title="teacher",
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
-        resume=preparation.resume,
+        resume=preparation.resume, callbacks=source.callbacks,
     )  # fmt: skip
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)

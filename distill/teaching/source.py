@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from lightning.pytorch.callbacks import Callback
+
 from distill.console import console, print_line
 from distill.contracts import Task
 from distill.errors import OptionError, UnreachableError, UserError
@@ -91,6 +93,8 @@ class TeacherSource:
         others: the further teachers of an ensemble (`make_ensemble`).
         shares: the weight of each teacher of an ensemble, with a sum of 1.
         by_task: the source of the teacher of each of several tasks by its name; empty if this one teaches all.
+        callbacks: those of Lightning that the fine-tuning has.
+        callback_key: describes them before their first use, as a part of the key of the fine-tuned teacher.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -105,6 +109,8 @@ class TeacherSource:
     others: "tuple[TeacherSource, ...]" = ()
     shares: tuple[float, ...] = (1.0,)
     by_task: "Mapping[str, TeacherSource]" = field(default_factory=dict)
+    callbacks: tuple[Callback, ...] = ()
+    callback_key: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):

@@ -21,6 +21,7 @@ from distill.data.mixing import epoch_size
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
 from distill.training import averaging, distributed, memory, ray_workers
+from distill.training.callbacks import CheckStates, naming_callbacks
 from distill.training.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
@@ -76,18 +77,30 @@ def fit(
     title: str,
     identity: Mapping[str, object] | None = None,
     resume: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Fit:
     """Trains the module and loads the weights with the best metric on dev, or an average of the last ones.
 
     Args:
         identity: further properties that a resumed training must share with the checkpoint.
         resume: whether to continue from `checkpoints/last.ckpt`, if it exists.
+        callbacks: of the user. Each process has its own copy, this one the given ones, except with Ray.
 
     Raises:
-        UserError: if the checkpoint is damaged or belongs to another training.
+        UserError: if the checkpoint is damaged or belongs to another training, and if a callback fails.
         KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training.
     """
-    arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), resume)
+    # They run before a checkpoint is written, which has their state.
+    further = (*callbacks, CheckStates(callbacks)) if callbacks else ()
+    with naming_callbacks(callbacks):
+        return _fit_on_devices(
+            module, train, dev, settings, checkpoints, title, dict(identity or {}), further, resume, logger=logger
+        )
+
+
+def _fit_on_devices(*arguments: Any, logger: Logger | Sequence[Logger] | None) -> Fit:
+    """Runs `_fit` in all ranks."""
+    module, _, _, settings, checkpoints, *_, resume = arguments
     if settings.processes() == 1:
         return _fit(*arguments, logger=logger)
     module.cpu()  # Pickled for processes with other GPUs.
@@ -119,7 +132,9 @@ def _fit(
     checkpoints: Path,
     title: str,
     identity: Mapping[str, object],
+    further: Sequence[Callback],
     resume: bool,
+    *,
     logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""
@@ -140,10 +155,9 @@ def _fit(
     saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
     if resuming:
         saver.skip_finished_steps()
-    timer = Timer()  # Its state is in the checkpoint, so that a resumed run continues counting.
+    timer, curve = Timer(), Curve(metric)  # Their state is in the checkpoint, so that a resumed run continues both.
     recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
-    curve = Curve(metric)
-    callbacks = [best, *chosen_callbacks, curve, _EvaluateAfterLastStep(), saver, last, timer]
+    callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
     callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
@@ -253,18 +267,18 @@ def _print_ending(
     patience: Patience | None,
     soup: averaging.Soup | None,
 ) -> None:
-    """Prints a notice of an early stop, and which weights were taken if there was a choice."""
+    """Prints a notice of an early stop, and of weights that are an average."""
     if patience is not None and patience.stopped is not None:
         print_notice(
             f"{title}: stopped at step {patience.stopped:,} of {steps:,} after {patience.wait_count} evaluations "
             f"without a better {metric}"
         )
-    if soup is not None:
+    if soup is not None and soup.taken:
         print_notice(
-            f"{title}: the average of the last {len(soup.steps)} evaluations has {metric} {soup.metric:.4f}, the best "
-            f"one {soup.best:.4f}; {'the average' if soup.taken else 'the best one'} is taken"
+            f"{title}: the average of the last {len(soup.steps)} evaluations is taken, which has {metric} "
+            f"{soup.metric:.4f}; the best one has {soup.best:.4f}"
         )
-    elif settings.soup > 1:
+    elif soup is None and settings.soup > 1:
         print_notice(f"{title}: dev was evaluated once, so soup={settings.soup} averages nothing")
 
 
@@ -299,7 +313,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
         average.start(module)
     step_seconds, optimizer_seconds = [], []
     with _accelerate(module.student, settings), distributed.limit_threads(settings.devices):
-        for _ in range(4):
+        for _ in range(3):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
                 loss, _ = module.losses(batch)

@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from distill.contracts import Scores
+from distill.tasks.own_metrics import MetricError
 from distill.tasks.scoring import Scoring
 
 LEVEL = 0.95  # Of the intervals.
@@ -92,6 +93,8 @@ def compare_examples(
     and Min, 2005). p is twice the smaller share of resamples whose difference is on one side of 0 (with it), where the
     observed sample counts as one. The resamples are the same in every run.
 
+    Resamples in which a function of a user has no value are left out.
+
     Args:
         only_means: returns None for a metric that is no mean over examples, because resampling it takes seconds.
         most: resamples of such a metric; None for `METRIC_RESAMPLES`.
@@ -107,6 +110,9 @@ def compare_examples(
     else:
         number = len(np.unique(scores.example_id))
         drawn = _resample_metric(scoring, scores, other, most or METRIC_RESAMPLES)
+        drawn = drawn[~np.isnan(drawn)]
+        if not len(drawn):
+            return {"difference": float(difference), "interval": None, "p": None, "over": "examples", "number": number}
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     smaller = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
@@ -143,10 +149,13 @@ def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int)
         example_id = np.repeat(np.arange(len(drawn)), sizes)
         # The first model is spoiled in the second added example, and the other model in the first one.
         places = [index + np.repeat((drawn == examples + side) * items, sizes) for side in (1, 0)]
-        values = [
-            scoring.metrics(_take(of, place, example_id))[scoring.metric]
-            for of, place in zip(pair, places, strict=True)
-        ]
+        try:
+            values = [
+                scoring.metrics(_take(of, place, example_id))[scoring.metric]
+                for of, place in zip(pair, places, strict=True)
+            ]
+        except MetricError:  # A function of a user may need both classes.
+            return np.nan
         return values[0] - values[1]
 
     resamples = int(np.clip(RESAMPLED_ITEMS // counts.sum(), most // 4, most))

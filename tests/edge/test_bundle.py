@@ -16,7 +16,7 @@ from distill.edge.classes import softmax
 from distill.edge.manifest import FIELDS
 from distill.errors import UserError
 from distill.storage.files import CHECKSUMS, hash_file, write_json
-from tests.edge.conftest import add_checksums, write_toy_bundle
+from tests.edge.conftest import add_checksums, write_tag_bundle, write_toy_bundle
 
 LEFT_OUT = object()
 
@@ -62,8 +62,8 @@ def test_no_texts_give_no_predictions(bundle: Path) -> None:
             r"got a table \(DataFrame\), expected a list of records: give one of it",
         ),
         (pyarrow.table({"text": ["a film"]}), r"got a table \(Table\), expected a list of records"),
-        (None, "got None, expected a list of records, for one too"),
-        (3, "got 3, expected a list of records, for one too"),
+        (None, "got None, expected a list of records"),
+        (3, "got 3, expected a list of records"),
         ({"a film"}, "got {'a film'}, expected a list of records"),
         (np.array("a film"), "got 'a film', expected a list of records"),
         ([None], "got None, expected a text"),
@@ -87,6 +87,25 @@ def test_columns_arrays_and_generators_are_records(tmp_path: Path, tokenizer: Pr
     expected = bundle.predict(texts)
     for records in (np.array(texts), pandas.Series(texts, index=[7, 3]), (text for text in texts), tuple(texts)):
         assert bundle.predict(records) == expected
+
+
+def test_one_record_has_one_prediction(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    for name in ("texts", "tags", "pairs"):
+        (tmp_path / name).mkdir()
+    write_toy_bundle(tmp_path / "texts", tokenizer)
+    bundle, text = Bundle(tmp_path / "texts"), "a dull film and a moving film"
+    assert bundle.predict(text) == bundle.predict([text])[0]
+    assert bundle.predict(text)["label"] == "long"
+    write_tag_bundle(tmp_path / "tags", tokenizer)
+    tags, words = Bundle(tmp_path / "tags"), {"tokens": ["a", "film"]}
+    assert tags.predict(words) == tags.predict([words])[0]
+    write_toy_bundle(tmp_path / "pairs", tokenizer, pair=True)
+    pairs = Bundle(tmp_path / "pairs")
+    assert pairs.predict("a film", "a joy") == pairs.predict([["a film", "a joy"]])[0]
+    with pytest.raises(UserError, match=r"got one text and \['a joy'\] as pairs, expected"):
+        pairs.predict("a film", ["a joy"])  # type: ignore[call-overload]
+    with pytest.raises(UserError, match="got 'a film', expected two texts"):
+        pairs.predict(("a film", "a joy"))
 
 
 def test_pairs_are_any_texts_in_order_and_others_are_named(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -279,8 +298,9 @@ def test_a_directory_may_be_a_link_be_read_only_and_have_any_name(bundle: Path, 
 @pytest.mark.parametrize(
     ("records", "options", "expected"),
     [
-        ("a film", {}, "got 'a film', expected a list of records, for one too"),
-        ({"tokens": ["a"]}, {}, "expected a list of records, for one too"),
+        ({"tokens": ["a"]}, {}, "got {'tokens': ['a']}, expected a text"),
+        (7, {}, "got 7, expected a list of records, or one text or mapping"),
+        (b"a film", {}, "got b'a film', expected a list of records, or one text or mapping"),
         ([7], {}, "got 7, expected a text"),
         ([None], {}, "got None, expected a text"),
         ([b"a film"], {}, "got b'a film', expected a text"),
