@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.documentation.conftest import ROOT
+from tests.documentation.test_python_reference import DOCUMENTED
 
 
 @pytest.mark.xdist_group("site")
@@ -25,3 +27,16 @@ def test_no_file_of_the_site_loads_another_from_the_network(site: Path) -> None:
     for sheet in site.rglob("*.css"):
         loaded = re.findall(r"url\(['\"]?(?:https?:)?//[^)]*|@import[^;]*//[^;]*", sheet.read_text(encoding="utf-8"))
         assert not loaded, f"{sheet.name} loads files from the network"
+
+
+@pytest.mark.xdist_group("site")
+def test_the_references_have_an_anchor_for_every_option_and_name(site: Path, reference: ModuleType) -> None:
+    def anchors(folder: str) -> set[str]:
+        pages = (site / "reference" / folder).glob("*.html")
+        return {name for page in pages for name in re.findall(r'<h[1-6] id="([^"]+)"', page.read_text("utf-8"))}
+
+    names = {option.name for option in reference.read_options()}
+    assert len(names) > 150
+    found = anchors("options")
+    assert {name for name in names if not any(a == name or a.endswith(f".{name}") for a in found)} == set()
+    assert anchors("python") >= DOCUMENTED.keys()
