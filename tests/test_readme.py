@@ -1,11 +1,10 @@
-"""Tests of the README and the pages of `docs/`: size, code blocks, site, and the Run block in a fresh copy."""
+"""Tests of the README and the pages of `docs/`: size, code blocks, and the Run block in a fresh copy."""
 
 import ast
 import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,26 +41,6 @@ def test_every_python_block_parses(document: Path) -> None:
 def test_every_link_to_a_file_has_its_target(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
         assert (document.parent / target).is_file(), target
-
-
-def test_the_site_builds_without_warnings_and_without_a_network(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="the documentation is built with mkdocs, of the extra dev")
-    program = (
-        "import socket\n"
-        "def refuse(*arguments):\n"
-        "    raise OSError('the build opened a connection')\n"
-        "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from mkdocs.__main__ import cli\n"
-        "cli()\n"
-    )
-    site = tmp_path / "site"
-    command = [sys.executable, "-c", program, "build", "--strict", "--site-dir", str(site)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {path.stem for path in site.glob("*.html")} >= {path.stem for path in DOCUMENTS[1:]}
-    for page in site.glob("*.html"):
-        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(\w+:)?//", page.read_text(encoding="utf-8"))
-        assert not loaded, f"{page.name} loads files from the network"
 
 
 @pytest.mark.slow
