@@ -4,8 +4,9 @@
     python benchmarks/code_size.py --root path/to/another/checkout
 
 Lines are those of `distill`, `students` and `teachers` without blank lines, comments and docstrings. A unit is a file
-or a folder right below `distill`, without `__init__`, `__main__` and `api`. An arrow stands between two units if a
-module of the first imports one of the second anywhere, imports for type checking aside. The longest path counts units.
+or a folder right below `distill`, without `__init__`, `__main__` and `api`. `students` and `teachers` are in `builtin`.
+An arrow stands between two units if a module of the first imports one of the second anywhere, imports for type checking
+aside. The longest path counts units.
 The words of a docstring are those between white space, of its arguments too.
 """
 
@@ -63,6 +64,8 @@ def read_sources(root: Path) -> dict[str, str]:
 def module_name(path: Path, root: Path) -> str:
     """Returns a name such as `distill.losses.term`, and for an `__init__.py` the name of its package."""
     parts = path.relative_to(root).with_suffix("").parts
+    if parts[0] != "distill":
+        parts = ("distill", "builtin", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -110,21 +113,22 @@ def list_arrows(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = {}
     for module, tree in trees.items():
         unit = unit_of(module)
-        if not module.startswith("distill") or unit in DOORS:
+        if unit in DOORS:
             continue
-        others = {unit_of(name) for name in list_imports(tree, trees) if name.split(".")[0] == "distill"}
+        others = {unit_of(name) for name in list_imports(tree, trees, module=module) if name.split(".")[0] == "distill"}
         arrows.setdefault(unit, set()).update(others - DOORS - {unit})
     return arrows
 
 
-def list_imports(tree: ast.AST, modules: Container[str]) -> Iterator[str]:
-    """Yields the modules that are imported anywhere, except only for type checking, and never `VERSION`."""
+def list_imports(tree: ast.AST, modules: Container[str], *, module: str) -> Iterator[str]:
+    """Yields the modules that one imports anywhere, except only for type checking, and never `VERSION`."""
     for node in walk_statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = {f"{node.module}.{alias.name}" for alias in node.names} - {VERSION}
-            yield from (name if name in modules else node.module for name in names)
+            source = f"{module.rpartition('.')[0]}.{node.module}" if node.level else node.module
+            names = {f"{source}.{alias.name}" for alias in node.names} - {VERSION}
+            yield from (name if name in modules else source for name in names)
 
 
 def walk_statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
     import distill.records.loggers as loggers  # noqa: F401
@@ -64,8 +64,10 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
+        from distill.installation import install_command
+
         raise ImportError(
-            f"distill.{name} needs {error.name}, which is not installed: pip install 'distill[train]'"
+            f"distill.{name} needs {error.name}, which is not installed: {install_command('train')}"
         ) from error
 
 

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import re
+import runpy
 import sys
 import traceback
 import uuid
@@ -26,8 +27,9 @@ from distill.errors import (
     first_line,
     forget_interrupt,
 )
+from distill.installation import install_command
 from distill.jobs import slurm
-from distill.jobs.conf import PACKAGE, config_directory
+from distill.jobs.conf import config_directory
 from distill.jobs.registry import find_job
 from distill.storage.files import is_full_disk
 from distill.storage.mirror import is_url, local_path
@@ -311,16 +313,7 @@ def _check_resume_alone() -> None:
 def _check_installation() -> None:
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{', '.join(missing)} not installed: pip install 'distill[train]' has all that training needs")
-    for name in ("students", "teachers"):
-        spec = importlib.util.find_spec(name)
-        paths = [Path(path).resolve() for path in (spec.submodule_search_locations or [])] if spec else []
-        if PACKAGE.parent / name not in paths:
-            found = ", ".join(map(str, paths)) or "nothing"
-            raise UserError(
-                f"the package {name} should be {PACKAGE.parent / name}, but Python finds {found}: "
-                "start from another directory, or rename that one"
-            )
+        raise UserError(f"{', '.join(missing)} not installed: {install_command('train')} has all that training needs")
 
 
 def _names(group: str) -> list[str]:
@@ -345,7 +338,7 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher" and name in LAUNCHERS:
-            return UserError(f"{group}={name} is not installed: pip install 'distill[{LAUNCHERS[name]}]'")
+            return UserError(f"{group}={name} is not installed: {install_command(LAUNCHERS[name])}")
         return UserError(f"there is no {group or 'configuration'} {name}{_suggest(name, _names(group))}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:
@@ -422,6 +415,22 @@ def run() -> None:
     code = main()
     gc.freeze()  # Python would look once more at all objects of the packages that were imported.
     sys.exit(code)
+
+
+def run_script() -> None:
+    """Runs the script `distill` as `python -m distill`, which finds the modules of the working directory first.
+
+    In a checkout this is the package of the checkout, whichever one the script was installed with.
+    """
+    directory = Path.cwd()
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(directory))
+        package = directory / "distill"
+        if (package / "__main__.py").is_file() and not package.samefile(Path(__file__).parent):
+            for name in [name for name in sys.modules if name.partition(".")[0] == "distill"]:
+                del sys.modules[name]
+            runpy.run_module("distill", run_name="__main__", alter_sys=True)
+    run()
 
 
 if __name__ == "__main__":

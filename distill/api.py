@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -49,12 +49,21 @@ from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.source import TeacherSource, Weights, check_features, make_by_task, make_ensemble
 from distill.training.settings import TrainerSettings
-from students import bilstm as _bilstm
-from students import distilbert as _distilbert
-from students import pretrained as _pretrained
-from teachers.embedded import Embedded
-from teachers.loaded import Loaded
-from teachers.pretrained import Pretrained
+
+if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds distill.builtin.
+    from students import bilstm as _bilstm
+    from students import distilbert as _distilbert
+    from students import pretrained as _pretrained
+    from teachers.embedded import Embedded
+    from teachers.loaded import Loaded
+    from teachers.pretrained import Pretrained
+else:
+    from distill.builtin.students import bilstm as _bilstm
+    from distill.builtin.students import distilbert as _distilbert
+    from distill.builtin.students import pretrained as _pretrained
+    from distill.builtin.teachers.embedded import Embedded
+    from distill.builtin.teachers.loaded import Loaded
+    from distill.builtin.teachers.pretrained import Pretrained
 
 # The values of conf/trainer/finetune.yaml.
 FINETUNE = TrainerSettings.auto(ema=0.0, soup=1)
@@ -276,17 +285,17 @@ def _distilbert_student(
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
 ) -> Student:
-    """A student with some of the teacher's layers, as `students.distilbert.from_teacher`."""
+    """A student with some of the teacher's layers, as `distill.builtin.students.distilbert.from_teacher`."""
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init))
 
 
 def _bilstm_student(**options: Any) -> Student:
-    """A BiLSTM student; `options` are those of `students.bilstm.from_teacher`."""
+    """A BiLSTM student; `options` are those of `distill.builtin.students.bilstm.from_teacher`."""
     return Student("bilstm", partial(_bilstm.from_teacher, **options))
 
 
 def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) -> Student:
-    """A student that is loaded from a directory, as `students.pretrained.from_teacher`."""
+    """A student that is loaded from a directory, as `distill.builtin.students.pretrained.from_teacher`."""
     build = partial(_pretrained.from_teacher, path=str(path), trust_remote_code=trust_remote_code)
     return Student("pretrained", build)
 

@@ -42,6 +42,7 @@ from pydantic import ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
 
 from distill.errors import OptionError, UserError
+from distill.installation import install_command
 
 # Types are exact: true is not 1, 2.0 is not 2, and "3" is not 3. An integer is a valid float.
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
@@ -199,6 +200,4 @@ def require_package(package: str, option: str, *, extra: str, name: str | None =
         advice: the end of the message.
     """
     if importlib.util.find_spec(package) is None:
-        raise UserError(
-            f"{option} needs {name or package}, which is not installed: pip install 'distill[{extra}]'{advice}"
-        )
+        raise UserError(f"{option} needs {name or package}, which is not installed: {install_command(extra)}{advice}")

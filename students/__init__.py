@@ -1,11 +1,9 @@
 """Student architectures, one per file, each built by `from_teacher(teacher, **options)`.
 
-Importing the package imports all of them, because a file registers an architecture that transformers does not include
-with its auto classes.
+Python finds them as `distill.builtin.students`. As `students`, where a checkout is installed with `pip install -e`, the
+folder leaves room for a folder `students` of the working directory.
 """
 
-import importlib
-import pkgutil
+from pkgutil import extend_path
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+__path__ = extend_path(__path__, __name__)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from distill.errors import OptionError
-from teachers.pretrained import Pretrained
+
+from .pretrained import Pretrained
 
 
 class ByTask:

@@ -16,7 +16,8 @@ from distill.models.loading import Start, check_tokenizer, default_problem_type,
 from distill.models.padding import choose_padding_side
 from distill.models.tokenizer import load_tokenizer
 from distill.storage.files import hash_file
-from teachers.pretrained import check_precision
+
+from .pretrained import check_precision
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.models.loading import Start, load_directory
 from distill.models.sentence_files import with_normalizers
 from distill.models.tokenizer import read_attributes, read_vocabulary
-from teachers.pretrained import check_precision
+
+from .pretrained import check_precision
 
 # Entries that saving a model writes into its configuration.
 _OF_SAVING = {"architectures", "dtype", "transformers_version"}

@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2Tokenizer
 from distill.errors import UserError
 from distill.models.loading import Start
 from distill.models.padding import choose_padding_side
-from teachers.pretrained import check_precision
+
+from .pretrained import check_precision
 
 END_OF_TEXT = "<|endoftext|>"
 

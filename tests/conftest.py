@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.embedded import train_tokenizer
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,8 +43,6 @@ from distill.training import fitting
 from distill.training.distributed import start_method
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
-from students.distilbert import from_teacher
-from teachers.embedded import train_tokenizer
 from tests.composition import quick_composition
 from tests.exports import quick_exports
 

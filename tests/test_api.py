@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.loaded import Loaded
+from distill.builtin.teachers.pretrained import Pretrained
 from safetensors.torch import load_file, save_file
 from tokenizers.normalizers import Lowercase, Prepend, Sequence
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,9 +27,6 @@ import distill as d
 from distill import __main__ as command_line
 from distill import api
 from distill.errors import UserError
-from students.distilbert import from_teacher
-from teachers.loaded import Loaded
-from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, LOOSE, LOOSE_OPTIONS, sentences
 from tests.test_readme import DOCUMENTS, blocks
 

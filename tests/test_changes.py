@@ -12,7 +12,8 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 import distill
-import students
+from distill import builtin
+from distill.builtin import students
 from distill.contracts import Scores
 from distill.errors import OptionError, UserError
 from distill.export import settings
@@ -102,16 +103,19 @@ def test_every_loss_in_a_yaml_is_public() -> None:
 
 def test_an_added_student_is_imported_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toy.py").write_text("from_teacher = len\n")
-    monkeypatch.setitem(sys.modules, "students.toy", None)  # Removed again at the end.
-    del sys.modules["students.toy"]
-    runpy.run_path(str(students.__file__), {"__path__": [*students.__path__, str(tmp_path)]}, "students")
-    assert sys.modules["students.toy"].from_teacher is len
+    name = f"{students.__name__}.toy"
+    monkeypatch.setitem(sys.modules, name, None)  # Removed again at the end.
+    del sys.modules[name]
+    monkeypatch.setattr(students, "__path__", [*students.__path__, str(tmp_path)])
+    monkeypatch.setattr(students, "toy", None, raising=False)
+    runpy.run_path(str(builtin.__file__), {"__path__": list(builtin.__path__)}, builtin.__name__)
+    assert sys.modules[name].from_teacher is len
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "student").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_student_has_one_file_and_a_name_in_python(path: Path) -> None:
     target = OmegaConf.load(path)["_target_"]
-    assert target == f"students.{path.stem}.from_teacher"
+    assert target == f"distill.builtin.students.{path.stem}.from_teacher"
     assert callable(get_object(target))
     assert callable(getattr(distill.students, path.stem))
 

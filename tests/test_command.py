@@ -12,6 +12,7 @@ import pytest
 
 import distill
 from distill import __main__ as command_line
+from distill.installation import install_command
 from tests.conftest import run_here
 
 ROOT = Path(command_line.__file__).resolve().parents[1]
@@ -139,7 +140,7 @@ def test_without_the_extra_the_install_command_is_named(
     )
     assert command_line.main() == 2
     assert capsys.readouterr().err == (
-        "error: hydra, torch not installed: pip install 'distill[train]' has all that training needs\n"
+        f"error: hydra, torch not installed: {install_command('train')} has all that training needs\n"
     )
 
 
@@ -152,7 +153,7 @@ def test_a_wheel_contains_the_configuration_and_runs(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
     done = subprocess.run([*build, str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    [wheel] = tmp_path.glob("distill-*.whl")
+    [wheel] = tmp_path.glob("distill_encoders-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in (ROOT / "conf").rglob("*.yaml"):
         assert f"distill/conf/{path.relative_to(ROOT / 'conf').as_posix()}" in names

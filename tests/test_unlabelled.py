@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -19,7 +20,6 @@ from distill.losses import Cosine, HardLabels, LogitMSE, Objective, PseudoLabels
 from distill.tasks import Classification, Regression
 from distill.training import auto, fitting
 from distill.training.module import DistillationModule
-from students.distilbert import from_teacher
 from tests.conftest import LABELS, LOOSE, SETTINGS, Toy, equal, last_state, live, sentences, toy_bert, weights
 
 TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False)

@@ -18,6 +18,7 @@ from distill.data.language import is_english
 from distill.data.tables import CHANGED_COPIES, LabelledData, Split, text_split
 from distill.data.unlabelled import clean, describe_removed
 from distill.errors import OptionError, UserError
+from distill.installation import install_command
 from distill.options import check_arguments
 from distill.storage.cache import entry_key, has_entry, new_entry
 
@@ -202,8 +203,8 @@ class AutoAugmentation:
         tags = english and _has_tagger()
         if english and not tags:
             print_notice(
-                "augment=auto replaces no words by others of their part of speech, because textblob is not installed: "
-                "pip install 'distill[train]'"
+                "augment=auto replaces no words by others of their part of speech, because textblob is not "
+                f"installed: {install_command('train')}"
             )
         language = "en" if english else OTHER
         return TangAugmentation(copies=copies, p_pos=P_POS if tags else 0.0, language=language, seed=self.seed)
@@ -312,8 +313,8 @@ def _import_tagger() -> Callable[..., list[tuple[str, str]]]:
         from textblob.en import tag
     except ModuleNotFoundError as error:
         raise UserError(
-            "augment=tang finds parts of speech with textblob, which is not installed: pip install 'distill[train]', "
-            "or set augment.p_pos=0"
+            f"augment=tang finds parts of speech with textblob, which is not installed: {install_command('train')}, or "
+            "set augment.p_pos=0"
         ) from error
     tagger: Callable[..., list[tuple[str, str]]] = tag
     return tagger

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distill.console import print_notice
+from distill.installation import install_command
 from distill.readers.sentences import split_sentences
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import write_text
@@ -121,7 +122,7 @@ def find_sources(label: str) -> Path:
 
 def _not_installed_error(label: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"the built-in data set reads the sources of '{label}', which is not installed: pip install 'distill[train]'",
+        f"the built-in data set reads the sources of '{label}', which is not installed: {install_command('train')}",
         name=label,
     )
 

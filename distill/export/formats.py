@@ -14,6 +14,7 @@ from pathlib import Path
 from distill.edge.openvino_session import import_openvino, without_telemetry
 from distill.errors import UserError
 from distill.export.quantization import RECIPES, Material, write_float16
+from distill.installation import install_command
 
 
 def write_openvino(material: Material, path: Path) -> None:
@@ -73,7 +74,7 @@ def check_formats(formats: Iterable[str]) -> None:
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
             raise UserError(
-                f"export.formats has {name}, which needs {' and '.join(missing)}: pip install 'distill[openvino]', or "
+                f"export.formats has {name}, which needs {' and '.join(missing)}: {install_command('openvino')}, or "
                 f"leave out {name}"
             )
 

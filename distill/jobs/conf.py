@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+from distill.installation import PACKAGE, is_checkout
 
 
 def config_directory() -> Path:
     """Returns the directory `conf`, which is in the package in a wheel and beside it in a checkout."""
-    inside = PACKAGE / "conf"
-    return inside if inside.is_dir() else PACKAGE.parent / "conf"
+    return (PACKAGE.parent if is_checkout() else PACKAGE) / "conf"
 
 
 @cache

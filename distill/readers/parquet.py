@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.errors import UserError
+from distill.installation import install_command
 from distill.readers.lines import reading_errors, unreadable
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def open_parquet(path: Path) -> "Iterator[pyarrow.parquet.ParquetFile]":
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError(f"{path} needs pyarrow: pip install 'distill[train]', or give the rows as .jsonl") from error
+        raise UserError(f"{path} needs pyarrow: {install_command('train')}, or give the rows as .jsonl") from error
     try:
         with (
             reading_errors(path),

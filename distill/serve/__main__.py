@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from distill.errors import DistillError, UserError, forget_interrupt
+from distill.installation import install_command
 from distill.serve.hosts import is_loopback
 from distill.serve.settings import Limits
 
@@ -100,7 +101,7 @@ def _serve(options: argparse.Namespace) -> None:
         from distill.serve.models import load_models
         from distill.serve.server import run
     except ModuleNotFoundError as error:
-        raise UserError(f"distill.serve needs {error.name}: pip install 'distill[serve]'") from error
+        raise UserError(f"distill.serve needs {error.name}: {install_command('serve')}") from error
     token = read_token()
     check_options(options, token)
     names = {field.name for field in fields(Limits)}

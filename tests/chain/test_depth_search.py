@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -22,7 +23,6 @@ from distill.records import report
 from distill.records.record import Run, create_run_in
 from distill.tasks.multi import Tasks
 from distill.teaching.source import TeacherSource
-from students.distilbert import from_teacher
 from tests.records.test_report import record
 
 DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))

@@ -1,5 +1,6 @@
 """Tests of changed copies of the training texts: how they are changed, cached and added to the pool."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from distill.data import augmentation as module
 from distill.data.augmentation import TangAugmentation, augment, cached_copies, make_copies
 from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UserError
+from distill.installation import install_command
 from distill.tasks import Classification
 
 WORDS = [f"w{number}" for number in range(10)]
@@ -183,6 +185,7 @@ def test_other_languages_are_augmented_without_a_tagger(monkeypatch: pytest.Monk
 
 def test_a_missing_tagger_is_answered_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textblob.en", None)
-    with pytest.raises(UserError, match=r"textblob, which is not installed: pip install 'distill\[train\]', or set"):
+    expected = f"textblob, which is not installed: {re.escape(install_command('train'))}, or set"
+    with pytest.raises(UserError, match=expected):
         TangAugmentation().check()
     TangAugmentation(p_pos=0.0).check()

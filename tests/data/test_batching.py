@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from distill.builtin.teachers.embedded import train_tokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,6 @@ from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UserError
 from distill.tasks import Classification
 from distill.tasks.class_scores import OneClass
-from teachers.embedded import train_tokenizer
 from tests.conftest import run_concurrently, sentences
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)

@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import distill
 from distill.data import docstrings
+from distill.installation import install_command
 from distill.storage import files
 
 ROOT = Path(distill.__file__).resolve().parents[1]
@@ -220,7 +222,7 @@ def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, capsy
 def test_a_missing_package_raises_with_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else find_spec(name))
-    expected = r"sources of 'sympy', which is not installed: pip install 'distill\[train\]'$"
+    expected = f"sources of 'sympy', which is not installed: {re.escape(install_command('train'))}$"
     with pytest.raises(ModuleNotFoundError, match=expected):
         docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
     assert list(tmp_path.iterdir()) == []

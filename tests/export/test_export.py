@@ -14,6 +14,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.embedded import train_tokenizer
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
@@ -35,8 +37,6 @@ from distill.tasks import Classification, TokenClassification
 from distill.tasks.class_scores import OneClass
 from distill.training.evaluate import evaluate
 from distill.training.module import freeze
-from students.distilbert import from_teacher
-from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 
 

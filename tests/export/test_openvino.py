@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedTokenizerBase
 
 from distill.benchmark.bundles import list_formats
@@ -24,8 +25,8 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material
 from distill.export.settings import ExportSettings
 from distill.export.sharing import share_weights
+from distill.installation import install_command
 from distill.storage.files import hash_file, write_json
-from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
 from tests.edge.conftest import write_toy_bundle
 from tests.export.test_export import write
@@ -214,7 +215,7 @@ def test_formats_are_refused_where_their_packages_are_missing(monkeypatch: pytes
     with pytest.raises(UserError) as error:
         check_formats(["fp32", "openvino-int8"])
     assert str(error.value) == (
-        "export.formats has openvino-int8, which needs openvino and nncf: pip install 'distill[openvino]', or leave "
+        f"export.formats has openvino-int8, which needs openvino and nncf: {install_command('openvino')}, or leave "
         "out openvino-int8"
     )
 

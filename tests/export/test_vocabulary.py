@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students import bilstm
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     PreTrainedModel,
@@ -16,7 +17,6 @@ from transformers import (
 from distill.errors import UserError
 from distill.export.vocabulary import COMMON, check_cut, cut_vocabulary
 from distill.tasks import Classification
-from students import bilstm
 from tests.conftest import toy_bert
 
 TEXTS = ["the cat sat on the mat", "a zebra ate the tall grass", "crocodiles eat cats, not zebras!"] * 3

@@ -10,6 +10,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 
 from distill import __main__ as command_line
+from distill.installation import install_command
 from distill.records.collection import SWEEP_RUNS
 from tests.conftest import run_here
 
@@ -86,4 +87,4 @@ def test_launcher_without_its_extra_is_refused(name: str, extra: str) -> None:
     error = MissingConfigException("", missing_cfg_file=f"hydra/launcher/{name}")
     translated = command_line._translate(error)
     assert translated.exit_code == 2
-    assert str(translated) == f"hydra/launcher={name} is not installed: pip install 'distill[{extra}]'"
+    assert str(translated) == f"hydra/launcher={name} is not installed: {install_command(extra)}"

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distill.builtin.teachers.embedded import train_tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill import __main__ as command_line
 from distill.losses import Term
 from distill.training import fitting
-from teachers.embedded import train_tokenizer
 from tests.conftest import sentences, toy_bert
 from tests.jobs.sweeps import find_files
 

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from distill.errors import NumericalError
+from distill.installation import install_command
 from distill.jobs import optuna_sweeper
 from distill.jobs import run as jobs
 from distill.records.loggers import TrackerEntry
@@ -199,4 +200,4 @@ def test_a_missing_optuna_is_answered_with_its_installation(command: Command, mo
     )
     code, _, error = command(*SEARCH, "seed=1,2")
     assert (code, len(error.splitlines())) == (2, 1), error
-    assert "which is not installed: pip install 'distill[optuna]'" in error
+    assert f"which is not installed: {install_command('optuna')}" in error

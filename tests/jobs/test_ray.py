@@ -19,6 +19,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from distill.errors import OptionError, UserError
+from distill.installation import install_command
 from distill.jobs.ray_launcher import RayLauncher
 from distill.records.collection import SWEEP_RUNS
 from distill.training.ray_workers import allot_resources, find_cause
@@ -26,7 +27,7 @@ from distill.training.workers import WorkerError
 from tests.conftest import MakeToy, equal, run_here, weights
 from tests.jobs.sweeps import LIMIT, ROOT, read_runs, start, wait_for_checkpoint
 
-pytest.importorskip("ray", reason="needs the extra distill[ray]")
+pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.alone  # A head of Ray and its workers stay in the process of the tests.
 
 
@@ -247,5 +248,5 @@ def test_launcher_without_its_extra_is_refused(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name))
     done = run_here("-m", *finetune, "hydra/launcher=ray", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
-        2, "error: hydra/launcher=ray needs Ray, which is not installed: pip install 'distill[ray]'\n"
+        2, f"error: hydra/launcher=ray needs Ray, which is not installed: {install_command('ray')}\n"
     )  # fmt: skip

@@ -50,8 +50,12 @@ def check(values: dict[str, Any], *trust: str) -> None:
 
 def test_the_known_names_are_those_of_our_files_and_all_of_them_are_ours() -> None:
     known = known_targets()
-    assert {"distill.tasks.Classification", "students.bilstm.from_teacher", "distill.losses.SoftTargets"} <= known
-    assert {name.partition(".")[0] for name in known} == {"distill", "students", "teachers"}
+    assert {
+        "distill.tasks.Classification",
+        "distill.builtin.students.bilstm.from_teacher",
+        "distill.losses.SoftTargets",
+    } <= known
+    assert {name.partition(".")[0] for name in known} == {"distill"}
     for overrides in (
         ["+teacher=ensemble", "+student=bilstm", "logger=[csv,wandb]"],
         ["+teacher=by_task", "augment=mlm"],
@@ -135,7 +139,9 @@ def test_trusting_imports_nothing_outside_of_the_package(package: str, tmp_path:
 )
 @pytest.mark.parametrize("on", [True, "yes", 1])
 def test_code_of_weights_runs_only_if_the_weights_are_trusted(places: dict[str, Any], on: object) -> None:
-    values = {"teacher": {"_target_": "teachers.pretrained.Pretrained", "trust_remote_code": on, **places}}
+    values = {
+        "teacher": {"_target_": "distill.builtin.teachers.pretrained.Pretrained", "trust_remote_code": on, **places}
+    }
     with pytest.raises(
         UserError,
         match=r"run Python code that comes with a/b, because of teacher.trust_remote_code: .* add trust=\[a/b\]",

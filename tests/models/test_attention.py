@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from distill.builtin.students import bilstm, distilbert
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,7 +19,6 @@ from distill.models.attention import NAME, attention_width, find_projections, la
 from distill.models.forward import run_encoder, run_model
 from distill.tasks import Classification
 from distill.training.settings import TrainerSettings
-from students import bilstm, distilbert
 from tests.conftest import toy_bert
 
 SIZES: dict[str, Any] = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from distill.builtin.students.distilbert import from_teacher
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
@@ -17,7 +18,6 @@ from distill.models.forward import run_encoder, run_head, run_model
 from distill.tasks import Classification, MaskedLM
 from distill.tasks.masked_lm import TokenScores
 from distill.training.module import DistillationModule
-from students.distilbert import from_teacher
 from tests.conftest import live, outputs_at_items, toy_bert
 
 VOCABULARY = 60

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models import cpu_kernels
-from students.distilbert import from_teacher
 from tests.conftest import toy_bert
 
 SIZE = torch.Size([64, 100, 31])  # No multiple of the four numbers that share a word.

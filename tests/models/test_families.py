@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from distill.builtin.students import bilstm, distilbert
+from distill.builtin.teachers.pretrained import Pretrained
 from huggingface_hub import constants
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -22,8 +24,6 @@ from distill.models.forward import input_names
 from distill.tasks import Classification
 from distill.tasks.class_scores import OneClass
 from distill.teaching import preparation as teaching
-from students import bilstm, distilbert
-from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, sentences
 from tests.teaching.test_teacher import write_model_cache
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batching import evaluation_loaders
@@ -14,7 +15,6 @@ from distill.export.bundle import write_bundle
 from distill.models.forward import input_names
 from distill.tasks import Classification
 from distill.training.evaluate import evaluate
-from students.distilbert import from_teacher
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 
 

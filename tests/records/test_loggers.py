@@ -3,12 +3,14 @@
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from distill.errors import UserError
+from distill.installation import install_command
 from distill.records import loggers
 from distill.records.loggers import Csv, LoggerSettings, MLflow, TensorBoard, Tracking, Wandb
 from tests.jobs.test_config import compose_config
@@ -110,9 +112,9 @@ def test_wandb_has_the_group_the_results_and_the_bundle(tmp_path: Path, monkeypa
 def test_what_a_tracker_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("mlflow", "wandb") else find(name))
-    with pytest.raises(UserError, match=r"logger=mlflow needs mlflow.*: pip install 'distill\[mlflow\]'"):
+    with pytest.raises(UserError, match="logger=mlflow needs mlflow.*: " + re.escape(install_command("mlflow"))):
         MLflow(experiment="toy", directory=str(tmp_path)).check()
-    with pytest.raises(UserError, match=r"logger=wandb needs wandb.*: pip install 'distill\[train\]'"):
+    with pytest.raises(UserError, match="logger=wandb needs wandb.*: " + re.escape(install_command("train"))):
         Wandb(project="toy").check()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.installation import install_command
 from distill.serve.__main__ import TOKEN, main
 from tests.serve.conftest import PATIENCE
 
@@ -57,7 +58,7 @@ def test_a_missing_extra_is_named(
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert main([str(bundle)]) == 2
-    assert capsys.readouterr().err == "error: distill.serve needs fastapi: pip install 'distill[serve]'\n"
+    assert capsys.readouterr().err == f"error: distill.serve needs fastapi: {install_command('serve')}\n"
 
 
 def serve(*arguments: object) -> "subprocess.Popen[str]":

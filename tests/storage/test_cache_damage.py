@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +29,6 @@ from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.output_cache import HiddenLayers, OutputCache
 from distill.teaching.source import TeacherSource
 from distill.text.masking import Masking
-from teachers.pretrained import Pretrained
 from tests.conftest import SETTINGS, sentences, stored_logits, toy_bert
 
 CASES = 100

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students import bilstm
 from torch import Tensor, nn
 from transformers import (
     AlbertConfig,
@@ -33,7 +34,6 @@ from distill.models.modeling_bilstm import (
     BilstmPreTrainedModel,
 )
 from distill.tasks import Classification, MaskedLM
-from students import bilstm
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 SEPARATOR = 3
@@ -204,7 +204,7 @@ def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     torch.testing.assert_close(here(ids).logits, network(ids).logits)
     program = (
         "import sys, torch\n"
-        "sys.modules['distill'] = sys.modules['students'] = None\n"
+        "sys.modules['distill'] = None\n"
         "from transformers import AutoModelForSequenceClassification as Auto\n"
         "model = Auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
         "print(model(torch.tensor(eval(sys.argv[2]))).logits.tolist())\n"

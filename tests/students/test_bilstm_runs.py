@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from distill.builtin.students import bilstm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
 from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.checks import check_sizes
-from students import bilstm
 from tests.conftest import sentences, toy_bert
 
 CITIES = ("boston", "denver", "dallas")

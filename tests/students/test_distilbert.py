@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import choose_layers, from_teacher
 from torch import Tensor
 from transformers import (
     AlbertConfig,
@@ -31,7 +32,6 @@ from transformers import (
 )
 
 from distill.errors import UserError
-from students.distilbert import choose_layers, from_teacher
 from tests.conftest import LABELS, toy_bert
 
 VOCABULARY = 40

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.new_gpt2 import train_tokenizer
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -15,8 +17,6 @@ from distill.errors import UserError
 from distill.models.loading import auto_class_of, load_directory
 from distill.tasks import CausalLM
 from distill.tasks.causal_lm import NextTokenScores
-from students.distilbert import from_teacher
-from teachers.new_gpt2 import train_tokenizer
 
 VOCABULARY = 40
 TASK = CausalLM()

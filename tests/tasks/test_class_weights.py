@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from distill.builtin.teachers.embedded import train_tokenizer
 from sklearn.utils.class_weight import compute_class_weight
 
 from distill.contracts import IGNORED, Outputs, Task
@@ -15,7 +16,6 @@ from distill.errors import OptionError
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.tasks import Classification, TokenClassification
 from distill.tasks.class_weights import resolve_class_weights, weight_column
-from teachers.embedded import train_tokenizer
 
 NOWHERE = Path("nowhere")
 TERM = HardLabels()

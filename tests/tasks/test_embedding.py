@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.embedded import train_tokenizer
 from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -46,8 +48,6 @@ from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.outputs import teacher_logits
 from distill.training.module import NOTHING
-from students.distilbert import from_teacher
-from teachers.embedded import train_tokenizer
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.conftest import SETTINGS as RATES
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -26,7 +27,6 @@ from distill.tasks.multi import join_scorings
 from distill.tasks.regression import NumberScores
 from distill.teaching.several import check_teachers
 from distill.training.module import DistillationModule
-from students.distilbert import from_teacher
 from tests.conftest import LABELS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 

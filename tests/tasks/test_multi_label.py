@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.bilstm import from_teacher as bilstm
+from distill.builtin.students.distilbert import from_teacher as distilbert
+from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.pretrained import Pretrained
 from sklearn.metrics import f1_score
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -36,10 +40,6 @@ from distill.teaching.mixture import mix_logits
 from distill.teaching.preparation import load_start
 from distill.teaching.source import TeacherSource
 from distill.training.evaluate import evaluate_splits
-from students.bilstm import from_teacher as bilstm
-from students.distilbert import from_teacher as distilbert
-from teachers.embedded import train_tokenizer
-from teachers.pretrained import Pretrained
 from tests.conftest import LOOSE, SETTINGS
 
 NOWHERE = Path("nowhere")

@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from distill.builtin.students import bilstm
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -33,7 +34,6 @@ from distill.tasks import MultipleChoice
 from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import HiddenLayers, OutputCache
-from students import bilstm
 from tests.conftest import BAD, GOOD, toy_bert
 
 Columns = dict[str, list[Any]]

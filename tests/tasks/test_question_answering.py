@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import torch.nn.functional as F
+from distill.builtin.teachers.embedded import train_tokenizer
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
@@ -40,7 +41,6 @@ from distill.teaching.constants import compare_with_constant
 from distill.teaching.output_cache import OutputCache
 from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
 from distill.training.module import DistillationModule
-from teachers.embedded import train_tokenizer
 from tests.conftest import live, toy_bert
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")

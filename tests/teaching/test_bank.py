@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from distill.builtin.teachers.pretrained import Pretrained
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.bank import Bank
@@ -17,7 +18,6 @@ from distill.teaching import bank as module
 from distill.teaching.bank import Search
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource
-from teachers.pretrained import Pretrained
 from tests.conftest import sentences
 
 TRAIN, DEV = sentences(12), [(f"{text} dev", label) for text, label in sentences(4)]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.teachers.embedded import train_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -16,7 +17,6 @@ from distill.errors import UserError
 from distill.losses import DecoupledKD, SoftTargets
 from distill.teaching.mixture import mix_logits, normalize_shares
 from distill.teaching.signal import Mean
-from teachers.embedded import train_tokenizer
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 from tests.teaching.test_signal import Fixed

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from distill.builtin.students import bilstm, distilbert
+from distill.builtin.teachers.pretrained import Pretrained
 from transformers import BertForTokenClassification, BertModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -21,8 +23,6 @@ from distill.models.modeling_bilstm import FEATURES, FeatureBilstmForTokenClassi
 from distill.tasks import Classification, Embedding, MaskedLM, TokenClassification
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
-from students import bilstm, distilbert
-from teachers.pretrained import Pretrained
 from tests.conftest import sentences, toy_bert
 
 CITIES = ("boston", "denver", "dallas", "chicago")

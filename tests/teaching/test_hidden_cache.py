@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -25,7 +26,6 @@ from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.outputs import check_size, earlier_decision, hidden_layers, outputs_for_training
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.signal import Live
-from students.distilbert import from_teacher
 from tests.conftest import sentences, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
+from distill.builtin.teachers.embedded import train_tokenizer
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,8 +35,6 @@ from distill.text.sequences import Sequences
 from distill.training import fitting
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
-from students.distilbert import from_teacher
-from teachers.embedded import train_tokenizer
 from tests.conftest import live, run_concurrently, sentences, stored_logits, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from distill.builtin.teachers.loaded import Loaded
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
@@ -18,7 +19,6 @@ from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.scale import fit_scale
 from distill.teaching.source import TeacherSource
 from distill.training.settings import TrainerSettings
-from teachers.loaded import Loaded
 from tests.conftest import SETTINGS, sentences, toy_bert
 
 TEXTS = [text for text, _ in sentences(64)]

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from distill.builtin.teachers.embedded import Embedded
+from distill.builtin.teachers.loaded import Loaded
+from distill.builtin.teachers.pretrained import Pretrained
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
@@ -26,9 +29,6 @@ from distill.teaching import preparation as teaching
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource, locate
 from distill.training.module import freeze
-from teachers.embedded import Embedded
-from teachers.loaded import Loaded
-from teachers.pretrained import Pretrained
 from tests.conftest import LABELS, SETTINGS, sentences, toy_bert
 
 ROOT = Path(teaching.__file__).resolve().parents[1]
@@ -253,7 +253,7 @@ def test_the_vocabulary_is_the_same_in_every_process() -> None:
     """The trainer's own numbering follows a hash table that is seeded anew in every process."""
     program = (
         "import hashlib\n"
-        "from teachers.embedded import train_tokenizer\n"
+        "from distill.builtin.teachers.embedded import train_tokenizer\n"
         "texts = [f'{a}{b}{c} {c}{a}' for a in 'abcdefgh' for b in 'ijklmnop' for c in 'qrstuvwx']\n"
         "print(hashlib.sha256(train_tokenizer(texts, 120).backend_tokenizer.to_str().encode()).hexdigest())\n"
     )

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from distill.builtin.students import bilstm
+from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedModel
 
 import distill as d
@@ -14,8 +16,6 @@ from distill.tasks import Classification
 from distill.training import auto
 from distill.training.auto import Facts, choose, choose_epochs
 from distill.training.settings import CHOSEN, TrainerSettings, count_evaluations, evaluation_interval
-from students import bilstm
-from students.distilbert import from_teacher
 from tests.conftest import SETTINGS
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +23,6 @@ from distill.tasks import MaskedLM
 from distill.training import distributed, fitting, settings
 from distill.training.evaluate import evaluate
 from distill.training.module import NOTHING, DistillationModule, freeze, parameter_groups
-from students.distilbert import from_teacher
 from tests.conftest import (
     SETTINGS,
     MakeToy,

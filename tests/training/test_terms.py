@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from distill.builtin.students.distilbert import from_teacher
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
@@ -23,7 +24,6 @@ from distill.models.attention import NAME
 from distill.models.forward import run_model
 from distill.tasks import MaskedLM
 from distill.training.module import DistillationModule
-from students.distilbert import from_teacher
 from tests.conftest import MakeToy, Toy, equal, last_state, live, weights
 
 
