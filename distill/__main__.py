@@ -207,7 +207,7 @@ class JobRunner:
         hydra_config = HydraConfig.get()
         number = hydra_config.job.num if hydra_config.mode == RunMode.MULTIRUN else 0
         try:
-            return _run_config(config, launch=f"{self._sweep}-{number}")
+            return _run_config(config, launch=f"{self._sweep}-{number}", shows_stages=not self._in_launcher)
         except Pruned as pruned:
             print(f"Pruned   {pruned}")
             return None
@@ -247,7 +247,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("complement", lambda share: round(1 - share, 12), replace=True)
 
 
-def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
+def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Path | None:
     """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
     from omegaconf import OmegaConf
 
@@ -265,9 +265,20 @@ def _run_config(config: "DictConfig", *, launch: str) -> Path | None:
             if OmegaConf.is_missing(config, group) and (group == "teacher" or group in job.reads):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     _announce(config)
-    from distill.jobs.run import run_job
+    from distill.stages import stages
 
-    return run_job(config, launch=launch)
+    if shows_stages:
+        stages.start(local_path(config.cache_dir))
+    gc.disable()  # The search for garbage would take a fifth of the time of the imports, which leave none.
+    try:
+        from distill.jobs.run import run_job
+
+        gc.freeze()  # And later searches leave out what they made.
+        gc.enable()
+        return run_job(config, launch=launch)
+    finally:
+        gc.enable()
+        stages.stop()
 
 
 def _announce(config: "DictConfig") -> None:

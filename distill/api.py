@@ -84,6 +84,7 @@ class Teacher:
 
     Args:
         model: a model with or without a head for the task; it is not changed.
+        tokenizer: that of the model.
         name: names the teacher in records and directories.
         precision: of its forward passes, `float32` or `bfloat16`.
         cache: the rules for caching its outputs.
@@ -127,9 +128,11 @@ class Teacher:
             name_or_path: a directory, or the name of a model on the Hub.
             name: names the teacher in records; by default the last part of `name_or_path`.
             revision: of the model on the Hub.
+            precision: as in `Teacher`, like the arguments below except `trust_remote_code`.
             trust_remote_code: runs Python code that comes with the weights.
-
-        The other arguments are those of `Teacher`.
+            accept_weak: whether it may teach although it is not better on dev than a constant prediction.
+            cache: the rules for caching its outputs.
+            cache_dir: holds fine-tuned teachers and outputs.
         """
         is_path = Path(name_or_path).expanduser().is_dir()
         where: dict[str, Any] = {"path": str(name_or_path)} if is_path else {"id": str(name_or_path)}
@@ -217,6 +220,7 @@ class Teacher:
         """Fine-tunes the teacher where its head does not fit the task, once: the result is cached.
 
         Args:
+            task: its data, its labels and its metrics; of several tasks each is fitted.
             features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
                 `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
             bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
@@ -285,22 +289,40 @@ def _distilbert_student(
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
 ) -> Student:
-    """A student with some of the teacher's layers, as `distill.builtin.students.distilbert.from_teacher`."""
+    """A student with some of the teacher's layers: a DistilBERT from a BERT, the teacher's own class otherwise.
+
+    Args:
+        layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
+            from 0.
+        depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
+        init: `teacher` copies every tensor of the same shape, `random` copies none.
+    """
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init))
 
 
 def _bilstm_student(**options: Any) -> Student:
-    """A BiLSTM student; `options` are those of `distill.builtin.students.bilstm.from_teacher`."""
+    """A BiLSTM over the teacher's word pieces, without attention.
+
+    Args:
+        options: `embedding_dim` (300), `hidden_dim` (150), `layers` (1), `classifier_dim` (200), `dropout` (0.1),
+            `pooling` (`last`, `max` or `mean`) and `init` (`teacher` or `random`), the options of `student=bilstm`.
+    """
     return Student("bilstm", partial(_bilstm.from_teacher, **options))
 
 
 def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) -> Student:
-    """A student that is loaded from a directory, as `distill.builtin.students.pretrained.from_teacher`."""
+    """A student that is loaded from a directory.
+
+    Args:
+        path: a directory written by `save_pretrained`, with weights in safetensors and the tokenizer's files.
+        trust_remote_code: runs Python code that comes with the weights.
+    """
     build = partial(_pretrained.from_teacher, path=str(path), trust_remote_code=trust_remote_code)
     return Student("pretrained", build)
 
 
 students = SimpleNamespace(distilbert=_distilbert_student, bilstm=_bilstm_student, pretrained=_pretrained_student)
+"""The students that `distill` can build: `students.distilbert`, `students.bilstm` and `students.pretrained`."""
 
 
 def distill(
@@ -327,6 +349,7 @@ def distill(
     Args:
         teacher: has the task's head, or was fitted to the task.
         student: one of `students`, a model (a copy is trained), or a function `(teacher_model)`, perhaps with `task=`.
+        task: the data, its labels and its metrics: one of `tasks`.
         objective: the loss terms; DistilBERT's triple loss by default.
         trainer: how to train; by default chosen from the data and the student as by `trainer=auto`.
         export: how to export and when a file passes its gate.
@@ -337,9 +360,8 @@ def distill(
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
-        baseline: trains the same student from the same start without the teacher too; by default on small data if that
-            takes at most about a third of the run.
-        directory: of the run; a new one under `runs/` by default. With `resume`, that of the run to go on with.
+        baseline: trains the same student without the teacher too; `auto`: on small data, if about a third of the run.
+        directory, resume: a new directory under `runs/` by default; with `resume`, that of the run to go on with.
 
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.

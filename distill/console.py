@@ -70,7 +70,7 @@ class ProgressMeter:
         if _shows_bars():
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[status]}", markup=False),
                 TimeElapsedColumn(),
@@ -86,6 +86,10 @@ class ProgressMeter:
         if self._progress is not None:
             self._progress.stop()
 
+    def left(self) -> float:
+        """Returns the time left in s, at the speed until now."""
+        return (time.monotonic() - self._started) / max(1, self._done - self._first) * (self.total - self._done)
+
     def advance(self, number: int) -> None:
         """Adds `number` to the units done."""
         self.show(self._done + number)
@@ -99,9 +103,8 @@ class ProgressMeter:
         time_now = time.monotonic()
         if now is not None or time_now - self._last_line >= LINE_EVERY_SECONDS:
             self._last_line = time_now
-            left = (time_now - self._started) / max(1, done - self._first) * (self.total - done)
             count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
-            words = [count, self._status, now or "", f"{left:.0f} s left"]
+            words = [count, self._status, now or "", f"{self.left():.0f} s left"]
             print_line("  ".join(word for word in words if word))
 
 

@@ -1,10 +1,13 @@
-"""How distill is installed: the name of its distribution, and the command that adds an extra to it."""
+"""How distill is installed: the names of its distribution and its wheel, and the command that adds an extra."""
 
 import json
 from pathlib import Path
 
+from distill import __version__
+
 PACKAGE = Path(__file__).resolve().parent
 DISTRIBUTION = "distill-encoders"
+WHEEL = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
 
 
 def is_checkout() -> bool:
@@ -22,7 +25,7 @@ def install_command(extra: str) -> str:
         return f"pip install -e '{PACKAGE.parent}[{extra}]'"
     origin = _read_origin()
     if origin is None:
-        return f"pip install 'PATH/TO/distill_encoders-VERSION-py3-none-any.whl[{extra}]'"
+        return f"pip install 'PATH/TO/{WHEEL}[{extra}]'"
     return f"pip install '{DISTRIBUTION}[{extra}] @ {origin}'"
 
 

@@ -35,6 +35,7 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
@@ -81,9 +82,10 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _annotations(target: Callable[..., object]) -> dict[str, object]:
-    """Returns the annotation of each argument of a function or a dataclass; `Unpack[...]` counts as its keys."""
-    hints, annotations = get_type_hints(target, include_extras=True), dict[str, object]()
+def list_annotations(target: Callable[..., object]) -> dict[str, object]:
+    """Returns the annotation of each argument of a function or a class; `Unpack[...]` counts as its keys."""
+    annotated = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target
+    hints, annotations = get_type_hints(annotated, include_extras=True), dict[str, object]()
     for name in inspect.signature(target).parameters:
         annotation = hints.get(name)
         if get_origin(annotation) is Unpack:
@@ -123,7 +125,7 @@ def _to_option_error(
     error: ValidationError, target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Exception:
     """Returns the first of pydantic's errors as an OptionError, or what a check of several options raised."""
-    annotations = _annotations(target)
+    annotations = list_annotations(target)
     names = list(annotations)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     first = error.errors(include_url=False)[0]

@@ -157,7 +157,7 @@ def _loggers() -> dict[str, logging.Logger]:
 def empty_figures() -> Iterator[None]:
     """Leaves out the drawing of figures, a second for each run. The fixture `drawn` is for tests of figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_render", lambda *_: "<svg></svg>")
+        patch.setattr(figures, "_render", lambda *_: b"<svg></svg>")
         yield
 
 

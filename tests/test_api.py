@@ -27,6 +27,7 @@ import distill as d
 from distill import __main__ as command_line
 from distill import api
 from distill.errors import UserError
+from distill.installation import WHEEL
 from tests.conftest import LABELS, LOOSE, LOOSE_OPTIONS, sentences
 from tests.test_readme import DOCUMENTS, blocks
 
@@ -68,6 +69,7 @@ def test_every_python_block_runs(
     if "result" in names:
         assert names["result"].record["status"] == "finished"
         assert (tmp_path / "runs" / "first" / "bundle" / "bundle.json").is_file()
+        assert (tmp_path / "runs" / "first" / WHEEL).is_file()
 
 
 def distill_by_api(teacher_dir: Path, data: Any, root: Path, **options: Any) -> d.Result:

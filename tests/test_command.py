@@ -2,10 +2,8 @@
 
 import io
 import os
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -123,14 +121,6 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
         assert expected in done.stdout
 
 
-def test_a_folder_called_students_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "students").mkdir()
-    (tmp_path / "students" / "__init__.py").write_text("")
-    done = run("+teacher=bert_base", "+student=distilbert", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "start from another directory" in done.stderr
-
-
 def test_without_the_extra_the_install_command_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,36 +132,6 @@ def test_without_the_extra_the_install_command_is_named(
     assert capsys.readouterr().err == (
         f"error: hydra, torch not installed: {install_command('train')} has all that training needs\n"
     )
-
-
-def test_a_wheel_contains_the_configuration_and_runs(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # Building leaves files behind.
-    for name in ("conf", "distill", "students", "teachers"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
-    done = subprocess.run([*build, str(source)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    [wheel] = tmp_path.glob("distill_encoders-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    for path in (ROOT / "conf").rglob("*.yaml"):
-        assert f"distill/conf/{path.relative_to(ROOT / 'conf').as_posix()}" in names
-    for package in ("distill", "students", "teachers"):
-        for pattern in ("*.py", "*.jinja"):
-            for path in (ROOT / package).rglob(pattern):
-                assert path.relative_to(ROOT).as_posix() in names
-    assert not any(name.startswith(("tests/", "conf/")) for name in names)
-    installed = tmp_path / "installed"
-    install = [sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(installed), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True)
-    program = "import distill.__main__ as m, sys; sys.argv = ['distill', '--help']; sys.exit(m.main())"
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "student: bilstm, distilbert" in done.stdout
 
 
 @pytest.mark.parametrize(

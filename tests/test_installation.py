@@ -1,14 +1,20 @@
-"""Tests of the commands that install an extra."""
+"""Tests of the commands that install distill, in messages and on pages, and of the files that name its version."""
 
 import json
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import distill
 from distill import installation
-from distill.installation import DISTRIBUTION, PACKAGE, install_command
+from distill.installation import DISTRIBUTION, PACKAGE, WHEEL, install_command
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_in_a_checkout_the_command_names_it() -> None:
@@ -40,7 +46,7 @@ def test_without_a_noted_origin_the_user_is_asked_for_the_wheel(
     install(tmp_path, monkeypatch, None)
     if not is_installed:
         monkeypatch.setattr(metadata, "distribution", raise_missing)
-    assert install_command("ray") == "pip install 'PATH/TO/distill_encoders-VERSION-py3-none-any.whl[ray]'"
+    assert install_command("ray") == f"pip install 'PATH/TO/{WHEEL}[ray]'"
 
 
 def install(directory: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None) -> None:
@@ -57,3 +63,21 @@ def install(directory: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None)
 
 def raise_missing(name: str) -> None:
     raise metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_the_wheel_of_this_version(page: Path) -> None:
+    assert set(re.findall(r"distill_encoders-[\w.]+-py3-none-any\.whl", page.read_text(encoding="utf-8"))) <= {WHEEL}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_page_installs_the_package_of_others(page: Path) -> None:
+    assert not re.findall(r"pip install (?:-\S+ )*'?distill(?!_encoders)\b.*", page.read_text(encoding="utf-8"))
+
+
+def test_the_changelog_and_the_citation_have_this_version() -> None:
+    versions = re.findall(r"^## \[(\S+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert next(version for version in versions if version != "Unreleased") == distill.__version__
+    assert citation["version"] == distill.__version__
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # All that the format demands.

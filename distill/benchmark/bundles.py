@@ -148,7 +148,7 @@ def _time_sizes(
     ]  # fmt: skip
     first = next(iter(loaded.values()))
     return latency.measure_latency(
-        [*others, *candidates], batches=settings.batches, lengths=lengths, threads=threads, seconds=settings.seconds,
+        [*others, *candidates], batches=settings.batches, lengths=lengths, threads=threads, seconds=settings.longest(),
         vocabulary=vocabulary, choices=choices if first.decoder.input_axes == 3 else None,
     )  # fmt: skip
 
@@ -195,13 +195,13 @@ def _time_batches(
 ) -> dict[str, list[Sequence[float]]]:
     """Returns the seconds of the runs of each file on the batches, one after the other. The first one is a warm-up."""
     times: dict[str, list[Sequence[float]]] = {format: [] for format in bundles}
-    end = time.perf_counter() + settings.seconds * len(bundles)
+    end = time.perf_counter() + settings.longest() * len(bundles)
     for number, batch in enumerate(itertools.cycle(batches)):
         for format, bundle in bundles.items():
             seconds = time_run(bundle, batch)
             if number:
                 times[format].append(seconds)
-        if number >= latency.RUNS_PER_TURN and time.perf_counter() > end:
+        if number >= latency.TURNS and time.perf_counter() > end:
             return times
     raise AssertionError("the batches are repeated without end")
 

@@ -1,5 +1,6 @@
 """Compares the latencies of teacher and student, in torch and as ONNX files."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def compare_models(
     tokenizer: PreTrainedTokenizerBase,
     settings: BenchmarkSettings,
     choices: int | None = None,
+    within: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Measures all models and returns the `benchmark` of run.json.
 
@@ -28,6 +30,7 @@ def compare_models(
         models: each model by name, with its ONNX files by format.
         tokenizer: determines the size of the vocabulary and the longest input.
         choices: number of choices of an example, for models of choices.
+        within: time for all measurements, in s.
     """
     threads = settings.threads or cores.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
@@ -47,7 +50,7 @@ def compare_models(
     try:
         rows = latency.measure_latency(
             candidates, batches=settings.batches, lengths=lengths, threads=threads,
-            seconds=settings.seconds, vocabulary=len(tokenizer), choices=choices,
+            seconds=settings.longest(), vocabulary=len(tokenizer), choices=choices, within=within,
         )  # fmt: skip
     finally:
         torch.set_num_threads(torch_threads)

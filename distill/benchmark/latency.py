@@ -1,5 +1,6 @@
 """Latency of models in ms, measured with the same inputs and in turns."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from distill.console import ProgressMeter
 from distill.edge import cores
 from distill.edge.model_files import count_bytes, session, timed_name
 
 TURNS = 4
-RUNS_PER_TURN = 3  # At least.
+RUNS_PER_TURN = 2  # At least.
 # The threads of both runtimes spin for a while after a run, which would slow down the next candidate.
 PAUSE_SECONDS = 0.05
 NOISE = 2.0  # Of p90 over p50; at most 1.2 in a run on a quiet machine.
@@ -49,6 +51,7 @@ def measure_latency(
     seconds: float,
     vocabulary: int,
     choices: int | None = None,
+    within: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Returns the rows of run.json's `benchmark`: p50, p90 and p99 in ms of each candidate, batch size and length.
 
@@ -57,14 +60,18 @@ def measure_latency(
     With `choices`, an example is as many sequences of this length.
 
     The candidates take turns, because a machine that is slow for a while then slows down all of them. The first run of
-    a turn is a warm-up and not counted. Each candidate takes `seconds` s for each batch size and length.
+    a turn is a warm-up and not counted. Each candidate takes `seconds` s for each batch size and length, or less where
+    all of them together would take more than `within` s, but at least `TURNS * RUNS_PER_TURN` runs.
     """
     rows = []
-    for batch in batches:
-        for length in lengths:
+    end = time.perf_counter() + within
+    sizes = [(batch, length) for batch in batches for length in lengths]
+    with ProgressMeter("timing", len(sizes) * TURNS * len(candidates), unit="turns") as progress:
+        for number, (batch, length) in enumerate(sizes):
             feed = make_inputs((batch, length) if choices is None else (batch, choices, length), vocabulary)
+            share = (end - time.perf_counter()) / (len(sizes) - number) / len(candidates)
             meter = _OtherWork(threads)
-            times = _time_in_turns(candidates, feed, seconds)
+            times = _time_in_turns(candidates, feed, min(seconds, share - TURNS * PAUSE_SECONDS), progress)
             is_busy = meter.is_busy()
             for candidate, durations in zip(candidates, times, strict=True):
                 p50, p90, p99 = (1000 * float(np.percentile(durations, q)) for q in (50, 90, 99))
@@ -113,7 +120,9 @@ class _OtherWork:
         return time.perf_counter(), total - own.user - own.system
 
 
-def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float) -> list[list[float]]:
+def _time_in_turns(
+    candidates: Sequence[Candidate], feed: Inputs, seconds: float, progress: ProgressMeter
+) -> list[list[float]]:
     """Returns the durations of the counted runs of each candidate, in s."""
     times: list[list[float]] = [[] for _ in candidates]
     for _ in range(TURNS):
@@ -127,6 +136,7 @@ def _time_in_turns(candidates: Sequence[Candidate], feed: Inputs, seconds: float
                 candidate.run(inputs)
                 turn.append(time.perf_counter() - start)
             durations += turn
+            progress.advance(1)
     return times
 
 

@@ -16,6 +16,7 @@ from distill.contracts import Examples, Scores
 from distill.edge import Bundle
 from distill.errors import UserError
 from distill.export.sharing import share_weights
+from distill.export.wheel import write_wheel
 from distill.models.heads import heads_of
 from distill.records import report
 from distill.records.headline import describe_verdict
@@ -49,10 +50,12 @@ def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Sc
             results.append((task_run, task_scores, exported))
         if prepared.is_joint:
             _join(prepared, directory)
+        write_wheel(prepared.run.directory)
     # The bundle is whole already, whatever becomes of the timing.
+    within = prepared.plan.benchmark.limit(sum(prepared.run.record["seconds"].values())) / len(results)
     with prepared.run.timed("benchmark"):
         for task_run, task_scores, exported in results:
-            task_run.measure(heads[task_run.name], task_scores, exported)
+            task_run.measure(heads[task_run.name], task_scores, exported, within=within)
     if prepared.is_joint:
         replace_file(bundle, "README.md", report.render_overview_card(prepared.run.record))
 

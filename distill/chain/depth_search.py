@@ -97,7 +97,7 @@ class DepthSearch:
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
-                [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.seconds,
+                [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.longest(),
                 vocabulary=len(tokenizer), choices=self.data.choices,
             )  # fmt: skip
             if row["disturbed"]:

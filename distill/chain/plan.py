@@ -91,7 +91,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Student:
-    """A student and its name in records: a loaded model, or a function of the teacher."""
+    """A student and its name in records: a loaded model, or a function of the teacher.
+
+    Args:
+        name: names the student in records and directories.
+        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=`.
+    """
 
     name: str
     build: StudentFactory | PreTrainedModel
@@ -114,9 +119,13 @@ class Student:
             return copy.deepcopy(self.build).float().train()
         takes_task = "task" in inspect.signature(self.build).parameters
         try:
-            return self.build(teacher, task=task) if takes_task else self.build(teacher)
+            model = self.build(teacher, task=task) if takes_task else self.build(teacher)
         except (TypeError, ValueError) as error:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
+        if not isinstance(model, PreTrainedModel):
+            got = type(model).__name__
+            raise UserError(f"the function of student {self.name} returned {got}, expected a PreTrainedModel")
+        return model
 
 
 def default_objective(task: Task | Tasks) -> Objective:

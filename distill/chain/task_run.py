@@ -4,6 +4,7 @@ A run on one task has one of them, whose section is the whole record.
 """
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,13 +199,15 @@ class TaskRun:
             self.run.update(baseline={**record["baseline"], "export": baseline.run.record["export"]})
             replace_file(baseline.student, "README.md", baseline.student_card())
 
-    def measure(self, student: PreTrainedModel, scores: Mapping[str, Scores], exported: Exported) -> None:
-        """Records the predictions and the latency of the exported student, whose bundle is complete."""
+    def measure(
+        self, student: PreTrainedModel, scores: Mapping[str, Scores], exported: Exported, *, within: float
+    ) -> None:
+        """Records the predictions and the latency, timed in `within` s, of the exported student in its whole bundle."""
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
         run.update(breakdown=break_down(models, self.scoring))
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record)
-        run.update(benchmark=self._time(student, exported.formats))
+        run.update(benchmark=self._time(student, exported.formats, within=within))
         self.replace_cards()
 
     def replace_cards(self) -> None:
@@ -262,17 +265,21 @@ class TaskRun:
     def _of_task(self) -> str:
         return f"of {self.name} " if self.name else ""
 
-    def _time(self, student: PreTrainedModel, formats: Mapping[str, ExportedFile]) -> list[dict[str, Any]]:
+    def _time(
+        self, student: PreTrainedModel, formats: Mapping[str, ExportedFile], *, within: float
+    ) -> list[dict[str, Any]]:
         """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
         if not self.plan.benchmark.enabled:
             return []
+        start = time.perf_counter()
         student_files = {format: self.bundle / row["file"] for format, row in formats.items()}
         is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1
         models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
         models["student"] = (student, student_files)
         return compare_models(
-            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.data.choices
-        )
+            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.data.choices,
+            within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
+        )  # fmt: skip
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""

@@ -25,6 +25,7 @@ from distill.models import checks
 from distill.models.heads import heads_of
 from distill.records.loggers import OpenLoggers
 from distill.records.record import Run
+from distill.stages import stages
 from distill.tasks.scoring import Scoring
 from distill.teaching.output_cache import Cached
 from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
@@ -125,6 +126,7 @@ class Prepared:
         """Prints the summary before training."""
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
+        stages.expect(training=seconds * plan.seeds, baseline=seconds * plan.seeds if plan.baseline else 0.0)
         seconds *= plan.seeds * (2 if plan.baseline else 1)
         first = self.tasks[0].teacher
         summary.show(

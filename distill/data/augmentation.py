@@ -71,6 +71,9 @@ class TangAugmentation:
 
     Args:
         copies: of each training example.
+        p_mask: probability of masking a word.
+        p_pos: probability of replacing a word that is not masked.
+        p_ngram: probability of keeping only a random n-gram.
         longest_ngram: words of the longest n-gram; the shortest has one.
         language: of the texts, for the tagger of parts of speech. Only `en` has one, and only `p_pos` above 0 needs it.
         seed: of all random choices.

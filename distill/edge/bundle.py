@@ -120,6 +120,10 @@ class Bundle:
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice. The
         vectors of the texts of a record are together.
+
+        Args:
+            records: as in `predict`.
+            batch_size: rows of a forward pass; None for that of the bundle.
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
         outputs = [[logits for _, logits in rows] for rows in self._run(examples, self._encode(examples), batch_size)]
@@ -140,14 +144,24 @@ class Bundle:
     def logits(
         self, texts: Iterable[str], pairs: Iterable[str] | None = None, *, batch_size: int | None = None
     ) -> NDArray[np.floating]:
-        """Returns the logits `[texts, C]` of a model with one row of logits for each text."""
+        """Returns the logits `[texts, C]` of a model with one row of logits for each text.
+
+        Args:
+            texts: the texts, or the first ones of pairs.
+            pairs: the second text of each pair.
+            batch_size: texts of a forward pass; None for that of the bundle.
+        """
         rows = self.item_logits(self._records(texts, pairs), batch_size=batch_size)
         if len({row.shape[-1] for row in rows}) > 1:
             raise UserError("the records have different numbers of choices, expected one: call item_logits")
         return np.concatenate(rows) if rows else np.empty((0, len(self.labels)), dtype=np.float32)
 
     def truncates(self, record: Record) -> bool:
-        """Returns whether tokens of a record are cut off, because it has more than `max_length`."""
+        """Returns whether tokens of a record are cut off, because it has more than `max_length`.
+
+        Args:
+            record: as in `predict`.
+        """
         return self._encode([self.decoder.read(record)])[0].is_truncated
 
     def predict(
@@ -169,6 +183,9 @@ class Bundle:
         has `truncated`, which is true.
 
         Args:
+            records: texts, pairs of texts, or mappings with `question` and `context`, `choices` or `tokens`.
+            pairs: the second text of each pair, if the records are the first ones.
+            batch_size: rows of a forward pass; None for that of the bundle.
             truncate: whether to cut a record of more than `max_length` tokens.
             most_rows: windows that a record may have; None for any number.
 
@@ -201,6 +218,10 @@ class Bundle:
 
     def encode(self, texts: Iterable[str], *, batch_size: int | None = None) -> NDArray[np.float32]:
         """Returns the vectors `[texts, D]` (float32) of texts.
+
+        Args:
+            texts: the texts, none of them empty.
+            batch_size: texts of a forward pass; None for that of the bundle.
 
         Raises:
             UserError: for a bundle without vectors, a text that is empty or no text, and vectors that are not finite.
@@ -264,7 +285,9 @@ class Bundle:
         """Returns positions from 0 and cosines of the `k` texts of the corpus nearest to each query, nearest first.
 
         Args:
+            queries: the texts to search for.
             corpus: texts, or their vectors `[texts, D]` as `encode` returns them, which are computed once so.
+            k: number of texts for each query.
 
         Raises:
             UserError: as `encode` and `search.find_nearest` do.
@@ -279,6 +302,10 @@ class Bundle:
 
     def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:
         """Returns the cosines `[n, m]` of the vectors of n and of m texts.
+
+        Args:
+            first: n texts.
+            second: m texts.
 
         Raises:
             UserError: as `encode` does.

@@ -218,5 +218,5 @@ def describe(attempt: Attempt) -> str:
     low, high = attempt["interval"]
     return (
         f"{attempt['words']}, with a drop of {attempt['drop']:.4f} (95% interval {low:.4f} to {high:.4f}) and an "
-        f"agreement of {attempt['agreement']:.1%}{': ' + attempt['reason'] if attempt['reason'] else ''}"
+        f"agreement of {attempt['agreement']:.4f}{': ' + attempt['reason'] if attempt['reason'] else ''}"
     )

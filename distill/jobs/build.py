@@ -1,5 +1,7 @@
 """Creates the objects of a job from the configuration."""
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -7,12 +9,13 @@ from typing import Any, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 from distill.chain.plan import Plan, Student
-from distill.errors import UserError
+from distill.errors import UserError, first_line
 from distill.records.loggers import Tracking
 from distill.storage import mirror
 from distill.tasks.multi import Tasks
@@ -86,7 +89,7 @@ def _source(
             raise UserError("the teacher's YAML has no bilstm: add /features@_here_: default to its defaults list")
         features = Features(name, instantiate(config.bilstm))
         finetune, substitute = features.bilstm.trainer, None  # The substitute has no pre-trained encoder.
-    weights = hydra.utils.instantiate(values)
+    weights = _create("teacher", values)
     make = partial(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak, features=features
     )
@@ -102,8 +105,44 @@ def student(config: DictConfig) -> Student:
     values = OmegaConf.to_container(config.student, resolve=True)
     assert isinstance(values, dict)
     name = values.pop("name")
-    create: Any = hydra.utils.instantiate(values, _partial_=True)
+    create = _create("student", values, is_function=True)
     return Student(name, cast("type[PreTrainedModel]", create))
+
+
+def _create(option: str, values: Mapping[Any, Any], *, is_function: bool = False) -> Any:
+    """Returns the object that a node without references describes, which may be of the user's own module.
+
+    Raises:
+        UserError: if there is no such object.
+    """
+    try:
+        return hydra.utils.instantiate(values, _partial_=is_function)
+    except InstantiationException as error:
+        reason = _explain_missing(str(values.get("_target_")))
+        if reason is None:
+            raise
+        raise UserError(f"{option}._target_={values['_target_']}: {reason}") from error
+
+
+def _explain_missing(target: str) -> str | None:
+    """Returns the reason why Python does not find an object, None if it does."""
+    module, _, name = target.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            return f"{module} needs {error.name}, which is not installed"
+        package, file = module.partition(".")[0], Path(f"{module.replace('.', '/')}.py")
+        if not file.is_file():
+            return f"there is no module {error.name}, expected {file} in {Path.cwd()}"
+        found = sys.modules.get(package)
+        if found is None:
+            return f"Python does not search {Path.cwd()}, where {file} is: add it to PYTHONPATH"
+        others = getattr(found, "__file__", None) or ", ".join(found.__path__)
+        return f"Python finds another {package} first ({others}): add an empty {package}/__init__.py to {Path.cwd()}"
+    except Exception as error:  # Whatever the user's module raises.
+        return f"{module} cannot be imported ({type(error).__name__}: {first_line(error)})"
+    return None if hasattr(found, name) else f"{getattr(found, '__file__', None) or module} has no {name}"
 
 
 def tracking(config: DictConfig) -> Tracking:

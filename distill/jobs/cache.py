@@ -52,6 +52,7 @@ KINDS = {
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),
+    "stages": Kind("seconds of stages", re.compile("last")),
 }
 
 

@@ -18,6 +18,7 @@ from distill.data import batching
 from distill.errors import UserError
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
+from distill.export.wheel import write_wheel
 from distill.jobs import build
 from distill.losses import Objective
 from distill.models import checks
@@ -167,6 +168,7 @@ def _export(
         )
         run.update(export=exported.formats, attempts=exported.attempts)
         write_text(directory / "README.md", report.render_model_card(run.record, data.labels))
+        write_wheel(run.directory)
 
 
 def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, seed: int) -> Start:

@@ -130,9 +130,10 @@ def _read_card(run: Path, record: JsonObject) -> str:
 
 
 def _list_files(run: Path) -> dict[str, Path]:
-    """Returns the files of the student and of the bundle by their names in the repository."""
+    """Returns the files of the student and of the bundle, and the wheel, by their names in the repository."""
     student, bundle = run / "student", run / "bundle"
     files = {path.relative_to(student).as_posix(): path for path in _walk(student) if path.name != CHECKSUMS}
+    files |= {path.name: path for path in run.glob("*.whl")}
     return files | {f"bundle/{path.relative_to(bundle).as_posix()}": path for path in _walk(bundle)}
 
 

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -12,7 +12,8 @@ from distill.errors import OptionError, UserError
 from distill.jobs.overrides import refuse_other_options
 from distill.records import row_table
 from distill.records.collection import Runs, find_runs
-from distill.records.collection_report import Group, write_collection
+from distill.records.collection_report import Collection, write_collection
+from distill.records.paper_files import PaperFiles, write_paper_files
 from distill.storage import mirror
 from distill.storage.files import make_directory
 
@@ -56,20 +57,29 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
     """
     found = find_runs(runs)
     make_directory(to)
-    page, groups = _write(found, to, refresh=refresh)
-    for group in groups:
+    written, files = _write(found, to, refresh=refresh)
+    for group in written.groups:
         console.print(row_table.terminal_table(group.rows, title=group.title))
-        if group.ranking:
-            print_line(group.ranking)
-    if groups:
+        for sentence in filter(None, (group.names(), group.ranking)):
+            print_line(sentence)
+    if written.groups:
         print_line(row_table.NOTE)
     for message in found.unreadable:
         print_line(f"Left out {message}")
-    print_line(f"Report   {page}")
+    print_line(f"Report   {written.page}")
+    if files is not None:
+        print_line(f"Paper    {files.describe()}")
 
 
-def _write(found: Runs, to: Path, *, refresh: int | None = None) -> tuple[Path, Sequence[Group]]:
-    """Writes the report as `write_collection` does, and sends it to the URL that `to` is the copy of."""
+def _write(found: Runs, to: Path, *, refresh: int | None = None) -> tuple[Collection, PaperFiles | None]:
+    """Writes the report as `write_collection` does, and sends it to the URL that `to` is the copy of.
+
+    The files for a paper are not written again and again, as a page is that a browser loads again.
+    """
     written = write_collection(found, to, refresh=refresh)
+    files = None
+    if refresh is None:
+        files = write_paper_files(to, written.report.markdown, written.report.figures, tables=written.tables)
+        mirror.try_send(files.directory)
     mirror.try_send(to, skip=mirror.BELOW)
-    return written
+    return written, files

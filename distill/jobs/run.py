@@ -1,7 +1,6 @@
 """Runs one job in a new run directory or in the one to resume."""
 
 import copy
-import gc
 import hashlib
 import inspect
 import json
@@ -82,7 +81,6 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
         run = _create_run(config)
         _list_in_sweep(run, launch)
     record = build.instantiate(config.record)
-    gc.freeze()  # The search for garbage that a training begins with leaves out what the imports have made.
     with tracked(run, resume_with=f"python -m distill resume={mirror.address(run.directory)}", texts=record.texts):
         job(config, run)
     if mirror.is_copy(run.directory):

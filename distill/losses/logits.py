@@ -33,6 +33,7 @@ class SoftTargets(Term):
     `T^2/C sum_c (p_c log(p_c / s(z_c/T)) + (1 - p_c) log((1 - p_c) / (1 - s(z_c/T))))`.
 
     Args:
+        temperature: T above 0; a higher one softens both distributions.
         positions: tokens of a task over a vocabulary: those chosen for prediction (`masked`), or `all` except padding.
             Other tasks ignore it.
     """
@@ -108,6 +109,11 @@ class DecoupledKD(Term):
     of Zhao et al., with the factor T^2 of their code. With p the softmax of the logits divided by T and t the label,
     `b = [p_t, 1 - p_t]`, and q is the softmax over all classes except t. Ordinary soft targets have `alpha = 1` and
     `beta = 1 - p_t` of the teacher. Of two classes only one remains beside the target, so that the second part is 0.
+
+    Args:
+        alpha: weight of the target class's part.
+        beta: weight of the other classes' part.
+        temperature: T above 0; a higher one softens both distributions.
     """
 
     likelihoods: frozenset[Likelihood] = frozenset({"softmax"})

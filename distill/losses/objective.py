@@ -34,7 +34,8 @@ class Objective(nn.Module):
 
     Args:
         name: name of the objective in records.
-        terms: the terms by name; they may also be given as keyword arguments.
+        terms: the terms by name.
+        named: more terms by name, as keyword arguments.
     """
 
     def __init__(self, *, name: str = "custom", terms: Mapping[str, Term] | None = None, **named: Term) -> None:

@@ -34,6 +34,7 @@ class Term(nn.Module):
     `needs`. The count depends only on the items, because a step divides by the count of all its micro-batches.
 
     Attributes:
+        weight: factor of the term in the objective's sum, 0 or more; a term of weight 0 is left out.
         needs: outputs that the term reads besides logits: a subset of `hidden_states`, `attentions`,
             `attention_vectors`.
         maps_layers: whether the term reads hidden states of several layers. Both models must then give those of the

@@ -36,6 +36,8 @@ class MaskedLMAugmentation:
     Args:
         model: a directory or an id of the Hub, with a trained head for masked tokens.
         copies: of each training example.
+        p_replace: probability of replacing a word.
+        candidates: number of the likeliest words that one is drawn from.
         seed: of all random choices.
 
     Raises:

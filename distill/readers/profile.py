@@ -10,7 +10,8 @@ from distill.readers import checks, problems
 from distill.readers.columns import read_columns
 from distill.readers.kinds import ColumnProfile, describe_column, is_number
 from distill.readers.lengths import Lengths, measure_lengths
-from distill.readers.missing import WHOLE, has_no_label
+from distill.readers.missing import has_no_label
+from distill.readers.order import sort_classes
 from distill.readers.problems import Problem
 from distill.readers.scripts import find_scripts, is_like_english, sample_texts
 from distill.readers.splits import Chosen, SplitRows, choose_columns, read_splits
@@ -117,7 +118,7 @@ def profile_files(paths: Mapping[str, Path], given: Chosen | None = None) -> Pro
 
 
 def _count_classes(splits: Mapping[str, SplitRows], chosen: Chosen, marks: frozenset[str]) -> dict[str, dict[str, int]]:
-    """Returns the number of rows of each class by split, sorted as numbers or by name."""
+    """Returns the number of rows of each class by split, in the order of `sort_classes`."""
     classes: dict[str, dict[str, int]] = {}
     for split, rows in splits.items():
         if chosen.task == "multi_label":
@@ -126,8 +127,7 @@ def _count_classes(splits: Mapping[str, SplitRows], chosen: Chosen, marks: froze
             names = checks.to_classes([label for label in rows.labels or () if not has_no_label(label, marks)])
         for name, count in Counter(names).items():
             classes.setdefault(name, {})[split] = count
-    are_numbers = all(map(WHOLE.fullmatch, classes))
-    return {name: classes[name] for name in sorted(classes, key=float if are_numbers else str)}
+    return {name: classes[name] for name in sort_classes(classes)}
 
 
 def _find_range(rows: SplitRows, marks: frozenset[str]) -> tuple[float, float, float] | None:

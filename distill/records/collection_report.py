@@ -12,9 +12,10 @@ from distill.records.comparison import Row
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
-from distill.records.intervals import describe_bars, name_seeds
+from distill.records.intervals import describe_bars, name_seeds_of_rows
+from distill.records.latex import Table
 from distill.records.measures import MISSING
-from distill.records.page import render_page
+from distill.records.option_names import describe_names
 from distill.records.paper import PaperTable, compare_with_paper
 from distill.records.paths import ELLIPSIS, hide_in_text, hide_paths, relative_path, show_command
 from distill.records.prediction_analysis import Analysis, analyze_predictions
@@ -23,11 +24,13 @@ from distill.records.report import SOFTWARE, render_template
 from distill.records.run_report import (
     MARKDOWN,
     PAGE,
+    Report,
     draw_files,
     draw_predictions,
     find_references,
-    write_report,
+    render_run,
 )
+from distill.records.sweep_table import create_table
 from distill.storage.files import JsonObject, write_text
 
 CSV = "report.csv"
@@ -57,6 +60,10 @@ class Group:
     notes: Sequence[str] = ()
     ranking: str | None = None
 
+    def names(self) -> str | None:
+        """Returns the full names of the options in a sentence; None if none is shortened."""
+        return describe_names(self.rows[0].names) if self.rows else None
+
     def predictions_title(self) -> str:
         """Returns the heading of the section about the predictions."""
         return f"Predictions of {self.title}"
@@ -66,8 +73,25 @@ class Group:
         return row_table.table(self.rows)
 
 
-def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None) -> tuple[Path, Sequence[Group]]:
-    """Writes the report of runs into a directory, and returns the path of its page, and the groups of its tables.
+@dataclass(frozen=True)
+class Collection:
+    """A report that was written.
+
+    Attributes:
+        page: its path.
+        groups: of its tables.
+        report: its text and its figures.
+        tables: those of the groups as a paper shows them, by the heading of their section.
+    """
+
+    page: Path
+    groups: Sequence[Group]
+    report: Report
+    tables: Mapping[str, Table]
+
+
+def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None) -> Collection:
+    """Writes the report of runs into a directory.
 
     A single run has the report of a run, with a table of its own as CSV.
 
@@ -76,20 +100,34 @@ def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None)
     """
     groups = list(_group_by_task(runs.readable))
     rows = [row for group in groups for row in group.rows]
+    tables: dict[str, Table] = {}
     if len(runs.readable) == 1 and not runs.unreadable:
         [(path, record)] = runs.readable
-        page = write_report(path, record, to=directory, refresh=refresh)
+        report = render_run(path, record)
     else:
-        page = directory / PAGE
         groups = [_analyze_first(group) for group in groups]
-        markdown = render_template("collection.md.jinja", **_describe(runs, groups, directory))
-        write_text(directory / MARKDOWN, markdown)
-        figures = {group.title: draw_group(group.rows) for group in groups}
-        figures |= {group.predictions_title(): draw_predictions(of) for group in groups if (of := group.analysis)}
-        write_text(page, render_page(markdown, figures, refresh=refresh))
+        report = _render(runs, groups, directory)
+        tables = {group.title: create_table(group.title, group.rows, directory) for group in groups if group.rows}
+    page = report.write(directory, refresh=refresh)
     if rows:
         write_text(directory / CSV, row_table.to_csv(rows, directory))
-    return page, groups
+    return Collection(page, groups, report, tables)
+
+
+def _render(runs: Runs, groups: Sequence[Group], directory: Path) -> Report:
+    """Returns the report of several runs."""
+    figures = {group.title: draw_group(group.rows) for group in groups}
+    figures |= {group.predictions_title(): _draw_first(group) for group in groups}
+    return Report(render_template("collection.md.jinja", **_describe(runs, groups, directory)), figures)
+
+
+def _draw_first(group: Group) -> list[Figure]:
+    """Returns the figures of the predictions of the first row, whose name is in their captions."""
+    if group.analysis is None:
+        return []
+    row = group.rows[0]
+    run = f"{row.label}, seed {min(row.values)}" if row.values else row.label
+    return [replace(figure, caption=f"{figure.caption} ({run})") for figure in draw_predictions(group.analysis)]
 
 
 def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
@@ -141,7 +179,7 @@ def _draw_parameters(rows: Sequence[Row]) -> list[Figure]:
     figures: list[Figure] = []
     estimates = [row.estimate(row.scores) for row in rows]
     settings = [
-        sweep_plots.Setting(row.options, found.value, found.errors())
+        sweep_plots.Setting(row.short_options(), found.value, found.errors())
         for row, found in zip(rows, estimates, strict=True)
         if found is not None
     ]
@@ -150,15 +188,17 @@ def _draw_parameters(rows: Sequence[Row]) -> list[Figure]:
     if len(settings) < 2 or not swept:
         return figures
     metric, split = str(rows[0].task["metric"]), rows[0].split
-    seeds = sorted({seed for row in rows for seed in row.scores})
+    seeds = name_seeds_of_rows(row.scores for row in rows)
     bars = describe_bars(estimates, seeds, rows[0].examples)
     if len(swept) == 2 and len(settings) > 3:
-        caption = f"{metric} on {split} by {swept[0]} and {swept[1]}, the mean over the {name_seeds(seeds)}"
+        caption = f"{metric} on {split} by {swept[0]} and {swept[1]}, the mean over {seeds}"
         figures.append(sweep_plots.draw_heat_map(settings, (swept[0], swept[1]), caption=caption))
     for name in [name for name in swept if sweep_plots.is_varied(settings, name)][:MOST_PARAMETERS]:
         caption = f"{metric} on {split} against {name}{bars}"
         figures.append(
-            sweep_plots.draw_parameter(settings, name, metric=metric, caption=caption, references=find_references(rows))
+            sweep_plots.draw_parameter(
+                settings, name, metric=f"{metric} on {split}", caption=caption, references=find_references(rows)
+            )
         )
     return figures
 

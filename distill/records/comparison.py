@@ -5,14 +5,14 @@ trained, and with its teacher. All are paired by seed; with one seed the differe
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from distill.edge.model_files import timed_name
 from distill.errors import UserError
-from distill.options import show_value
+from distill.readers.order import natural_key
 from distill.records.intervals import Estimate, Values, compare_values, count_examples, estimate
 from distill.records.measures import (
     describe_conditions,
@@ -22,7 +22,8 @@ from distill.records.measures import (
     number_format,
     select_timing,
 )
-from distill.records.paths import hide_paths, hide_values
+from distill.records.option_names import Options, describe_options, select_options, shorten_names
+from distill.records.paths import hide_paths
 from distill.records.saved_config import CONFIG, read_plain
 from distill.records.shape import DEV, TEST, metric_name
 from distill.storage.files import JsonObject
@@ -32,7 +33,6 @@ REFERENCE = "supervised"
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
 _GROUPS_NOT_COMPARED = ("logger.", "paper.")
-Options = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Row:
     """All runs with the same options but for the seed.
 
     Attributes:
-        label: the options in which the row differs from others.
-        options: these options with their values.
+        label: the options in which the row differs from others, by their short names.
+        options: these options with their values, by their full names.
         task: the `task` of run.json; empty if no run got that far.
         values: the metric on dev of each seed.
         files: the exported files by format.
@@ -105,6 +105,7 @@ class Row:
         gain: the difference from the baseline; None without one.
         from_teacher: the difference from the teacher; None without one.
         split: that all rows of the table are compared on: test if every one has it, else dev.
+        names: the short names of the options of all rows of the table, by their full ones.
         seconds: of one training, the mean over seeds.
         error: of the last run that failed, or `unfinished`.
     """
@@ -126,6 +127,16 @@ class Row:
     gain: Difference | None = None
     from_teacher: Difference | None = None
     split: str = DEV
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def full_label(self) -> str:
+        """Returns the label with the full names of the options."""
+        return describe_options(self.options) or self.label
+
+    def short_options(self) -> Options:
+        """Returns the options by their short names."""
+        return {self.names.get(name, name): value for name, value in self.options.items()}
 
     @property
     def scores(self) -> Values:
@@ -160,8 +171,11 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
         options[key] = flat
         groups.setdefault(key, []).append((directory, hide_paths(record)))
     typed = {word.lstrip("+~").partition("=")[0] for _, record in runs for word in record.get("command") or ()}
-    shown = _select_shown(list(options.values()), typed)
-    rows = {key: _create_row(options[key], chosen, groups[key]) for key, chosen in zip(groups, shown, strict=True)}
+    shown = select_options(list(options.values()), typed)
+    names = shorten_names(name for row in shown for name in row)
+    rows = {
+        key: _create_row(options[key], chosen, groups[key], names) for key, chosen in zip(groups, shown, strict=True)
+    }
     is_tested = all(row.values.keys() <= row.tests.keys() for row in rows.values()) and any(
         row.tests for row in rows.values()
     )
@@ -231,29 +245,11 @@ def _flatten(node: object, name: str) -> dict[str, object]:
     return {key: value for inner, below in node.items() for key, value in _flatten(below, f"{prefix}{inner}").items()}
 
 
-def _select_shown(options: Sequence[Options], typed: Collection[str]) -> list[Options]:
-    """Returns the options that tell rows apart: names of groups, what was typed, and of the rest only what is needed.
-
-    Args:
-        typed: the names on the command lines.
-    """
-    names = list(dict.fromkeys(name for row in options for name in row))
-    values = {name: [repr(row.get(name)) for row in options] for name in names}
-    varying = [name for name in names if len(set(values[name])) > 1]
-    chosen = [name for name in varying if name in typed or name.endswith(".name")]
-    keys = list(zip(*(values[name] for name in chosen), strict=True)) or [()] * len(options)
-    for name in varying:
-        finer = [(*key, value) for key, value in zip(keys, values[name], strict=True)]
-        if name not in chosen and len(set(finer)) > len(set(keys)):
-            chosen.append(name)
-            keys = finer
-    chosen.sort(key=names.index)
-    shown = {name: iter(hide_values([row[name] for row in options if name in row])) for name in chosen}
-    return [{name.removesuffix(".name"): next(shown[name]) for name in chosen if name in row} for row in options]
-
-
-def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
+def _create_row(
+    options: Options, shown: Options, runs: Sequence[tuple[Path, JsonObject]], names: Mapping[str, str]
+) -> Row:
     """Returns the row of runs that differ in their seeds; of two runs with the same seed the later one counts."""
+    label = describe_options(shown, names) or f"objective={options.get('objective.name') or 'unknown'}"
     entries, task = read_seeds(runs), _read_task(runs)
     error = teacher = None
     timed: JsonObject = {}
@@ -266,11 +262,10 @@ def _create_row(options: Options, shown: Options, runs: Sequence[tuple[Path, Jso
         (entry.get("retention") or {}).get("fp32", (entry.get("retention") or {}).get("torch"))
         for entry in entries.values()
     ]
-    label = " ".join(f"{name}={show_value(value)}" for name, value in shown.items())
     scored = {split: read_metric(entries, task, split) for split in (DEV, TEST)}
     untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
     return Row(
-        label=label or f"objective={options.get('objective.name') or 'unknown'}", options=shown, task=task, error=error,
+        label=label, names=names, options=shown, task=task, error=error,
         directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
         values=scored[DEV], tests=scored[TEST],
         baselines={split: read_metric(untaught, task, split) for split in (DEV, TEST)},
@@ -391,9 +386,10 @@ def _compare_itself(row: Row, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     )  # fmt: skip
 
 
-def _order(row: Row) -> tuple[bool, str, float]:
+def _order(row: Row) -> tuple[bool, Sequence[object], float]:
     """Returns the position of a row: by task, the best first, and at the end what has no result."""
     found = row.spread()
     if found is None:
-        return True, row.label, 0.0
-    return False, str(row.task["name"]), found["mean"] if row.task.get("selects") == "min" else -found["mean"]
+        return True, natural_key(row.label), 0.0
+    mean = found["mean"] if row.task.get("selects") == "min" else -found["mean"]
+    return False, natural_key(str(row.task["name"])), mean

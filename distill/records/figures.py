@@ -5,7 +5,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -14,55 +14,73 @@ if TYPE_CHECKING:
 LONGEST_IN_COLUMNS = 22  # Characters of a name in a legend of several columns.
 WIDTH, HEIGHT = 5.0, 3.2  # Inches. At this size the text is readable on a telephone.
 CUT = ", some of which end outside the figure"  # The words of a caption after its bars.
-# Colours that matplotlib writes -> the CSS variable of the page, and the colour of a figure outside a page.
-INK, GRID, PAPER = "#010101", "#020202", "#030303"
-SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006")
+# Names of the colours of a figure, which matplotlib knows while it draws one.
+INK, GRID, PAPER = "distill:ink", "distill:grid", "distill:paper"
+SERIES = tuple(f"distill:series-{number}" for number in range(1, 7))
 # Series differ in these too, so that they can be told apart in grey.
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
-_VARIABLES = {
-    INK: ("ink", "#1f2328"), GRID: ("grid", "#d0d7de"), PAPER: ("paper", "#ffffff"),
-    SERIES[0]: ("series-1", "#2563eb"), SERIES[1]: ("series-2", "#d97706"), SERIES[2]: ("series-3", "#059669"),
-    SERIES[3]: ("series-4", "#dc2626"), SERIES[4]: ("series-5", "#7c3aed"), SERIES[5]: ("series-6", "#0891b2"),
+# Name -> the colour outside a page. In a page it is the CSS variable of the name behind the colon.
+_COLORS = {
+    INK: "#1f2328", GRID: "#d0d7de", PAPER: "#ffffff", SERIES[0]: "#2563eb", SERIES[1]: "#d97706",
+    SERIES[2]: "#059669", SERIES[3]: "#dc2626", SERIES[4]: "#7c3aed", SERIES[5]: "#0891b2",
 }  # fmt: skip
+_MARKS = {name: f"#0a00{place:02x}" for place, name in enumerate(_COLORS)}  # What matplotlib writes for a page.
 _STYLE = {
-    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "font.sans-serif": ["DejaVu Sans"],
+    "svg.fonttype": "none", "pdf.fonttype": 42, "text.parse_math": False, "font.size": 9,
+    "font.sans-serif": ["DejaVu Sans"],
     "text.color": INK, "axes.edgecolor": GRID, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.facecolor": "none", "figure.facecolor": PAPER, "grid.color": GRID, "axes.grid": True, "grid.linewidth": 0.6,
     "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "legend.fontsize": 8, "axes.unicode_minus": False,
 }  # fmt: skip
+_METADATA = {
+    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """An SVG element with its caption, which is also its description for readers who do not see it."""
+    """An SVG element with its caption, which is also its description for readers who do not see it.
+
+    Attributes:
+        name: of a file with it, without an ending.
+        draw_pdf: returns it as the content of a PDF file, with the colours of light paper and its fonts as text.
+    """
 
     caption: str
     svg: str
+    name: str
+    draw_pdf: Callable[[], bytes] = field(repr=False, compare=False)
 
 
-def draw(caption: str, plot: Callable[["Axes"], None], *, height: float = HEIGHT) -> Figure:
+def draw(caption: str, plot: Callable[["Axes"], None], *, name: str = "figure", height: float = HEIGHT) -> Figure:
     """Returns the figure of one pair of axes that `plot` fills.
 
     Args:
+        name: as in `Figure`.
         height: in inches.
     """
-    return Figure(caption, _clean(_render(caption, plot, height)))
+    svg = _clean(_render(caption, plot, height).decode())
+    return Figure(caption, svg, name, lambda: _render(caption, plot, height, "pdf"))
 
 
-def _render(salt: str, plot: Callable[["Axes"], None], height: float) -> str:
-    """Returns the SVG file that matplotlib writes. Its ids are hashes with `salt`."""
+def _render(caption: str, plot: Callable[["Axes"], None], height: float, format: str = "svg") -> bytes:
+    """Returns the file that matplotlib writes, always the same. The ids of SVG are hashes with `caption`."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
-    text = io.StringIO()
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+    content = io.BytesIO()
+    colors = matplotlib.colors.get_named_colors_mapping()
+    for mark, color in (_MARKS if format == "svg" else _COLORS).items():
+        colors[mark] = color
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": caption}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The page has fonts for letters that matplotlib's own lacks.
         canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
         plot(canvas.add_subplot())
-        canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return text.getvalue()
+        canvas.savefig(content, format=format, metadata=_METADATA[format])
+    return content.getvalue()
 
 
 def label(text: object, *, longest: int = 60) -> str:
@@ -113,8 +131,9 @@ def find_range(values: Sequence[float], ends: Sequence[float]) -> tuple[float, f
 
 
 def standalone(figure: Figure) -> str:
-    """Returns the figure as the content of an SVG file."""
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{figure.svg}\n'
+    """Returns the figure as the content of an SVG file, with the colours of light paper."""
+    svg = re.sub(r"var\(--[a-z0-9-]+, (#[0-9a-f]{6})\)", r"\1", figure.svg)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'
 
 
 def style_of(number: int) -> dict[str, Any]:
@@ -128,7 +147,7 @@ def _clean(svg: str) -> str:
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
-    for color, (name, value) in _VARIABLES.items():
-        svg = svg.replace(color, f"var(--{name}, {value})")
+    for name, mark in _MARKS.items():
+        svg = svg.replace(mark, f"var(--{name.partition(':')[2]}, {_COLORS[name]})")
     svg = svg.replace("'DejaVu Sans'", "system-ui, sans-serif").replace("<svg ", '<svg role="img" ', 1)
     return re.sub(r"\n\s*", "\n", svg)

@@ -6,7 +6,7 @@ not, so that such an interval of a difference is wide rather than narrow.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distill.training.statistics import LEVEL, Difference, compare_seeds
@@ -15,6 +15,7 @@ from distill.training.statistics import LEVEL, Difference, compare_seeds
 SHARES = ("accuracy", "subset_accuracy", "exact_match")
 # Tasks whose accuracy is of examples. In others an example has several items, which depend on each other.
 _OF_EXAMPLES = ("classes", "choices", "labels", "spans")
+MOST_SEEDS = 8  # That a caption lists.
 Values = Mapping[int, float]  # The metric of each seed.
 
 
@@ -110,22 +111,36 @@ def is_noise(difference: Difference | None) -> bool:
     return interval is None or interval[0] <= 0 <= interval[1]
 
 
-def describe_bars(estimates: Iterable[Estimate | None], seeds: Sequence[int], examples: int | None) -> str:
-    """Returns the words of a caption about the bars of a figure, which begin with `; `; empty without bars."""
+def describe_bars(estimates: Iterable[Estimate | None], seeds: str, examples: int | None) -> str:
+    """Returns the words of a caption about the bars of a figure, which begin with `; `; empty without bars.
+
+    Args:
+        seeds: in words.
+    """
     over = {each.over for each in estimates if each is not None and each.interval is not None}
     words = []
     if "seeds" in over:
-        words.append(f"over the {name_seeds(seeds)} (Student's t)")
+        words.append(f"Student's t over {seeds}")
     if "examples" in over and examples:
-        words.append(f"over {examples:,} examples for a single model (Wilson)")
-    return f"; bars are 95% intervals {' or '.join(words)}" if words else ""
+        words.append(f"Wilson's score over {examples:,} examples for a single model")
+    return f"; bars are 95% intervals: {', and '.join(words)}" if words else ""
 
 
 def name_seeds(seeds: Sequence[int]) -> str:
-    """Returns the seeds in words: `seeds 0, 1, 2`, and only their number if there are many."""
-    if len(seeds) > 8:
-        return f"{len(seeds)} seeds"
-    return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}"
+    """Returns the seeds in words: `3 seeds (0, 1, 2)`, and only their number if there are many."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"{len(seeds)} seeds" + (f" ({', '.join(map(str, seeds))})" if 0 < len(seeds) <= MOST_SEEDS else "")
+
+
+def name_seeds_of_rows(rows: Iterable[Collection[int]]) -> str:
+    """Returns the seeds of several rows in words: those that all have, or only their number if rows have others."""
+    known = {tuple(sorted(seeds)) for seeds in rows if seeds}
+    if len(known) == 1:
+        return name_seeds(known.pop())
+    numbers = sorted({len(seeds) for seeds in known} or {0})
+    number = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    return f"{number} seed{'s' if numbers[-1] != 1 else ''} of each row"
 
 
 def _compare_unpaired(values: Sequence[float], others: Sequence[float]) -> Difference:

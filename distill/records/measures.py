@@ -1,4 +1,12 @@
-"""Numbers of a run.json that tables and sentences show, and their texts."""
+"""Numbers of a run.json that tables and sentences show, and their texts.
+
+Every page and the terminal write them alike:
+
+- a metric, a probability and the agreement of two models with decimals: `0.9128`;
+- a difference of two metrics in points, which are hundredths, and of a metric of which less is better in its own unit:
+  `+0.8`;
+- a share of a whole as a percentage: of the teacher's metric, the examples or the tokens: `98.7%`.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

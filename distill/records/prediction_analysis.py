@@ -10,6 +10,7 @@ import numpy as np
 
 from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.errors import UserError, first_line
+from distill.readers.order import sort_classes
 from distill.records.predictions import FILE
 
 BINS = 10  # Of equal width, between the probabilities 0 and 1.
@@ -188,7 +189,7 @@ def _count_confusions(columns: Columns, model: str) -> tuple[Sequence[str], np.n
     items: list[tuple[Any, Any]] = []
     for label, prediction, probability in _rows(columns, model):
         items += zip(label, prediction, strict=True) if isinstance(probability, list) else [(label, prediction)]
-    names = sorted({name for item in items for name in item if isinstance(name, str)})
+    names = sort_classes(name for item in items for name in item if isinstance(name, str))
     if not 1 < len(names) <= MOST_CLASSES or not all(isinstance(name, str) for item in items for name in item):
         return (), None
     counts = Counter(items)

@@ -17,6 +17,7 @@ from typing import Any
 from distill import __version__
 from distill.edge import cores
 from distill.errors import UserError, first_line
+from distill.stages import stages
 from distill.storage import mirror
 from distill.storage.files import JsonObject, make_directory, write_json
 
@@ -57,6 +58,7 @@ class Run:
     def timed(self, stage: str) -> Iterator[None]:
         """Adds the seconds of a stage to the field `seconds`, which has those of an interrupted process too."""
         start = time.perf_counter()
+        stages.begin(stage)
         try:
             yield
         finally:

@@ -11,6 +11,7 @@ from jinja2 import ChainableUndefined, Environment, PackageLoader
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from distill.installation import WHEEL
 from distill.records.headline import render_headline
 from distill.records.licences import find_data_license, find_model_license, is_on_hub, join_licenses
 from distill.records.measures import (
@@ -31,6 +32,7 @@ from distill.records.prediction_analysis import Analysis
 from distill.records.shape import DEV
 from distill.records.tables import breakdown_table, metric_table, seed_table, summary_columns, summary_rows
 from distill.records.verdict import find_split
+from distill.records.word_table import WordTable
 
 HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
 LONGEST_TEXT = 300  # Characters of a text of the data.
@@ -96,7 +98,7 @@ def render_overview_card(record: Record, *, is_repository: bool = False) -> str:
     """
     return _render(
         "overview_card.md.jinja", hide_paths(record), names=list(record["tasks"]), shared=record.get("shared") or {},
-        is_repository=is_repository,
+        is_repository=is_repository, wheel=WHEEL,
     )  # fmt: skip
 
 
@@ -113,6 +115,7 @@ def render_model_card(record: Record, labels: Sequence[str], *, auto_class: str 
         "model_card.md.jinja", record, name=_model(record)["name"], example=example_argument(task),
         prediction=task.get("prediction") or _default_prediction(task, labels), auto_class=auto_class,
         license=card.license, data_license=find_data_license(task.get("hub_id")), untaught=_describe_untaught(record),
+        wheel=WHEEL,
     )  # fmt: skip
     return str(ModelCard(f"---\n{card.to_yaml()}\n---\n\n{body}"))
 
@@ -167,9 +170,9 @@ def describe_difference(difference: Record, task: Record) -> str:
 
 def summary_table(record: Record) -> Table:
     """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns."""
-    table = Table(
+    table = WordTable(
         title=_title(hide_paths(record)), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
-        pad_edge=False, padding=(0, 1, 0, 0),
+        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size"),
     )  # fmt: skip
     for place, column in enumerate(summary_columns(record)):
         header = textwrap.fill(column, HEADER_WIDTH, break_long_words=False)

@@ -5,7 +5,9 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from distill.records.comparison import REFERENCE, FileResult, Row
@@ -14,6 +16,7 @@ from distill.records.measures import MISSING, format_points, format_spread
 from distill.records.paths import relative_path
 from distill.records.ranking import compare_with_first
 from distill.records.shape import DEV, TEST
+from distill.records.word_table import WordTable
 from distill.training.statistics import Difference, spread
 
 NOTE = (
@@ -32,6 +35,7 @@ OPTIONAL = (
     "MB", "p50 ms", "speed-up",
 )  # fmt: skip
 # Columns that only a page has room for.
+LEAST = ("seconds", "int8", "seeds", "speed-up")  # Columns that a narrow terminal lacks, the first one first.
 WIDE = ("95% interval", "on dev", "baseline", "MB", "p50 ms")
 _DIFFERENCE = ("difference", "low", "high", "p")
 
@@ -57,12 +61,16 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> Table:
-    """Returns the table for a terminal, without the columns that only a page has room for."""
-    columns = [column for column in zip(*table(rows), strict=True) if column[0] not in WIDE]
+    """Returns the table for a terminal, without the columns that only a page has room for, and without empty ones."""
+    columns = [column for column in zip(*table(rows), strict=True) if column[0] not in WIDE and any(column[1:])]
     header, *cells = zip(*columns, strict=True)
-    result = Table(title=title, title_justify="left", title_style="bold")
+    result = WordTable(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
+        padding=(0, 1, 0, 0), least=LEAST,
+    )  # fmt: skip
     for column in header:
-        result.add_column(column, justify="left" if column in ("run", "error") else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if column in ("run", "error") else "right"
+        result.add_column(column, justify=justify, overflow="fold", vertical="top")
     for row in cells:
         result.add_row(*row)
     return result
@@ -75,21 +83,30 @@ def to_csv(rows: Sequence[Row], directory: Path) -> str:
         directory: of the report, from which the paths of the runs are.
     """
     text = io.StringIO()
+    header, *lines = plain_cells(rows, directory)
     writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(map(plain_text, line) for line in lines)
+    return text.getvalue()
+
+
+def plain_cells(rows: Sequence[Row], directory: Path) -> list[list[object]]:
+    """Returns the table with plain numbers, the header first.
+
+    Args:
+        directory: as in `to_csv`.
+    """
     lines = [
         _csv_line(row, difference, directory) for row, difference in zip(rows, compare_with_first(rows), strict=True)
     ]
-    writer.writerow(lines[0])
-    for line in lines:
-        writer.writerow(map(_plain_text, line.values()))
-    return text.getvalue()
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
 def _csv_line(row: Row, from_first: Difference | None, directory: Path) -> dict[str, object]:
     """Returns the values of a row by the names of their columns. `mean` and `std` are of dev."""
     small, teacher, interval = row.files.get("int8"), row.teacher, _interval(row)
     return {
-        "run": row.label, "task": row.task.get("name"), "metric": row.task.get("metric"),
+        "run": row.full_label, "task": row.task.get("name"), "metric": row.task.get("metric"),
         **_spread_columns("", row, DEV), "seeds": " ".join(map(str, row.values)), "share_kept": row.kept,
         **_difference_columns("", row.difference), "seconds": row.seconds, "error": row.error,
         "directories": " ".join(relative_path(path, directory) for path in row.directories),
@@ -129,7 +146,7 @@ def _mean(values: Values | None) -> float | None:
     return sum(values.values()) / len(values) if values else None
 
 
-def _plain_text(value: object) -> object:
+def plain_text(value: object) -> object:
     """Returns a text in one line, with an apostrophe before what a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return value

@@ -60,7 +60,8 @@ def draw_models(models: Mapping[str, Estimate], *, metric: str, split: str, bars
 
     cut = CUT if is_cut else ""
     paired = ". A difference of two models is surer than their bars, because both saw the same examples" if bars else ""
-    return draw(f"{metric} on {split} of every model{bars}{cut}{paired}", plot, height=0.9 + 0.3 * len(models))
+    caption = f"{metric} on {split} of every model{bars}{cut}{paired}"
+    return draw(caption, plot, name="models", height=0.9 + 0.3 * len(models))
 
 
 def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None, caption: str) -> Figure:
@@ -78,7 +79,7 @@ def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: f
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
-    return draw(caption, plot, height=2.6)
+    return draw(caption, plot, name="seeds", height=2.6)
 
 
 def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
@@ -96,7 +97,8 @@ def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
         axes.set_ylim(-0.02, 1.02)
         add_legend(axes)
 
-    return draw("Calibration on dev: right predictions against their probability, in ten bins", plot)
+    caption = "Calibration on dev: right predictions against their probability, in ten bins"
+    return draw(caption, plot, name="calibration")
 
 
 def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) -> Figure:
@@ -123,7 +125,8 @@ def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) ->
         axes.set_xlabel("prediction")
         axes.set_ylabel("label")
 
-    return draw(f"Confusion of {model} on dev, in examples", plot, height=max(HEIGHT - 0.4, 1.2 + 0.25 * size))
+    height = max(HEIGHT - 0.4, 1.2 + 0.25 * size)
+    return draw(f"Confusion of {model} on dev, in examples", plot, name="confusion", height=height)
 
 
 def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
@@ -137,7 +140,7 @@ def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
         axes.set_xlabel("teacher")
         axes.set_ylabel(label(model))
 
-    return draw(f"Predictions of {model} and of the teacher on dev", plot)
+    return draw(f"Predictions of {model} and of the teacher on dev", plot, name="predictions")
 
 
 def draw_lengths(lengths: Sequence[int]) -> Figure:
@@ -153,4 +156,4 @@ def draw_lengths(lengths: Sequence[int]) -> Figure:
         axes.set_ylabel("examples")
         add_legend(axes)
 
-    return draw("Length of the examples of dev; the last bar has all longer ones", plot, height=2.6)
+    return draw("Length of the examples of dev; the last bar has all longer ones", plot, name="lengths", height=2.6)

@@ -9,7 +9,7 @@ from distill.records import curve_plots, run_plots, sweep_plots
 from distill.records.comparison import Row, compare_runs, read_metric, read_seeds
 from distill.records.curves import read_curves
 from distill.records.figures import Figure
-from distill.records.intervals import Values, describe_bars, name_seeds
+from distill.records.intervals import Values, describe_bars, name_seeds, name_seeds_of_rows
 from distill.records.measures import task_sections
 from distill.records.page import render_page
 from distill.records.paths import hide_in_text
@@ -29,23 +29,29 @@ def write_report(directory: Path, record: JsonObject, *, to: Path | None = None,
         to: the directory of the report; None for that of the run.
         refresh: seconds after which a browser loads the page again.
     """
-    record = fill_record(record)
-    report = _describe_run(directory, record)
-    to = to or directory
-    write_text(to / MARKDOWN, report.markdown)
-    write_text(to / PAGE, render_page(report.markdown, report.figures, refresh=refresh))
-    return to / PAGE
+    return render_run(directory, record).write(to or directory, refresh=refresh)
 
 
 @dataclass(frozen=True)
-class _Report:
+class Report:
     """The Markdown of a report, and its figures by the heading of their section."""
 
     markdown: str
-    figures: Mapping[str, list[Figure]]
+    figures: Mapping[str, Sequence[Figure]]
+
+    def write(self, to: Path, *, refresh: int | None = None) -> Path:
+        """Writes report.md and report.html, and returns the path of the page."""
+        write_text(to / MARKDOWN, self.markdown)
+        write_text(to / PAGE, render_page(self.markdown, self.figures, refresh=refresh))
+        return to / PAGE
 
 
-def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = False) -> _Report:
+def render_run(directory: Path, record: JsonObject) -> Report:
+    """Returns the report of a run."""
+    return _describe_run(directory, fill_record(record))
+
+
+def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = False) -> Report:
     """Returns the report of a run, or of one of its several tasks, whose files are in `directory`."""
     analysis: Analysis | None = None
     notes = []
@@ -68,7 +74,7 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
         heading: [figure for drawn in section.figures.values() for figure in drawn]
         for heading, section in sections.items()
     }
-    return _Report(markdown, {**figures, **drawn_by_task})
+    return Report(markdown, {**figures, **drawn_by_task})
 
 
 def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis | None) -> Mapping[str, list[Figure]]:
@@ -101,7 +107,7 @@ def _draw_models(record: JsonObject, row: Row) -> Figure | None:
         **{f"student {name}": file.on(row.split) for name, file in row.files.items()},
     }
     models = {name: found for name, of in values.items() if (found := row.estimate(of))}
-    bars = describe_bars(models.values(), sorted(row.scores), row.examples)
+    bars = describe_bars(models.values(), name_seeds(sorted(row.scores)), row.examples)
     return run_plots.draw_models(models, metric=row.task["metric"], split=row.split, bars=bars)
 
 
@@ -112,7 +118,7 @@ def _draw_seeds(row: Row) -> Figure:
     return run_plots.draw_seeds(
         {name: list(values.values()) for name, values in models.items() if values}, metric=row.task["metric"],
         teacher=row.teacher.on(row.split) if row.teacher else None,
-        caption=f"{row.task['metric']} on {row.split} of the {name_seeds(sorted(row.scores))}, with the mean",
+        caption=f"{row.task['metric']} on {row.split} of {name_seeds(sorted(row.scores))}, with the mean",
     )  # fmt: skip
 
 
@@ -160,11 +166,11 @@ def draw_files(rows: list[Row]) -> Figure | None:
     points = [sweep_plots.Point(cost, found.value, name, found.interval) for cost, found, name in models]
     other = len(rows) - len(timed) if usual else 0
     left_out = f"; {other} row(s) without such a time are left out" if other else ""
-    seeds = sorted({seed for row in shown for seed in row.scores})
+    seeds = name_seeds_of_rows(row.scores for row in shown)
     bars = describe_bars([found for _, found, _ in models], seeds, rows[0].examples)
     against = f"latency: {usual}" if usual else "size, as nothing was timed"
     return sweep_plots.draw_cost(
-        points, metric=metric, cost="p50 in ms" if usual else "MB",
+        points, metric=f"{metric} on {split}", cost="p50 latency in ms" if usual else "size in MB",
         caption=f"{metric} on {split} against {against}{left_out}{bars}", references=find_references(shown),
         lower_is_better=any(row.task.get("selects") == "min" for row in rows if row.task),
     )  # fmt: skip

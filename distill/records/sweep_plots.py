@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_SERIES = 6  # Of a figure with a colour for each.
+MOST_TICKS = 8  # Values of a parameter that are marked, each one.
+WIDE = 8  # Ratio of the largest to the smallest value of a parameter, from which its axis is logarithmic.
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def draw_cost(
     return draw(
         f"{caption}{cut}{_describe_front(points, front, behind)}",
         plot,
+        name="cost",
         height=HEIGHT + 0.12 * (len(series) + len(references)),
     )
 
@@ -208,13 +211,24 @@ def draw_parameter(
         for number, (rest, value) in enumerate(references.items(), 1):
             axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label(rest))
         axes.set_ylim(low, high)
-        if not numeric:
-            _name_values(axes, values)
+        (_scale_numbers if numeric else _name_values)(axes, values)
         axes.set_xlabel(label(name, longest=48))
         axes.set_ylabel(label(metric))
         add_legend(axes)
 
-    return draw(f"{caption}{CUT if is_cut else ''}", plot)
+    return draw(f"{caption}{CUT if is_cut else ''}", plot, name=f"by-{name}")
+
+
+def _scale_numbers(axes: "Axes", numbers: Sequence[object]) -> None:
+    """Marks the values of the horizontal axis if they are few. The axis is logarithmic if they are far apart."""
+    from matplotlib.ticker import NullLocator
+
+    values = [float(str(number)) for number in numbers]
+    if 0 < WIDE * min(values) <= max(values):
+        set_logarithmic(axes, "x", values)
+    if len(values) <= MOST_TICKS:
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(values, [f"{value:g}" for value in values])
 
 
 def _name_values(axes: "Axes", values: Sequence[object]) -> None:
@@ -247,7 +261,7 @@ def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, captio
         axes.set_ylabel(label(names[0], longest=40))
         axes.set_xlabel(label(names[1], longest=48))
 
-    return draw(caption, plot, height=max(2.2, 1 + 0.35 * len(rows)))
+    return draw(caption, plot, name=f"by-{names[0]}-and-{names[1]}", height=max(2.2, 1 + 0.35 * len(rows)))
 
 
 def is_varied(settings: Sequence[Setting], name: str) -> bool:

@@ -20,6 +20,7 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.strings import shorten
 from distill.errors import first_line
 from distill.serve.batcher import FullError
+from distill.serve.documentation import render_documentation
 from distill.serve.measurements import Measurements
 from distill.serve.middleware import AccessMiddleware, refuse
 from distill.serve.models import ServedModel, only
@@ -169,8 +170,8 @@ class PlainRoute(APIRoute):
 def create_app(service: Service) -> FastAPI:
     """Returns the application with its paths."""
     app = FastAPI(
-        title="distill", version=__version__, lifespan=service.lifespan, redoc_url=None,
-        description="Predictions of exported students.",
+        title="distill", version=__version__, lifespan=service.lifespan, docs_url=None, redoc_url=None,
+        description='Predictions of exported students. An error is answered with {"error": "the reason"}.',
     )  # fmt: skip
     app.router.route_class = PlainRoute
     app.add_middleware(
@@ -210,11 +211,20 @@ def create_app(service: Service) -> FastAPI:
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(service.measurements.registry), media_type=CONTENT_TYPE_LATEST)
 
+    _add_pages(app)
+    return app
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Adds the pages for people: one to try the models with, and the description of the interface."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def documentation(request: Request) -> Response:
+        return HTMLResponse(render_documentation(app.openapi(), address=str(request.base_url)))
+
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         return HTMLResponse(files("distill.serve").joinpath("page.html").read_text(encoding="utf-8"))
-
-    return app
 
 
 async def refuse_path(request: Request, error: Exception) -> Response:

@@ -70,6 +70,7 @@ class CausalLM:
     Args:
         name: names the task in records and directories.
         data: a file or a folder, as `data_dir`.
+        data_dir: a folder or a file of text; None for `hub_id`, or the built-in sentences.
         packing: `full_sentences`, `doc_sentences` or `sentence`, as in `packing.Packer`.
         options: the other fields of `SequenceSettings`, without those of masks and pairs.
 

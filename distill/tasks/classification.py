@@ -85,6 +85,7 @@ class Classification:
         unlabelled_share: share of unlabelled texts in the examples of every optimizer step.
         bank: sentences or prose in the domain of the task, of which those near the training texts join the texts of
             `unlabelled=auto`: a source as for `unlabelled`. A bank is for single texts.
+        options: those of `rows.TextOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.

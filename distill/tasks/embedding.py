@@ -91,8 +91,8 @@ class Embedding:
             texts, by `EmbeddingMSE(targets="source_encoder")`.
         negatives: documents of a retrieval set, nearest to the query by TF-IDF and not relevant, by which each pair of
             train becomes so many groups of three texts.
-
-    The other arguments are those of `Classification`, `unlabelled` with single texts.
+        name: names the task in records and directories.
+        options: those of `rows.DataOptions`, `unlabelled` with single texts.
 
     Raises:
         OptionError: for an option that got a value it cannot take.

@@ -227,6 +227,7 @@ class MaskedLM:
     Args:
         name: names the task in records and directories.
         data: a file or a folder, as `data_dir`.
+        data_dir: a folder or a file of text; None for `hub_id`, or the built-in sentences.
         mask: the tokens that are chosen, and their replacement.
         options: the other fields of `SequenceSettings`.
 

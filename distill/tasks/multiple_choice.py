@@ -113,9 +113,9 @@ class MultipleChoice:
             answers are read in the same way.
         context: the column of a text that the question is about; None for data without one.
         max_length: tokens that a choice with its question is cut to, the longer text first.
-
-    The other arguments are those of `Classification`, `unlabelled` with questions and their choices. Of a single file
-    or table, dev is drawn without regard to the answers.
+        name: names the task in records and directories.
+        options: those of `rows.DataOptions`, `unlabelled` with questions and their choices. Of a single file or
+            table, dev is drawn without regard to the answers.
 
     Raises:
         OptionError: for an option that got a value it cannot take.

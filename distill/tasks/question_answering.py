@@ -215,8 +215,8 @@ class QuestionAnswering:
         unlabelled: more questions with contexts, which only the teacher answers: a file, a directory of files, a data
             set of the Hub, a list of pairs, or a table. Those of any split and repeated ones are left out.
         unlabelled_share: share of unlabelled windows in the examples of every optimizer step.
-
-    The other arguments are those of `Classification`.
+        name: names the task in records and directories.
+        options: those of `rows.TableOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.

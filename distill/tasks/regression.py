@@ -114,8 +114,9 @@ class Regression:
             `(texts, labels)` need no name.
         label: the column that holds the number; of several names the one that is there.
         metrics: pearson, spearman or mae; the first one selects checkpoints, and retention compares it.
-
-    The other arguments are those of `Classification`.
+        name: names the task in records and directories.
+        max_length: tokens that an example is cut to.
+        options: those of `rows.TextOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.

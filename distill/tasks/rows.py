@@ -39,7 +39,24 @@ UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded 
 
 
 class TableOptions(TypedDict, total=False):
-    """The options of every task that say which rows it reads, as in `Classification`."""
+    """The options of every task that determine the rows that it reads, one of `data`, `train`, `data_dir` and `hub_id`.
+
+    Attributes:
+        data: a path as `data_dir`, a table, or split -> table; a table is a list of rows, a pandas frame, a
+            `datasets.Dataset`, or a mapping of columns.
+        train: the table of the training split, with `dev` and `test` in place of `data`.
+        dev: the table of the split that selects the checkpoint.
+        test: the table of a split that is scored at the end.
+        data_dir: a directory with `train` and `dev`, or one file.
+        dev_fraction: share of a single file or table that is held out as dev, the same in every run.
+        splits: names of each split on the Hub and in the files, of which the first one that is there is read.
+        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`.
+        train_examples: number of training examples that are used; None for all.
+        dev_examples: number of dev examples that are used; None for all.
+        unlabelled: examples that only the teacher labels: a file, a directory, a data set of the Hub or a table.
+        unlabelled_share: share of them in the examples of every step.
+        bank: sentences, of which those near the rows join `unlabelled="auto"`.
+    """
 
     data: Table | TableSplits | str | Path | None
     train: Table | None
@@ -57,13 +74,21 @@ class TableOptions(TypedDict, total=False):
 
 
 class DataOptions(TableOptions, total=False):
-    """The options of a task whose rows may also be those that come with the program."""
+    """The options of a task whose rows may also be those that come with the program.
+
+    Attributes:
+        builtin: whether the rows are those that come with the program.
+    """
 
     builtin: bool
 
 
 class TextOptions(DataOptions, total=False):
-    """The options of a task that reads one or two columns of text and a label."""
+    """The options of a task that reads one or two columns of text and a label.
+
+    Attributes:
+        missing: for rows without a label or a text: `error`, `drop`, `unlabelled` (the teacher labels them), or `auto`.
+    """
 
     missing: Missing
 

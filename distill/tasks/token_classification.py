@@ -179,8 +179,8 @@ class TokenClassification:
             `.parquet`, all but Parquet also `.gz`; or one such file, of which `dev_fraction` is held out as dev.
         unlabelled: more sentences, which only the teacher tags, as in `Classification`: lists of words, or texts, which
             are split into words as by the bundle.
-
-    The other arguments are those of `Classification`.
+        name: names the task in records and directories.
+        options: those of `rows.TableOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.

@@ -25,6 +25,7 @@ from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import read_vocabulary
+from distill.stages import stages
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.tasks.scoring import Scoring
@@ -345,6 +346,7 @@ def _finetune(
         student=trained, objective=objective, task=task, scoring=splits.scoring, **settings.optimization(steps)
     )
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+    stages.expect(teacher=estimate)
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
     if preparation.dry_run:

@@ -38,6 +38,7 @@ class SequenceSettings:
             from those before it.
         data_dir: a file, or a folder of text files, JSONL (these also `.gz`) and Parquet. None uses the Hub's
             `hub_id`.
+        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`.
         builtin: whether to use the built-in text.
         text: column of the text in JSONL, Parquet and the Hub.
         documents: unit of the documents in a text file: the `file`, a `paragraph` between blank lines, or a `line`.
@@ -46,11 +47,13 @@ class SequenceSettings:
         max_length: number of tokens in a sequence.
         masking: `dynamic` draws new masks in every epoch. `static` draws `masks` fixed ones for each sequence and
             uses them in turn, one in each epoch, so that teacher outputs can be cached.
+        masks: number of the fixed masks of each sequence.
         dev_fraction: share of the documents that is held out as dev.
         dev_examples: number of sequences in dev, always the same ones; None uses all.
         seed: seed of the held-out documents, the masks and the pairs.
         streaming: whether to read, tokenize and mask during the training. `auto` streams a data set of the Hub and
             more than `keep_gb` of files.
+        keep_gb: size of files in GB.
     """
 
     mask: Masking | None

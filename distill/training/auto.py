@@ -29,6 +29,7 @@ MOST_EVALUATIONS = 36  # In a training, if its epochs are fewer.
 SCORED = 1.5  # Examples that are scored in all evaluations together for each one that is trained on, half of the time.
 SOUP = 3  # Evaluations.
 EMA = 0.0
+NO_AVERAGE = {"ema": 0, "soup": 1}  # Values with which no weights are averaged.
 PATIENCE = None
 TEACHER_PATIENCE = 3  # A fine-tuning stops after this part of its evaluations without a better metric,
 LEAST_FOR_PATIENCE = 12  # if it has so many.
@@ -153,14 +154,17 @@ def _explain_epochs(facts: Facts) -> str:
 
 
 def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
-    """Returns the settings with a value for every option that is `auto`, and these values with their reasons."""
+    """Returns the settings with a value for every option that is `auto`, and those with an effect and their reasons."""
     names = settings.unresolved()
     epochs = choose_epochs(facts) if "max_epochs" in names else settings.max_epochs
     steps = settings.steps_in(epochs, facts.steps_per_epoch)
     table = choose(facts, steps, evaluations=None if "evaluations" in names else settings.evaluations)
-    chosen = {name: table[name] for name in names}
-    values: dict[str, Any] = {name: choice.value for name, choice in chosen.items()}
-    return replace(settings, **values), {name: asdict(choice) for name, choice in chosen.items()}
+    values: dict[str, Any] = {name: table[name].value for name in names}
+    resolved = replace(settings, **values)
+    without_effect = [name for name, value in NO_AVERAGE.items() if getattr(resolved, name) == value]
+    if steps == settings.max_steps:
+        without_effect.append("max_epochs")
+    return resolved, {name: asdict(table[name]) for name in names if name not in without_effect}
 
 
 def resolve_finetuning(

@@ -253,18 +253,18 @@ def _print_ending(
     patience: Patience | None,
     soup: averaging.Soup | None,
 ) -> None:
-    """Prints a notice of an early stop, and which weights were taken if there was a choice."""
+    """Prints a notice of an early stop, and of weights that are an average."""
     if patience is not None and patience.stopped is not None:
         print_notice(
             f"{title}: stopped at step {patience.stopped:,} of {steps:,} after {patience.wait_count} evaluations "
             f"without a better {metric}"
         )
-    if soup is not None:
+    if soup is not None and soup.taken:
         print_notice(
-            f"{title}: the average of the last {len(soup.steps)} evaluations has {metric} {soup.metric:.4f}, the best "
-            f"one {soup.best:.4f}; {'the average' if soup.taken else 'the best one'} is taken"
+            f"{title}: the average of the last {len(soup.steps)} evaluations is taken, which has {metric} "
+            f"{soup.metric:.4f}; the best one has {soup.best:.4f}"
         )
-    elif settings.soup > 1:
+    elif soup is None and settings.soup > 1:
         print_notice(f"{title}: dev was evaluated once, so soup={settings.soup} averages nothing")
 
 
@@ -299,7 +299,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
         average.start(module)
     step_seconds, optimizer_seconds = [], []
     with _accelerate(module.student, settings), distributed.limit_threads(settings.devices):
-        for _ in range(4):
+        for _ in range(3):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
                 loss, _ = module.losses(batch)

@@ -7,10 +7,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from distill.console import ProgressMeter, console
+from distill.stages import stages
 
 SMOOTHING = 0.95  # Of the losses, the share of the steps before.
 TOTAL = "loss"  # Of all terms.
-ROOM = 50  # Columns of a line beside the loss.
+ROOM = 66  # Columns of a line beside the losses and the best metric.
 
 
 class ProgressBar(Callback):
@@ -57,11 +58,12 @@ class ProgressBar(Callback):
                 self._losses[name] = SMOOTHING * before + (1 - SMOOTHING) * float(loss)
 
     def _update(self, step: int, now: str | None = None) -> None:
-        status = describe_losses(self._losses, self.weights, width=console.width - ROOM)
-        if self._best is not None:
-            status += f"  best {self.metric} {self._best:.4f}"
+        best = "" if self._best is None else f"  best {self.metric} {self._best:.4f}"
+        room = ROOM + len(best) if console.is_terminal else 0  # Elsewhere a line has no bar and may be longer.
+        status = describe_losses(self._losses, self.weights, width=console.width - room) + best
         if self._meter is not None:
             self._meter.show(step, status, now=now)
+            stages.expect_left(self._meter.left())
 
     def _stop(self) -> None:
         if self._meter is not None:

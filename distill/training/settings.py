@@ -45,8 +45,12 @@ class TrainerSettings:
         batch_size: number of examples of a micro-batch.
         batch_tokens: number of tokens of a micro-batch, padding included. A number replaces `batch_size`.
         accumulate: number of micro-batches of an optimizer step in each process.
+        max_epochs: number of passes over the data; None: no limit.
+        max_steps: number of optimizer steps; None: no limit.
         warmup: share of all steps.
+        weight_decay: decay of the weights; biases and norms have none.
         clip: largest norm of the gradient; 0 does not clip.
+        precision: of the forward and backward passes; `auto` is bf16 where the hardware computes it, else float32.
         evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint; 0.25: one in four
             epochs.
         checkpoint_steps: number of optimizer steps between further checkpoints.
@@ -55,9 +59,12 @@ class TrainerSettings:
         ema: decay of the moving average of the weights (`averaging.MovingAverage`); 0: none.
         soup: number of the last evaluations whose weights are averaged at the end (`averaging.Soup`); 1: none.
         patience: number of evaluations in a row without a better metric after which the training stops; None: never.
+        accelerator: the device; `auto` takes a GPU if there is one.
         devices: number of processes on this machine that train together, each with batches of its own. Under torchrun
             or SLURM it is the number of processes that these have launched, and with strategy=ray those of a cluster.
+        strategy: for several processes: `ddp`, `fsdp` with sharded weights, or `ray` for those of a cluster.
         compile: whether to pass the student to `torch.compile`.
+        seed: of the order of the examples and of dropout.
 
     Raises:
         OptionError: for a value out of range, or an accelerator or a compiler that this machine lacks.
@@ -109,7 +116,12 @@ class TrainerSettings:
 
     @classmethod
     def auto(cls, *, batch_size: int = 32, **options: Any) -> "TrainerSettings":
-        """Returns settings whose other options than the given ones are chosen for the data and the student."""
+        """Returns settings whose other options than the given ones are chosen for the data and the student.
+
+        Args:
+            batch_size: number of examples of a micro-batch.
+            options: fields of `TrainerSettings` that are not chosen, for example `max_epochs=3`.
+        """
         chosen: dict[str, Any] = dict.fromkeys(CHOSEN, AUTO)
         return cls(**chosen | {"batch_size": batch_size} | options)
 

@@ -12,9 +12,9 @@ _ATTRIBUTES = re.compile(r"<table[^>]*>")  # Those of pandas; the theme has its 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Replaces the line by the notebook, which lies beside the page."""
-    directory = Path(page.file.abs_src_path).parent
+def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:
+    """Replaces the line by the notebook, which lies in the folder of the pages."""
+    directory = Path(config.docs_dir)
     return _LINE.sub(lambda match: convert((directory / match[1]).read_text(encoding="utf-8")), markdown)
 
 

@@ -1,5 +1,6 @@
 """Tests that all models are timed on the same inputs, each from its own runs."""
 
+import math
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +42,25 @@ def test_rows_contain_the_timings_of_each_model_and_shape() -> None:
     assert len(slow_feeds) == rows[0]["runs"] + rows[2]["runs"] + 2 * latency.TURNS
 
 
+def test_all_timings_together_keep_a_limit_but_for_the_least_number_of_runs() -> None:
+    """A candidate of 1 ms would run 1,000 times in a second; a limit of no time leaves the least number of runs."""
+    feeds: list[Any] = []
+    options: dict[str, Any] = {"batches": [1, 3], "lengths": [7], "threads": 1, "vocabulary": 50}
+    rows = latency.measure_latency([candidate("student", 0.001, feeds, ())], seconds=1.0, within=0.0, **options)
+    assert [row["runs"] for row in rows] == [latency.TURNS * latency.RUNS_PER_TURN] * 2
+    rows = latency.measure_latency([candidate("student", 0.001, feeds, ())], seconds=1.0, within=1.0, **options)
+    timed = sum(row["runs"] * row["p50_ms"] / 1000 for row in rows)
+    assert 0.1 < timed < 1.0
+
+
+def test_a_run_gives_the_timing_a_tenth_of_its_time_unless_the_seconds_are_given() -> None:
+    assert BenchmarkSettings().limit(before=120.0) == pytest.approx(12.0)
+    assert BenchmarkSettings(seconds=2.0).limit(before=120.0) == math.inf
+    assert (BenchmarkSettings().longest(), BenchmarkSettings(seconds=2.0).longest()) == (1.0, 2.0)
+
+
 def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [[0.001, 0.002, 0.003]])
+    monkeypatch.setattr(latency, "_time_in_turns", lambda *arguments: [[0.001, 0.002, 0.003]])
     [row] = latency.measure_latency(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=1, seconds=0, vocabulary=9
     )
@@ -65,7 +83,7 @@ def test_other_work_on_the_cores_is_recorded(
     readings = iter([(5.0, 7.0), (15.0, 7.0 + 10 * others)])
     monkeypatch.setattr(latency._OtherWork, "_read", staticmethod(lambda: next(readings)))
     monkeypatch.setattr(cores, "usable_processors", lambda: frozenset({0, 1, 5, 6}))
-    monkeypatch.setattr(latency, "_time_in_turns", lambda candidates, feed, seconds: [times])
+    monkeypatch.setattr(latency, "_time_in_turns", lambda *arguments: [times])
     [row] = latency.measure_latency(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=2, seconds=0, vocabulary=9
     )
@@ -99,7 +117,7 @@ def test_processor_time_of_others_is_that_of_the_usable_processors_without_our_o
         ({"threads": 0}, "got threads=0, expected a whole number of at least 1 or null"),
         ({"threads": True}, "got threads=true, expected a whole number"),
         ({"teacher": "no"}, "got teacher=no, expected true or false"),
-        ({"seconds": 0}, "got seconds=0, expected a number above 0"),
+        ({"seconds": 0}, "got seconds=0, expected a number above 0 or auto"),
     ],
 )
 def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:

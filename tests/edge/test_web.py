@@ -5,6 +5,8 @@ import functools
 import http.server
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import threading
@@ -190,6 +192,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "choices": (write_choice_bundle, {"max_length": 16}, QUESTIONS),
     "vectors": (write_vector_bundle, {}, [text for text in WORDS if text.strip()]),
 }
+BLANK = ["", " ", "\t\u3000\x1c\x85", "\u200b", "\ufeff"]  # The last two are no spaces in Python.
 # The bars of a page with two texts, or a question with two choices.
 BARS = {"labels": 4, "choices": 2, "vectors": 1}
 
@@ -212,35 +215,106 @@ def test_a_page_predicts_as_python_does_with_every_decoder(
     for record, prediction, expected in zip(records, predictions, bundle.predict(records), strict=True):
         assert prediction.pop("isCut") == expected.pop("truncated", False), record
         assert same(prediction, expected), (record, prediction, expected)
+    if case == "vectors":
+        for text in BLANK[:3]:
+            with pytest.raises(UserError, match="no empty text"):
+                bundle.predict([text])
+            with pytest.raises(Exception, match="The text is empty"):
+                page.evaluate("(text) => window.bundle.predict(text)", text)
     lines = ["a film || which is dull || which is lovely"] if case == "choices" else ["a lovely film", "a dull mess"]
     page.fill("#texts", "\n".join(lines))
     page.click("#button")
     page.wait_for_selector(".result")
     assert (page.locator(".result").count(), page.locator(".error").count()) == (len(lines), 0)
     assert page.locator(".row").count() == BARS.get(case, 0)
+    assert "%" not in page.inner_text("#results")  # The metrics above have decimals, too.
+    assert all(re.fullmatch(r"-?[01]\.[0-9]{3}", text) for text in page.locator(".row > :last-child").all_inner_texts())
     if "tags" in case:
         assert page.locator("mark").count() == sum(len(of["entities"]) for of in bundle.predict(lines)) > 0
     page.close()
 
 
-@needs_libraries
-def test_the_reader_in_node_predicts_as_python_does(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    script = NODE_MODULES.parent / f"{tmp_path.name}.mjs"  # Beside its libraries, where Node looks for them.
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Path]:
+    """The reader in Node beside its libraries, where Node looks for them."""
+    script = NODE_MODULES.parent / f"{tmp_path.name}.mjs"
     shutil.copyfile(ROOT / "docs" / "predict.mjs", script)
-    texts = [text for text in TEXTS if "\0" not in text]
-    try:
-        for name, side in (("one", "right"), ("two", "left")):
-            bundle = write_bundle(tmp_path / name, tokenizer, max_length=12, truncation_side=side)
-            command = ["node", str(script), str(bundle.directory), *texts]
-            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-            for line, expected in zip(lines, bundle.predict(texts), strict=True):
-                assert json.loads(line) == pytest.approx(expected["probabilities"], abs=1e-6)
-        (bundle.directory / "tokenizer.json").write_bytes(b"{}")
-        assert (
-            "tokenizer.json is damaged" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
-        )
-    finally:
-        script.unlink()
+    yield script
+    script.unlink()
+
+
+def run_node(*arguments: object) -> tuple[list[str], str]:
+    """Returns the lines that a program of Node writes, and its errors."""
+    command = ["node", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.split("\n")[:-1], result.stderr
+
+
+NODE_BUNDLES: dict[str, dict[str, Any]] = {
+    "classes": {"max_length": 12},
+    "cut on the left": {"max_length": 12, "truncation_side": "left"},
+    "a number": {"decoder": "number", "labels": ["stars"], "max_length": 12},
+    "a threshold": {"thresholds": {"fp32": 0.95}},
+    "thresholds of another model": {
+        "models": {"fp32": "model.onnx", "int8": "model.onnx"},
+        "thresholds": {"int8": 1.0},
+    },
+}
+
+
+@needs_libraries
+@pytest.mark.parametrize("case", NODE_BUNDLES)
+def test_the_reader_in_node_writes_the_lines_of_python(
+    case: str, reader: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:  # fmt: skip
+    bundle = write_bundle(tmp_path / "bundle", tokenizer, **NODE_BUNDLES[case])
+    texts = [*BLANK, *(text for text in TEXTS if "\0" not in text)]
+    lines, error = run_node(reader, bundle.directory, *texts)
+    assert error == ""
+    assert main([str(bundle.directory), "--json", "--", *texts]) == 0
+    expected = [json.loads(line) for line in capfdbinary.readouterr().out.decode().split("\n")[:-1]]
+    assert same([json.loads(line) for line in lines], expected)
+    labels = {line.get("label") for line in expected}
+    assert labels == {"a number": {None}, "a threshold": {None, "long"}}.get(case, {None, "long", "short"})
+
+
+@needs_libraries
+def test_the_reader_in_node_refuses_damaged_files_and_unknown_models(
+    reader: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle", tokenizer)
+    assert "there is no model int4: add --model with one of fp32" in run_node(
+        reader, bundle.directory, "--model", "int4", "a film"
+    )[1]  # fmt: skip
+    (bundle.directory / "tokenizer.json").write_bytes(b"{}")
+    assert "tokenizer.json is damaged" in run_node(reader, bundle.directory, "a film")[1]
+
+
+@needs_libraries
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="processors of arm64 add products of int8")
+@pytest.mark.parametrize(("flags", "is_right"), [("avx2", False), ("avx2 avx512_vnni", True), ("avx_vnni x", True)])
+def test_the_reader_in_node_refuses_a_model_for_other_processors(
+    flags: str, is_right: bool, reader: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    write_bundle(
+        tmp_path / "bundle", tokenizer, models={"fp32": "model.onnx", "int8": "model.onnx"}, targets={"int8": "vnni"},
+    )  # fmt: skip
+    preload = tmp_path / "processor.mjs"
+    preload.write_text(
+        "import fs from 'node:fs'; import { syncBuiltinESMExports } from 'node:module';\n"
+        "const read = fs.readFileSync;\n"
+        f"fs.readFileSync = (path, ...rest) => path === '/proc/cpuinfo' ? 'flags\\t: sse {flags}\\n' : "
+        "read(path, ...rest);\nsyncBuiltinESMExports();\n"
+    )
+    command = ("--import", preload.as_uri(), reader, tmp_path / "bundle")
+    lines, error = run_node(*command, "--model", "int8", "a film")
+    if is_right:
+        assert (len(lines), error) == (1, "")
+    else:
+        assert "the model int8 is for processors of the kind vnni, and this one is avx2: add --model fp32" in error
+        assert lines == []
+    assert len(run_node(*command, "a film")[0]) == 1  # The recommended one is right everywhere.
 
 
 def test_special_tokens_are_told_apart_from_texts(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -47,7 +47,7 @@ def test_choices_are_in_the_plan_and_in_the_record(
     assert "max_epochs=" not in printed
     [path] = (tmp_path / "runs").rglob("run.json")
     training = json.loads(path.read_text())["training"]
-    assert sorted(training["chosen"]) == ["ema", "learning_rate", "soup"]
+    assert sorted(training["chosen"]) == ["learning_rate", "soup"]
     assert training["chosen"]["soup"] == {
         "value": 3, "reason": "the average of the last weights is kept if it is as good on dev",
     }  # fmt: skip

@@ -12,6 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard, constants
 
+from distill.installation import WHEEL
 from distill.records.record import Run, create_record
 from distill.records.report import render_model_card
 from distill.storage.files import atomic_directory
@@ -80,6 +81,7 @@ def run(tmp_path: Path) -> Callable[..., Path]:
         with atomic_directory(directory / "bundle") as bundle:
             (bundle / "README.md").write_text(render_model_card(content, ["no", "yes"]))
             (bundle / "model.onnx").write_bytes(b"graph")
+        (directory / WHEEL).write_bytes(b"wheel")
         Run(directory, content).save()
         return directory
 
@@ -99,7 +101,7 @@ def test_a_run_is_published_in_one_commit(run: Callable[..., Path], hub: type[Hu
     assert header["value"]["summary"] == "Upload the student and its bundle"
     sent = {file["value"]["path"]: base64.b64decode(file["value"]["content"]) for file in files}
     assert sent.keys() == {
-        "README.md", "model.safetensors", "bundle/README.md", "bundle/model.onnx", "bundle/SHA256SUMS"
+        "README.md", "model.safetensors", "bundle/README.md", "bundle/model.onnx", "bundle/SHA256SUMS", WHEEL
     }  # fmt: skip
     assert sent["model.safetensors"] == b"weights"
     card = ModelCard(sent["README.md"].decode())
@@ -121,7 +123,7 @@ def test_a_dry_run_lists_the_files_and_sends_nothing(
     code, output, error = command("job=publish", f"run={run()}", *options)
     assert code == 0, error
     assert "bundle/model.onnx" in output
-    assert "5 files" in output
+    assert "6 files" in output
     assert f"{constants.ENDPOINT}/me/toy (public if it is new)" in output
     assert "Nothing was sent" in output
     assert not hub.requests

@@ -22,6 +22,7 @@ from transformers import (
 from distill import __main__ as command_line
 from distill.data.batching import evaluation_loader
 from distill.edge import Bundle
+from distill.installation import WHEEL
 from distill.records import record
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TokenScores
@@ -158,6 +159,7 @@ def test_a_pretrained_model_is_exported_if_wanted(run: Run) -> None:
     files = read_record(directory)["export"]
     assert files.keys() == {"fp32", "int8"}
     assert "model int8" in text
+    assert (directory / WHEEL).is_file()
     prediction = Bundle(directory / "bundle", model="fp32").predict(["a [MASK] film"])[0]
     assert len(prediction["masks"][0]["pieces"]) == 5
 

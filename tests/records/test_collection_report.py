@@ -45,8 +45,7 @@ def save_sweep(root: Path) -> None:
 
 
 def report_of(root: Path) -> str:
-    page, _ = write_collection(collection.find_runs(root), root)
-    assert page == root / "report.html"
+    assert write_collection(collection.find_runs(root), root).page == root / "report.html"
     return (root / "report.md").read_text()
 
 
@@ -77,7 +76,7 @@ def test_tasks_are_separated_and_runs_without_a_result_are_named(tmp_path: Path)
     assert "8 finished, 1 running, 1 failed; 3 run.json cannot be read." in text
     toy, rest = text.partition("## toy: accuracy")[2].split("## other: f1")
     assert (
-        "**objective.temperature=2.0 has accuracy 0.8800 ± 0.0200, 2.0 points below its teacher (0.900), on 24 "
+        "**temperature=2.0 has accuracy 0.8800 ± 0.0200, 2.0 points below its teacher (0.900), on 24 "
         "examples of dev, 3 seeds; model.int8.onnx has 10.0 MB of the teacher's 80.1 MB and is 8.0x as fast as the "
         "teacher in torch and 6.4x as fast as the teacher's own fp32 file (batch 1, length 32, 2 threads of a "
         "processor).**"
@@ -187,7 +186,7 @@ def test_the_page_needs_no_other_file_and_shows_texts_as_they_are(tmp_path: Path
     assert page.count("<svg") == page.count("</svg>") == 2  # Cost, and the temperature.
     assert 'src="' not in page
     assert "<link" not in page
-    assert ">objective.temperature</text>" in page
+    assert ">temperature</text>" in page
     assert "#0a0001" not in page
     assert "var(--series-1" in page
 

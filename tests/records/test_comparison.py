@@ -129,11 +129,11 @@ def test_options_that_vary_name_the_rows_and_only_equal_ones_are_compared(tmp_pa
     write_run(tmp_path, 2, "supervised", {0: 0.6, 1: 0.65}, **two)
     rows = {row.label: row for row in rows_of(tmp_path)}
     assert set(rows) == {
-        "objective=hinton trainer.max_steps=5", "objective=hinton trainer.max_steps=9",
-        "objective=supervised trainer.max_steps=9",
+        "objective=hinton max_steps=5", "objective=hinton max_steps=9",
+        "objective=supervised max_steps=9",
     }  # fmt: skip
-    assert rows["objective=hinton trainer.max_steps=5"].difference is None
-    difference = rows["objective=hinton trainer.max_steps=9"].difference
+    assert rows["objective=hinton max_steps=5"].difference is None
+    difference = rows["objective=hinton max_steps=9"].difference
     assert difference is not None
     assert difference["difference"] == pytest.approx(0.16)
 
@@ -143,7 +143,7 @@ def test_terms_of_one_objective_name_its_rows(tmp_path: Path) -> None:
         objective = {"name": "hinton", "terms": {"soft": {"weight": weight}}}
         write_run(tmp_path, number, "hinton", {0: 0.7 + number / 10}, objective=objective)
     assert [row.label for row in rows_of(tmp_path)] == [
-        "objective.terms.soft.weight=2.0", "objective.terms.soft.weight=1.0",
+        "weight=2.0", "weight=1.0",
     ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_runs_from_python_with_other_settings_are_rows_of_their_own(tmp_path: Pa
         directory = write_run(tmp_path, number, "hinton", {seed: value}, settings=settings)
         (directory / "config.yaml").unlink()
     rows = rows_of(tmp_path)
-    assert [row.label for row in rows] == ["trainer.learning_rate=0.2", "trainer.learning_rate=0.1"]
+    assert [row.label for row in rows] == ["learning_rate=0.2", "learning_rate=0.1"]
     assert [row.values for row in rows] == [{2: 0.9}, {0: 0.7, 1: 0.8}]
 
 

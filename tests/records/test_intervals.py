@@ -65,8 +65,12 @@ def test_one_seed_of_shares_is_compared_over_examples() -> None:
 
 def test_captions_name_what_the_bars_are() -> None:
     both = [intervals.estimate([0.7, 0.8], None), intervals.estimate([0.7], 1200)]
-    assert intervals.describe_bars(both, [0, 1], 1200) == (
-        "; bars are 95% intervals over the seeds 0, 1 (Student's t) or over 1,200 examples for a single model (Wilson)"
+    assert intervals.describe_bars(both, "2 seeds (0, 1)", 1200) == (
+        "; bars are 95% intervals: Student's t over 2 seeds (0, 1), and Wilson's score over 1,200 examples for a "
+        "single model"
     )
-    assert intervals.describe_bars([intervals.estimate([0.7], None)], [0], None) == ""
+    assert intervals.describe_bars([intervals.estimate([0.7], None)], "seed 0", None) == ""
     assert [intervals.name_seeds(seeds) for seeds in ([3], range(9))] == ["seed 3", "9 seeds"]
+    rows = {"3 seeds (0, 1, 2)": [[0, 1, 2], [2, 0, 1], []], "2 seeds of each row": [[0, 1], [2, 3]]}
+    rows |= {"1 to 3 seeds of each row": [[0], [0, 1, 2]], "1 seed of each row": [[0], [1]]}
+    assert [intervals.name_seeds_of_rows(seeds) for seeds in rows.values()] == list(rows)

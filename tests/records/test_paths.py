@@ -85,7 +85,8 @@ def test_no_page_card_or_table_has_a_path_of_the_disk(tmp_path: Path) -> None:
     (private / "predictions.parquet").write_bytes(b"no parquet")
     content = read_record(private)
     page = write_report(private, content)
-    collected, groups = write_collection(find_runs(tmp_path), tmp_path)
+    written = write_collection(find_runs(tmp_path), tmp_path)
+    collected, groups = written.page, written.groups
     sections = {"tasks": {"toy": {name: content[name] for name in ("task", "teacher", "student", "export")}}}
     finetuned = content | {"job": "finetune", "student": None, "export": {}, "benchmark": []}
     shown = {

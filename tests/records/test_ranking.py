@@ -29,7 +29,7 @@ def test_no_row_is_the_best_within_noise(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert describe_ranking(rows) == (
         "No best row: 1 of 2 other rows is within noise of the first, objective=a (accuracy 0.8200 ± 0.0200 on dev, "
-        "95% interval 0.7703 to 0.8697, seeds 0, 1, 2): objective=b."
+        "95% interval 0.7703 to 0.8697, 3 seeds (0, 1, 2)): objective=b."
     )
     cells = [row[4] for row in row_table.table(rows)]
     assert cells[:2] == ["against the first", "first"]

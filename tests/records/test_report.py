@@ -439,6 +439,7 @@ def test_the_report_says_how_the_weights_and_the_options_were_chosen() -> None:
     chosen = {
         "learning_rate": {"value": 2e-4, "reason": "the student has pre-trained layers"},
         "patience": {"value": None, "reason": "the learning rate reaches zero only in the last step"},
+        "soup": {"value": 3, "reason": "the average of the last weights is kept if it is as good on dev"},
     }
     soup = {"steps": [4, 6, 8], "metric": 0.9, "best": 0.8, "taken": True}
     training = record()["training"] | {"chosen": chosen, "soup": soup, "stopped_early": 8}

@@ -119,7 +119,7 @@ def test_a_run_has_its_predictions_and_its_command_in_both_forms(tmp_path: Path)
     page = write_report(path, read_record(path))
     text = (path / "report.md").read_text()
     for line in (
-        "Both predict the same for 50.0% of them.",
+        "The agreement of the two is 0.5000.",
         "| 2 | d e f | yes | yes (0.80) | no (0.99) |",
         r"| 3 | \<i>\|\*g\* | no | no (0.60) | yes (0.55) |",
         "    python -m distill 'task.text=[a, b]'",
@@ -196,10 +196,10 @@ def test_the_first_figure_has_every_model_with_its_interval(tmp_path: Path) -> N
     names = ("teacher", "always yes", "baseline, no teacher", "student in torch", "student fp32", "student int8")
     assert all(f">{name}</text>" in first for name in names)
     assert all(f">{value}</text>" in first for value in ("0.8000", "0.5500", "0.7000", "accuracy on test"))
-    assert "accuracy on test of every model; bars are 95% intervals over 100 examples for a single model" in first
+    assert "accuracy on test of every model; bars are 95% intervals: Wilson&#39;s score over 100 examples" in first
     assert ">baseline&#39;s metric</text>" in cost.replace("'s", "&#39;s")
     assert "accuracy on test against latency: batch 1, length 32" in cost
-    assert "bars are 95% intervals over 100 examples" in cost
+    assert "bars are 95% intervals: Wilson&#39;s score over 100 examples" in cost
 
 
 @pytest.mark.usefixtures("drawn")
@@ -210,8 +210,8 @@ def test_figures_of_several_seeds_name_them(tmp_path: Path) -> None:
     ]
     path = save(tmp_path / "run", seeds=seeds, export={}, benchmark=[])
     html = write_report(path, read_record(path)).read_text()
-    assert "bars are 95% intervals over the seeds 3, 4, 5 (Student&#39;s t) or over 24 examples for a single" in html
-    seeds_figure = html[html.index("accuracy on dev of the seeds 3, 4, 5, with the mean") :]
+    assert "bars are 95% intervals: Student&#39;s t over 3 seeds (3, 4, 5), and Wilson&#39;s score over 24" in html
+    seeds_figure = html[html.index("accuracy on dev of 3 seeds (3, 4, 5), with the mean") :]
     assert ">baseline</text>" in seeds_figure
 
 

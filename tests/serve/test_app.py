@@ -1,6 +1,7 @@
 """Tests of the answers of the server: predictions, limits, errors, batches and reloading."""
 
 import json
+import re
 import shutil
 import socket
 import time
@@ -323,3 +324,23 @@ def test_a_record_that_gives_no_input_is_refused(bundle: Path, start: Start, mon
     monkeypatch.setattr(model.bundle.decoder, "cut", give_no_row)
     answer = running.ask({"texts": ["film"]})
     assert (answer.status, answer.body) == (422, {"error": "record 1: the context has no tokens"})
+
+
+# Documentation
+
+
+def test_the_description_of_the_interface_needs_no_other_host(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    page = running.get("/docs").body
+    described = running.get("/openapi.json").body["paths"]
+    assert len(described) > 4
+    for path, methods in described.items():
+        for method, operation in methods.items():
+            assert f"<h2><code>{method.upper()} {path}</code></h2>\n<p>{operation['summary']}.</p>" in page
+    assert "<script" not in page
+    links = set(re.findall(r"(?:href|src)=[\"']([^\"']*)", page))
+    assert links == {"data:,", "openapi.json", "./"}
+    own = f"http://127.0.0.1:{running.port}/"
+    assert set(re.findall(r"https?://[^/\s]+/", page)) == {own}
+    assert f"curl {own}predict -H &#x27;Content-Type: application/json&#x27; -d &#x27;{{&quot;texts&quot;: [" in page
+    assert "<li><code>pairs</code>: array of array of string, 2 of them</li>" in page

@@ -64,13 +64,23 @@ def test_given_values_win_and_chosen_ones_have_reasons():
     facts = Facts(3576, 112, "inherited", 384)
     settings, chosen = auto.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
     assert (settings.learning_rate, settings.patience, settings.max_epochs) == (1e-3, None, 22)
-    assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience"}
+    assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience", "ema"}
     assert chosen["max_epochs"] == {
         "value": 22, "reason": "3,576 examples are 112 steps an epoch, and 2,400 steps are the least",
     }  # fmt: skip
     assert "soup=3: the average of the last weights" in "\n".join(auto.describe_choices(chosen))
     assert settings.total_steps(112) == 2464
     assert auto.resolve(SETTINGS, facts) == (SETTINGS, {})
+
+
+def test_a_choice_without_an_effect_is_not_reported():
+    facts = Facts(3576, 112, "inherited", 384)
+    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=150), facts)
+    assert settings.total_steps(112) == 150
+    assert set(chosen) == {"learning_rate", "evaluations", "soup", "patience"}
+    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=10_000), facts)
+    assert settings.total_steps(112) == 2464
+    assert chosen["max_epochs"]["value"] == 22
 
 
 def test_evaluations_are_counted_in_the_training_that_takes_place():
@@ -128,7 +138,7 @@ def test_a_training_with_one_evaluation_has_no_soup():
     facts = Facts(3576, 112, "inherited", 384)
     settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=100, evaluations=1), facts)
     assert settings.soup == 1
-    assert chosen["soup"]["reason"] == "the training ends before its second evaluation"
+    assert not {"soup", "ema"} & set(chosen)
     assert auto.resolve(TrainerSettings.auto(max_steps=113, evaluations=1), facts)[0].soup == 3
 
 

@@ -32,6 +32,8 @@ function best(values) {
 // The spaces of Python, which are not all those of a browser.
 const SPACE = "\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 
+const BLANK = new RegExp(`^[${SPACE}]*$`);
+
 /** The words and punctuation marks of a text: `[start, end]` of each in UTF-16 units. */
 export function splitWords(text) {
   const pattern = new RegExp(`[\\p{L}\\p{N}_][\\p{L}\\p{N}_\\p{M}]*|[^\\p{L}\\p{N}_${SPACE}]\\p{M}*`, "gu");
@@ -254,6 +256,8 @@ export class Bundle {
     const { decoder } = this.description;
     const texts = typeof record === "string" ? [record] : Object.values(record).flat();
     if (!texts.every((text) => text.isWellFormed())) throw new Error("The text is not Unicode: it has a lone surrogate.");
+    // An encoder has no vector of nothing, as in Python.
+    if (decoder === "vectors" && BLANK.test(record)) throw new Error("The text is empty.");
     if (decoder === "tags") return this.tag(record);
     if (decoder === "choices") return this.choose(record);
     const encoded = this.encode(Array.isArray(record) ? record : [record]);

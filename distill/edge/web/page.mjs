@@ -8,17 +8,18 @@ function element(name, text, className) {
   return node;
 }
 
-function percent(value) {
-  return (100 * value).toFixed(1) + "%";
+/** A probability or a cosine, as the metrics of the page with decimals. */
+function decimals(value) {
+  return value.toFixed(3);
 }
 
-/** Bars of `[name, share, is it given]`, with the share as `show` writes it. */
-function bars(values, show = percent) {
+/** Bars of `[name, share, is it given]`. */
+function bars(values) {
   return values.map(([name, value, isGiven]) => {
     const row = element("div", undefined, "row");
     const bar = element("div", undefined, "bar");
-    bar.style.width = percent(Math.max(0, value));
-    row.append(element(isGiven ? "strong" : "span", name), bar, element("span", show(value)));
+    bar.style.width = `${100 * Math.max(0, value)}%`;
+    row.append(element(isGiven ? "strong" : "span", name), bar, element("span", decimals(value)));
     return row;
   });
 }
@@ -29,7 +30,7 @@ function marked(text, entities) {
   let end = 0;
   for (const entity of entities) {
     const mark = element("mark", entity.text);
-    mark.append(element("small", `${entity.type} ${percent(entity.score)}`));
+    mark.append(element("small", `${entity.type} ${decimals(entity.score)}`));
     node.append(points.slice(end, entity.start).join(""), mark);
     end = entity.end;
   }
@@ -61,7 +62,7 @@ const SHOWN = {
   ],
   vectors: ({ vector, similarity }) => (similarity === undefined
     ? [element("div", `A vector of ${vector.length} numbers, which the other texts are compared with.`, "note")]
-    : bars([["cosine", similarity, true]], (value) => value.toFixed(3))),
+    : bars([["cosine", similarity, true]])),
 };
 
 function byShare(first, second) {

@@ -1,36 +1,11 @@
 """Tests of the documentation as a site: it builds without a warning, and every file of it is local."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import distill
-
-ROOT = Path(distill.__file__).resolve().parents[1]
-# Refuses connections, so that a plugin that downloads a file fails.
-BUILD = """
-import socket
-def refuse(*arguments):
-    raise OSError("the build opened a connection")
-socket.socket.connect = socket.getaddrinfo = refuse
-from mkdocs.__main__ import cli
-cli()
-"""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the directory of the built site."""
-    for package in ("material", "mkdocstrings"):
-        pytest.importorskip(package, reason="the site is built with the packages of the extra docs")
-    directory = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-c", BUILD, "build", "--strict", "--site-dir", str(directory)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return directory
+from tests.documentation.conftest import ROOT
 
 
 @pytest.mark.xdist_group("site")

@@ -1,0 +1,47 @@
+"""Tests of tables in a narrow terminal."""
+
+import re
+
+import pytest
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+
+from distill.records.word_table import WordTable
+
+HEADER = ("run", "accuracy on test", "seconds", "against the baseline", "error")
+ROWS = [
+    ("temperature=2 weight=10", "0.8411 ± 0.0019", "22", "+2.2 (-0.2 to +4.6), within noise", ""),
+    ("temperature=16 weight=1", "-", "-", "-", "UserError: no rows in /a/very/long/path/without/any/space/in/it.csv"),
+]
+
+
+def render(width: int, **options: object) -> list[str]:
+    table = WordTable(least=("seconds", "accuracy on test"), **options)
+    for name in HEADER:
+        table.add_column(name, overflow="fold")
+    for row in ROWS:
+        table.add_row(*row)
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [75, 80, 100, 150, 300])
+@pytest.mark.parametrize(
+    "options", [{}, {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1)}]
+)
+def test_no_word_is_broken_and_no_line_is_too_long(width: int, options: dict[str, object]) -> None:
+    lines = render(width, **options)
+    assert max(map(len, lines)) <= width
+    words = set(re.findall(r"[^\s┃│]+", "\n".join(lines)))
+    kept = [place for place, name in enumerate(HEADER) if name.split()[-1] in words]
+    assert len(kept) == len(HEADER) if width >= 100 else set(kept) >= {0, 3, 4}
+    expected = {word for row in (HEADER, *ROWS) for place in kept for word in row[place].split() if "/" not in word}
+    assert expected <= words
+
+
+def test_a_wide_terminal_has_one_line_for_each_row() -> None:
+    lines = render(300, box=SIMPLE_HEAD, show_edge=False)
+    assert len(lines) == len(ROWS) + 2
+    assert all("  ".join(row[:1]) in line for row, line in zip(ROWS, lines[2:], strict=True))
