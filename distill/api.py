@@ -58,17 +58,21 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import bilstm as _bilstm
     from students import distilbert as _distilbert
     from students import pretrained as _pretrained
+    from teachers.embedded import Embedded
     from teachers.loaded import Loaded
     from teachers.pretrained import Pretrained
 else:
     from distill.builtin.students import bilstm as _bilstm
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import pretrained as _pretrained
+    from distill.builtin.teachers.embedded import Embedded
     from distill.builtin.teachers.loaded import Loaded
     from distill.builtin.teachers.pretrained import Pretrained
 
 # The values of conf/trainer/finetune.yaml.
 FINETUNE = TrainerSettings.auto(ema=0.0, soup=1)
+# Those of conf/teacher/embedded.yaml.
+FINETUNE_EMBEDDED = replace(FINETUNE, learning_rate=5e-4, max_epochs=3, evaluations=1, patience=None)
 BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
 
 
@@ -142,6 +146,31 @@ class Teacher(Shown):
         )  # fmt: skip
         teacher = cls.__new__(cls)
         teacher._set(weights, accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
+        return teacher
+
+    @classmethod
+    def embedded(
+        cls,
+        *,
+        accept_weak: bool = False,
+        cache: OutputCache | None = None,
+        cache_dir: str | Path | None = None,
+        **sizes: Any,
+    ) -> "Teacher":
+        """A small BERT with random weights and a vocabulary of the task's texts, which needs no download.
+
+        `fit` trains it, by default for 3 epochs at a learning rate of 5e-4.
+
+        Args:
+            sizes: the arguments of `teachers.embedded.Embedded`, for example `layers=4` and `hidden_size=256`.
+
+        The other arguments are those of `Teacher`.
+
+        Raises:
+            TypeError: for an argument that `Embedded` does not have.
+        """
+        teacher = cls.__new__(cls)
+        teacher._set(Embedded(**sizes), accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
         return teacher
 
     def _set(
@@ -228,7 +257,7 @@ class Teacher(Shown):
         """
         chosen: Features | None = None
         if features is None:
-            finetune = replace(FINETUNE, **settings)
+            finetune = replace(FINETUNE_EMBEDDED if isinstance(self.source.weights, Embedded) else FINETUNE, **settings)
         else:
             finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
             sizes: dict[str, Any] = dict(bilstm or {})

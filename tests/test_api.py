@@ -165,12 +165,16 @@ def test_a_benchmark_without_the_teacher_neither_exports_nor_times_it(
 def test_the_defaults_are_those_of_the_configuration() -> None:
     from distill import api
     from distill.chain import plan
+    from distill.jobs import build
     from distill.jobs.build import instantiate
     from tests.jobs.test_config import compose_config
 
     config = compose_config("+teacher=pretrained", "teacher.path=.", "+student=distilbert")
     assert instantiate(config.trainer) == d.TrainerSettings.auto()
     assert instantiate(config.teacher.finetune) == api.FINETUNE
+    embedded = build.source(compose_config("+teacher=embedded", "+student=distilbert"))
+    assert embedded.finetune == api.FINETUNE_EMBEDDED
+    assert vars(embedded.weights) == vars(d.Teacher.embedded().source.weights)
     assert instantiate(config.export) == d.ExportSettings()
     built = instantiate(config.benchmark)
     assert (list(built.batches), list(built.lengths)) == (list(api.BENCHMARK.batches), list(api.BENCHMARK.lengths))

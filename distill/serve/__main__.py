@@ -3,7 +3,7 @@
     python -m distill.serve path/to/bundle
     python -m distill.serve films=path/to/bundle pairs=path/to/another --port 8001
 
-docs/serving.md describes the paths.
+docs/service.md describes the paths.
 """
 
 import argparse

@@ -12,13 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 from distill.__main__ import config_directory, expand_tasks
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
+from tests import documents
 
 CONF = config_directory()
-ROOT = CONF.parent
 WITHOUT_TARGET = ("augment", "job", "benchmark", "student", "logger", "experiment", "ablation", "variant")
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [*PAGES, CONF / "config.yaml", *(CONF / file for file in FILES)]
+DOCUMENTS = [*documents.DOCUMENTS, CONF / "config.yaml", *(CONF / file for file in FILES)]
 
 
 def compose_config(*overrides: str) -> DictConfig:
@@ -80,10 +79,10 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
 
 
 def commands(document: Path) -> list[list[str]]:
-    """Returns the arguments of every `python -m distill` in a document or YAML, under torchrun too."""
+    """Returns the arguments of every `python -m distill` in a document or YAML, under torchrun too, up to a pipe."""
     result = []
-    for line in document.read_text(encoding="utf-8").splitlines():
-        match = re.search(r"-m distill ([^`#]*)", line)
+    for line in documents.read_text(document).splitlines():
+        match = re.search(r"-m distill ((?:(?! \| )[^`#])*)", line)
         if match and "=" in match.group(1):
             result.append([word for word in shlex.split(match.group(1)) if not word.startswith("-")])
     return result

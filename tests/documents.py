@@ -1,0 +1,43 @@
+"""The documents of the repository whose commands and Python are tested: README, pages, notebooks and examples."""
+
+import json
+import re
+from pathlib import Path
+
+import distill
+
+ROOT = Path(distill.__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted([*(ROOT / "docs").glob("*.ipynb"), *(ROOT / "examples").glob("*.ipynb")])
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+DOCUMENTS = [*PAGES, *NOTEBOOKS, *SCRIPTS]
+MAGIC = "%%"  # The first line of a cell that is no Python.
+
+
+def read_cells(notebook: Path, kind: str) -> list[str]:
+    """Returns the sources of the cells of a kind, `code` or `markdown`."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def read_text(document: Path) -> str:
+    """Returns a document with each command on one line."""
+    if document.suffix == ".ipynb":
+        text = "\n".join([*read_cells(document, "markdown"), *read_cells(document, "code")])
+    else:
+        text = document.read_text(encoding="utf-8")
+    return re.sub(r" *\\\n *", " ", text)
+
+
+def read_python(document: Path) -> list[str]:
+    """Returns the Python of a document: fenced blocks, cells, or the whole of a script."""
+    if document.suffix == ".py":
+        return [document.read_text(encoding="utf-8")]
+    if document.suffix == ".ipynb":
+        return [cell for cell in read_cells(document, "code") if not cell.startswith(MAGIC)]
+    return read_blocks(document, "python")
+
+
+def read_blocks(document: Path, language: str) -> list[str]:
+    """Returns the fenced code blocks of one language in a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(encoding="utf-8"), re.M | re.S)

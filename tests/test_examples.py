@@ -1,0 +1,135 @@
+"""Tests of the tutorial, the notebooks and the scripts of `examples/`: their files, and whole runs of small size."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.documents import NOTEBOOKS, ROOT, SCRIPTS
+
+LARGEST_NOTEBOOK = 200_000  # Bytes.
+EXAMPLES = ROOT / "examples"
+# For each notebook what a small run replaces in its cells.
+SMALLER = {
+    "tutorial.ipynb": {"head(1000)": "head(150)", "max_epochs=6": "max_epochs=1", "max_epochs=2": "max_epochs=1",
+                       "Teacher.embedded().fit(task)": "Teacher.embedded().fit(task, max_epochs=15)",
+                       "distill -m +teacher=embedded": "distill -m +teacher=embedded teacher.finetune.max_epochs=15",
+                       "temperature=1,2,4": "temperature=1,2"},
+    "compare_temperatures.ipynb": {"[1, 2, 8]": "[1, 8]", "head(200)": "head(80)", "max_epochs=4": "max_epochs=1",
+                                   "seeds=3": "seeds=2"},
+    "inspect_predictions.ipynb": {"head(400)": "head(120)", "max_epochs=4": "max_epochs=1"},
+}  # fmt: skip
+# For each script the arguments of a small run, and what its output has.
+RUNS = {
+    "csv_classifier.py": (["--rows", "700", "--epochs", "1"], r"of accuracy|accuracy 0\.\d+"),
+    "compare_losses.py": (
+        ["--rows", "700", "--epochs", "1", "--seeds", "2", "--losses", "hinton"],
+        r"hinton +0\.\d+",
+    ),
+    "tags.py": (["--rows", "300", "--epochs", "2"], r"city +[01]\.\d\d  \d+-\d+  new york"),
+    "search_encoder.py": (["--rows", "1500", "--epochs", "1"], r"\n-?[01]\.\d\d  \w+"),
+}
+
+
+def environment(cache: Path) -> dict[str, str]:
+    return {**os.environ, "DISTILL_CACHE": str(cache), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the cache that the runs of one process share."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_every_notebook_is_executed_and_shows_nothing_of_the_machine(notebook: Path) -> None:
+    text = notebook.read_text(encoding="utf-8")
+    assert len(text) < LARGEST_NOTEBOOK
+    assert not re.findall(r"/(?:root|home|work|tmp|Users)/", text)
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    assert not any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
+
+
+def test_every_notebook_and_script_has_a_small_run() -> None:
+    assert set(SMALLER) == {path.name for path in NOTEBOOKS}
+    assert {*RUNS, "serve_and_ask.py"} == {path.name for path in SCRIPTS}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_small_run_finds_what_it_replaces(notebook: Path) -> None:
+    assert shrink(read_notebook(notebook), SMALLER[notebook.name])
+
+
+def read_notebook(path: Path) -> Any:
+    nbformat = pytest.importorskip("nbformat", reason="notebooks are read with the packages of the extra dev")
+    return nbformat.read(path, 4)
+
+
+def shrink(notebook: Any, smaller: dict[str, str]) -> Any:
+    """Returns the notebook with smaller values, each of which it must have."""
+    for old, new in smaller.items():
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and old in cell.source]
+        assert cells, old
+        for cell in cells:
+            cell.source = cell.source.replace(old, new)
+    return notebook
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs(path: Path, tmp_path: Path, cache: Path) -> None:
+    from tests import notebooks
+
+    notebook = shrink(read_notebook(path), SMALLER[path.name])
+    notebooks.execute(notebook, tmp_path, cache=cache)
+    notebooks.clean(notebook, {})
+    for kept, new in zip(read_notebook(path).cells, notebook.cells, strict=True):
+        assert bool(new.get("outputs")) == bool(kept.get("outputs")), new.source
+    assert [*(tmp_path / "runs").rglob("run.json")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_an_example_runs(name: str, tmp_path: Path, cache: Path) -> None:
+    arguments, expected = RUNS[name]
+    output = run_example(name, *arguments, "--directory", "runs/one", directory=tmp_path, cache=cache)
+    assert re.search(expected, output), output[-2000:]
+
+
+@pytest.mark.slow
+def test_the_server_of_an_example_is_asked(tmp_path: Path, cache: Path) -> None:
+    run_example("csv_classifier.py", "--rows", "700", "--epochs", "1", directory=tmp_path, cache=cache)
+    answer = json.loads(run_example("serve_and_ask.py", directory=tmp_path, cache=cache).splitlines()[-1])
+    assert answer["label"] in answer["probabilities"]
+
+
+def test_without_a_bundle_the_example_says_how_to_make_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "serve_and_ask.py")],
+        cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "no bundle below runs/: run python examples/csv_classifier.py, or give --bundle DIR\n"
+
+
+def run_example(name: str, *arguments: str, directory: Path, cache: Path) -> str:
+    """Runs a script of `examples/` in a directory, and returns its output."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=directory, env=environment(cache), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_an_example_lists_its_options(script: Path, tmp_path: Path, cache: Path) -> None:
+    output = run_example(script.name, "--help", directory=tmp_path, cache=cache)
+    assert "usage:" in output
