@@ -53,7 +53,7 @@ class Scoring:
 
     def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """The labels `y_true` and the predictions `y_score` of a split, as functions of users read them."""
-        raise TypeError(f"{type(self).__name__} has no true_and_scores(scores)")
+        return scores.labels, self.probabilities(scores)
 
     def add_functions(self, metrics: Mapping[str, float], scores: Scores) -> dict[str, float]:
         """The metrics in the order of `names`, with the values of the functions.
