@@ -30,7 +30,7 @@ class Tell(Callback):
 
 task = d.tasks.Classification(text="sentence", labels=LABELS, data={data!r}, max_length=64, unlabelled=None)
 teacher = d.Teacher.from_pretrained({teacher!r}, accept_weak=True, cache_dir={cache!r})
-trainer = d.TrainerSettings(batch_size=16, precision="32-true", max_epochs=3)
+trainer = d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=3e-3, max_epochs=3)
 
 def run(**options):
     return d.distill(teacher, d.students.distilbert(), task, trainer=trainer, directory={directory!r}, export=LOOSE,

@@ -90,32 +90,25 @@ def fit(
         UserError: if the checkpoint is damaged or belongs to another training, and if a callback fails.
         KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training.
     """
-    # They run before a checkpoint is written, which has their state.
+    # Those of the user run before a checkpoint is written, which has their state.
     further = (*callbacks, CheckStates(callbacks)) if callbacks else ()
+    arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), further, resume)
     with naming_callbacks(callbacks):
-        return _fit_on_devices(
-            module, train, dev, settings, checkpoints, title, dict(identity or {}), further, resume, logger=logger
-        )
-
-
-def _fit_on_devices(*arguments: Any, logger: Logger | Sequence[Logger] | None) -> Fit:
-    """Runs `_fit` in all ranks."""
-    module, _, _, settings, checkpoints, *_, resume = arguments
-    if settings.processes() == 1:
-        return _fit(*arguments, logger=logger)
-    module.cpu()  # Pickled for processes with other GPUs.
-    if settings.strategy == "ray":
+        if settings.processes() == 1:
+            return _fit(*arguments, logger=logger)
+        module.cpu()  # Pickled for processes with other GPUs.
+        ranks: dict[str, Any] = {"world_size": settings.processes(), "device": settings.device()}
+        if settings.strategy != "ray":
+            return distributed.run(_fit, *arguments, logger=logger, **ranks)
         if not resume:
             (checkpoints / "last.ckpt").unlink(missing_ok=True)
         resumable = (*arguments[:-1], True)  # All ranks start again when one is lost.
         result, state = ray_workers.run(
-            _fit_copy, *resumable, world_size=settings.processes(), device=settings.device(),
-            directory=checkpoints / ".ray", max_failures=_LOST_WORKERS, logger=logger,
-        )  # fmt: skip
+            _fit_copy, *resumable, directory=checkpoints / ".ray", max_failures=_LOST_WORKERS, logger=logger, **ranks
+        )
         module.load_state_dict(state["state_dict"])
         module.on_load_checkpoint(state)
         return result
-    return distributed.run(_fit, *arguments, world_size=settings.processes(), device=settings.device(), logger=logger)
 
 
 def _fit_copy(module: DistillationModule, *arguments: Any, **options: Any) -> tuple[Fit, dict[str, Any]]:
@@ -134,7 +127,6 @@ def _fit(
     identity: Mapping[str, object],
     further: Sequence[Callback],
     resume: bool,
-    *,
     logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""

@@ -83,6 +83,7 @@ def test_report_reads_runs_of_other_machines_and_is_sent(
         code, _, error = command("job=report", f"runs=file://{directory}")
         assert code == 0, error
         assert (directory / "report.html").is_file()
+        assert (directory / "report-paper" / "figures.tex").is_file()
         assert not list((tmp_path / "second").rglob("*.safetensors"))  # Weights are in no report.
     code, _, error = command("job=report", f"runs=file://{there}/nothing")
     assert (code, f"runs=file://{there}/nothing is no directory: give that of a run" in error) == (2, True)
