@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+from xml.sax.saxutils import quoteattr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def draw(caption: str, plot: Callable[["Axes"], None], *, name: str = "figure", 
         name: as in `Figure`.
         height: in inches.
     """
-    svg = _clean(_render(caption, plot, height).decode())
+    svg = _clean(_render(caption, plot, height).decode(), caption)
     return Figure(
         caption, svg, name, draw_pdf=lambda: _render(caption, plot, height, "pdf"),
         create_canvas=lambda: create_canvas(plot, height),
@@ -174,12 +175,13 @@ def style_of(number: int) -> dict[str, Any]:
     return {"color": SERIES[turn], "marker": MARKERS[turn], "linestyle": LINES[turn]}
 
 
-def _clean(svg: str) -> str:
-    """Returns the SVG element, with variables for the colours, and without what a page does not need."""
+def _clean(svg: str, caption: str) -> str:
+    """Returns the SVG element with the caption as its name, and with variables for the colours."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     for name, mark in _MARKS.items():
         svg = svg.replace(mark, f"var(--{name.partition(':')[2]}, {_COLORS[name]})")
-    svg = svg.replace("'DejaVu Sans'", "system-ui, sans-serif").replace("<svg ", '<svg role="img" ', 1)
+    svg = svg.replace("'DejaVu Sans'", "system-ui, sans-serif")
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label={quoteattr(caption)} ', 1)
     return re.sub(r"\n\s*", "\n", svg)

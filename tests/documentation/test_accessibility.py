@@ -85,6 +85,7 @@ def test_nothing_of_the_site_is_clipped(browser: Any, site: Path, width: int) ->
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.usefixtures("drawn")
 def test_the_reports_of_a_run_and_of_a_sweep_are_accessible(
     browser: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_the_reports_of_a_run_and_of_a_sweep_are_accessible(
     for directory in ("sweep", "run"):
         report_of(tmp_path / directory)
         page = tmp_path / directory / "report.html"
+        assert "<svg" in page.read_text(encoding="utf-8")
         assert find_serious(browser, page, scheme, width) == []
         assert find_clipped(browser, page, scheme, width) == []
 
