@@ -1,5 +1,6 @@
 """The documents of the repository whose commands and Python are tested: README, pages, notebooks and examples."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -21,9 +22,11 @@ def read_cells(notebook: Path, kind: str) -> list[str]:
 
 
 def read_text(document: Path) -> str:
-    """Returns a document with each command on one line."""
+    """Returns a document with each command on one line; of a script its docstring."""
     if document.suffix == ".ipynb":
         text = "\n".join([*read_cells(document, "markdown"), *read_cells(document, "code")])
+    elif document.suffix == ".py":
+        text = ast.get_docstring(ast.parse(document.read_text(encoding="utf-8"))) or ""
     else:
         text = document.read_text(encoding="utf-8")
     return re.sub(r" *\\\n *", " ", text)

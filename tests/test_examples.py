@@ -32,7 +32,7 @@ RUNS = {
         r"hinton +0\.\d+",
     ),
     "tags.py": (["--rows", "300", "--epochs", "2"], r"city +[01]\.\d\d  \d+-\d+  new york"),
-    "search_encoder.py": (["--rows", "1500", "--epochs", "1"], r"\n-?[01]\.\d\d  \w+"),
+    "search_encoder.py": (["--rows", "400", "--epochs", "1"], r"\n-?[01]\.\d\d  \w+"),
 }
 
 
