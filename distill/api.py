@@ -162,9 +162,10 @@ class Teacher(Shown):
         `fit` trains it, by default for 3 epochs at a learning rate of 5e-4.
 
         Args:
-            sizes: the arguments of `teachers.embedded.Embedded`, for example `layers=4` and `hidden_size=256`.
-
-        The other arguments are those of `Teacher`.
+            accept_weak: whether it may teach although it is not better on dev than a constant prediction.
+            cache: the rules for caching its outputs.
+            cache_dir: holds fine-tuned teachers and outputs.
+            sizes: options of `teacher=embedded`, for example `layers=4` and `hidden_size=256`.
 
         Raises:
             TypeError: for an argument that `Embedded` does not have.
