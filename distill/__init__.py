@@ -68,8 +68,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         from distill.installation import install_command
 
+        package = str(error.name).partition(".")[0]
         raise ImportError(
-            f"distill.{name} needs {error.name}, which is not installed: {install_command('train')}"
+            f"distill.{name} needs {package}, which is not installed: {install_command('train')}"
         ) from error
 
 

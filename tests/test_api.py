@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
@@ -29,11 +30,11 @@ from distill import api
 from distill.errors import UserError
 from distill.installation import WHEEL
 from tests.conftest import LABELS, LOOSE, LOOSE_OPTIONS, sentences
-from tests.test_readme import DOCUMENTS, blocks
+from tests.documents import PAGES, read_blocks
 
 QUICK: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3}
 TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02)
-PYTHON = [document for document in DOCUMENTS if blocks("python", document)]
+PYTHON = [page for page in PAGES if read_blocks(page, "python")]
 
 
 @pytest.fixture
@@ -58,8 +59,10 @@ def test_every_python_block_runs(
     )  # fmt: skip
     BertModel(config).save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
+    predictions = {"label": [0, 1], "teacher_prediction": [0, 1], "int8_prediction": [1, 1]}
+    pandas.DataFrame(predictions).to_parquet(tmp_path / "predictions.parquet")
     names: dict[str, Any] = {"TIMING": TIMING, "LOOSE": LOOSE}
-    for block in blocks("python", document):
+    for block in read_blocks(document, "python"):
         block = block.replace("google-bert/bert-base-uncased", str(tmp_path / "encoder"))
         block = block.replace("max_epochs=3)", f"max_epochs=15, **{QUICK})")
         # A student of so few steps may lose more in int8 than a gate allows.

@@ -130,5 +130,5 @@ def test_a_bar_shows_a_text_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_no_module_has_a_console_of_its_own() -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in Path(distill.__file__).parent.rglob("*.py")}
-    own = [path.name for path, text in sources.items() if re.search(r"import Console\b|rich import print", text)]
+    own = [path.name for path, text in sources.items() if re.search(r"\bConsole\(|rich import print", text)]
     assert own == ["console.py"]
