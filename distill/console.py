@@ -1,6 +1,7 @@
 """Console output of a job: lines, notices and progress, as a bar in a terminal and as plain lines elsewhere."""
 
 import logging
+import os
 import re
 import sys
 import time
@@ -32,8 +33,12 @@ class PlainConsole(Console):
 
 # In a notebook every text that rich shows would be an output of its own, and lines are printed as one.
 create_console = partial(PlainConsole, highlight=False, markup=False, emoji=False, force_jupyter=False)
-# A file and a pipe have no width, and the default of 80 columns would break the tables.
-console = create_console() if Console().is_terminal else create_console(width=120)
+# A file and a pipe cannot be redrawn, whatever FORCE_COLOR says, and the default of 80 columns would break the tables.
+console = (
+    create_console()
+    if sys.stdout is not None and sys.stdout.isatty()
+    else create_console(width=None if "COLUMNS" in os.environ else 120, force_interactive=False)
+)
 LINE_EVERY_SECONDS = 20.0
 
 
@@ -110,7 +115,7 @@ class ProgressMeter:
         if in_notebook():
             self._notebook_bar = NotebookBar()
             self._draw()
-        elif console.is_terminal:
+        elif console.is_interactive:
             self._progress = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),

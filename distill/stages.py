@@ -51,7 +51,7 @@ class Stages:
             times = json.loads(self._file.read_text(encoding="utf-8"))
             self._expected |= {stage: float(times[stage]) for stage in STEADY if stage in times}
         self._enter(IMPORTS)
-        if console.console.is_terminal:
+        if console.console.is_interactive:
             self._live = Live(
                 get_renderable=self._render, console=console.console, refresh_per_second=4, transient=True
             )

@@ -2,7 +2,9 @@
 
 import io
 import itertools
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -120,7 +122,9 @@ def test_characters_that_move_the_cursor_are_spelled(text: str, shown: str, caps
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_bar_shows_a_text_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     output = io.StringIO()
-    monkeypatch.setattr(module, "console", create_console(file=output, width=160, force_terminal=True))
+    monkeypatch.setattr(
+        module, "console", create_console(file=output, width=160, force_terminal=True, force_interactive=True)
+    )
     with ProgressMeter(text, 2) as meter:
         meter.show(1, f"{text} {{task}}")
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", output.getvalue())
@@ -128,7 +132,21 @@ def test_a_bar_shows_a_text_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch)
     assert f"{text} {{task}}" in shown
 
 
+@pytest.mark.parametrize(("variables", "width"), [({}, 120), ({"COLUMNS": "90"}, 90)])
+def test_a_pipe_is_not_redrawn_and_has_a_width_although_colours_are_forced(
+    variables: dict[str, str], width: int
+) -> None:
+    """The kernel of a notebook and continuous integration set FORCE_COLOR."""
+    program = "from distill.console import console; print(console.is_interactive, console.width)"
+    inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**inherited, "FORCE_COLOR": "1", **variables}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["False", str(width)]
+
+
 def test_no_module_has_a_console_of_its_own() -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in Path(distill.__file__).parent.rglob("*.py")}
-    own = [path.name for path, text in sources.items() if re.search(r"\bConsole\(|rich import print", text)]
+    own = [path.name for path, text in sources.items() if re.search(r"Console\(|rich import print", text)]
     assert own == ["console.py"]

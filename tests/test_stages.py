@@ -91,7 +91,7 @@ def test_a_terminal_shows_the_stage_its_time_and_the_time_to_the_end(
     clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = io.StringIO()
-    terminal = console.create_console(file=output, width=100, force_terminal=True)
+    terminal = console.create_console(file=output, width=100, force_terminal=True, force_interactive=True)
     monkeypatch.setattr(console, "console", terminal)
     command = Stages()
     command.start(tmp_path)

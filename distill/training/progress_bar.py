@@ -59,7 +59,7 @@ class ProgressBar(Callback):
 
     def _update(self, step: int, now: str | None = None) -> None:
         best = "" if self._best is None else f"  best {self.metric} {self._best:.4f}"
-        room = ROOM + len(best) if console.is_terminal else 0  # Elsewhere a line has no bar and may be longer.
+        room = ROOM + len(best) if console.is_interactive else 0  # Elsewhere a line has no bar and may be longer.
         status = describe_losses(self._losses, self.weights, width=console.width - room) + best
         if self._meter is not None:
             self._meter.show(step, status, now=now)
