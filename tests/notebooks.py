@@ -50,6 +50,9 @@ def clean(notebook: Any, hidden: Mapping[str, str]) -> None:
             for output in outputs:
                 if output.output_type == "stream":
                     output.text = _clean_text(output.text, hidden)
+                for kind, content in output.get("data", {}).items():
+                    if kind in ("text/html", "text/plain"):
+                        output.data[kind] = _hide(content, hidden)
             cell.outputs = [output for output in outputs if output.get("text", "-").strip()]
 
 
@@ -66,10 +69,14 @@ def _read_text(output: Any) -> str | None:
 
 
 def _clean_text(text: str, hidden: Mapping[str, str]) -> str:
-    text = _COLOURS.sub("", text)
+    text = _hide(_COLOURS.sub("", text), hidden)
+    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()) + "\n"
+
+
+def _hide(text: str, hidden: Mapping[str, str]) -> str:
     for path, shown in hidden.items():
         text = text.replace(path, shown)
-    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()) + "\n"
+    return text
 
 
 def main() -> None:
