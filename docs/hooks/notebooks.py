@@ -1,5 +1,6 @@
 """Renders notebooks as pages: a line `{{ notebook NAME.ipynb }}` of a Markdown page becomes its cells and outputs."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -33,17 +34,19 @@ def _convert_cell(cell: Mapping[str, Any]) -> Iterator[str]:
     elif cell["cell_type"] == "code":
         language, code = ("sh", source.removeprefix("%%bash\n")) if source.startswith("%%bash") else ("python", source)
         yield f"```{language}\n{code}\n```"
-        for output in cell["outputs"]:
-            yield from _convert_output(output)
+        outputs = [_convert_output(output) for output in cell["outputs"]]
+        for is_text, group in itertools.groupby((output for output in outputs if output[1]), lambda output: output[0]):
+            parts = [content for _, content in group]
+            yield "\n".join(['```text title="Output"', *parts, "```"]) if is_text else "\n\n".join(parts)
 
 
-def _convert_output(output: Mapping[str, Any]) -> Iterator[str]:
+def _convert_output(output: Mapping[str, Any]) -> tuple[bool, str]:
+    """Returns whether an output is text, which joins the text around it, and its content."""
     data = output.get("data", {"text/plain": output.get("text", output.get("traceback", ""))})
     if "text/markdown" in data:
-        yield "".join(data["text/markdown"])
-    elif "image/png" in data:
-        yield f"![Figure](data:image/png;base64,{''.join(data['image/png']).strip()})"
-    elif "<table" in (html := "".join(data.get("text/html", ""))):
-        yield _ATTRIBUTES.sub("<table>", _STYLE.sub("", html))
-    elif text := _COLOURS.sub("", "".join(data.get("text/plain", ""))).strip("\n"):
-        yield f'```text title="Output"\n{text}\n```'
+        return False, "".join(data["text/markdown"])
+    if "image/png" in data:
+        return False, f"![Figure](data:image/png;base64,{''.join(data['image/png']).strip()})"
+    if "<table" in (html := "".join(data.get("text/html", ""))):
+        return False, _ATTRIBUTES.sub("<table>", _STYLE.sub("", html))
+    return True, _COLOURS.sub("", "".join(data.get("text/plain", ""))).strip("\n")
