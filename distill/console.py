@@ -1,7 +1,6 @@
 """Console output of a job: lines, notices and progress, as a bar in a terminal and as plain lines elsewhere."""
 
 import logging
-import os
 import re
 import sys
 import time
@@ -37,7 +36,7 @@ create_console = partial(PlainConsole, highlight=False, markup=False, emoji=Fals
 console = (
     create_console()
     if sys.stdout is not None and sys.stdout.isatty()
-    else create_console(width=None if "COLUMNS" in os.environ else 120, force_interactive=False)
+    else create_console(width=120, force_interactive=False)
 )
 LINE_EVERY_SECONDS = 20.0
 

@@ -15,7 +15,6 @@ import nbformat
 from nbclient import NotebookClient
 
 CACHE = Path(os.environ.get("DISTILL_CACHE", "~/.cache/distill")).expanduser()
-COLUMNS = 110  # Of tables in the output of a command.
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RICH = '<pre style="white-space:pre'  # Text that rich writes into a notebook.
 
@@ -23,7 +22,7 @@ _RICH = '<pre style="white-space:pre'  # Text that rich writes into a notebook.
 def execute(notebook: Any, directory: Path, *, cache: Path = CACHE) -> None:
     """Executes the cells in a directory, which holds their files afterwards, without a network."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    set_for_kernel = {"PATH": path, "COLUMNS": str(COLUMNS), "DISTILL_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    set_for_kernel = {"PATH": path, "DISTILL_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     client = NotebookClient(notebook, timeout=3600, kernel_name="python3", resources={"metadata": {"path": directory}})
     client.execute(env={**os.environ, **set_for_kernel})
 

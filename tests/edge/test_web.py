@@ -285,7 +285,7 @@ def test_an_int8_file_of_every_target_is_right_in_a_browser(
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Path]:
     """The reader in Node beside its libraries, where Node looks for them."""
-    script = NODE_MODULES.parent / f"{tmp_path.name}.mjs"
+    script = NODE_MODULES.parent / f"{tmp_path.name}-{os.getpid()}.mjs"  # Two workers may have paths of one name.
     shutil.copyfile(ROOT / "docs" / "predict.mjs", script)
     yield script
     script.unlink()
