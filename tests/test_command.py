@@ -1,5 +1,7 @@
 """Tests that the command line reports mistakes in one line, with the valid names and exit code 2."""
 
+import gc
+import importlib
 import io
 import os
 import subprocess
@@ -170,3 +172,19 @@ def test_the_process_ends_with_the_exit_code_and_no_search_for_garbage(
     with pytest.raises(SystemExit) as ended:
         command_line.run()
     assert (ended.value.code, frozen) == (code, [code])
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_what_the_first_run_of_a_command_imports_is_left_out_of_searches_for_garbage(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second freezing, in a sweep, would keep the models of the run before for ever."""
+    calls: list[str] = []
+    importlib.import_module("distill.jobs.run")
+    if is_first:
+        monkeypatch.delitem(sys.modules, "distill.jobs.run")
+    monkeypatch.setattr(command_line.importlib, "import_module", lambda name: calls.append(f"import {name}"))
+    monkeypatch.setattr(command_line.gc, "freeze", lambda: calls.append("freeze"))
+    command_line._import_jobs()
+    assert calls == (["import distill.jobs.run", "freeze"] if is_first else [])
+    assert gc.isenabled()
