@@ -80,10 +80,9 @@ class OneClass(Scoring):
             weights = resolve_class_weights(self.class_weights, data.labels, data.splits["train"].labels)
             data = data.with_option(f"class_weights={weights}")
         scoring = replace(self, classes=data.labels, positive_index=positive_index, weights=weights)
-        dev = data.splits["dev"].labels
-        one_hot = CERTAIN * np.eye(len(data.labels))[dev]
-        scoring.check_functions(dev, perfect=one_hot, constant=np.zeros_like(one_hot))
-        data = data.with_option(option) if (option := scoring.selecting_function()) else data
+        data = scoring.adopt_functions(
+            data, perfect=lambda labels: CERTAIN * np.eye(len(data.labels))[labels], constant=np.zeros_like
+        )
         return replace(data, scoring=scoring, terms={"hard": HardLabels()})
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:

@@ -53,10 +53,10 @@ class LabelSets(Scoring):
     def adapt(self, data: LabelledData) -> LabelledData:
         """Returns the data with its scoring, and the bias of a new head."""
         bias = log_odds(data.splits["train"].labels > 0)
-        scoring, dev = replace(self, labels=data.labels), data.splits["dev"].labels
-        certain = np.where(dev > 0, CERTAIN, -CERTAIN)
-        scoring.check_functions(dev, perfect=certain, constant=np.zeros_like(certain))
-        data = data.with_option(option) if (option := scoring.selecting_function()) else data
+        scoring = replace(self, labels=data.labels)
+        data = scoring.adopt_functions(
+            data, perfect=lambda labels: np.where(labels > 0, CERTAIN, -CERTAIN), constant=np.zeros_like
+        )
         return replace(data, scoring=scoring, terms={"hard": HardLabels()}, head_bias=bias)
 
     def probabilities(self, scores: Scores) -> np.ndarray:

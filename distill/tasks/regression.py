@@ -168,9 +168,9 @@ class Regression(ShownTask):
                 f"all numbers of dev are {numbers[0]:g}, so that {self._scoring.metric} is 0 whatever a model "
                 "predicts: give a dev with different numbers"
             )
-        constant = np.full((len(numbers), 1), numbers.mean())
-        self._scoring.check_functions(numbers, perfect=numbers[:, None], constant=constant)
-        data = data.with_option(option) if (option := self._scoring.selecting_function()) else data
+        data = self._scoring.adopt_functions(
+            data, perfect=lambda labels: labels[:, None], constant=lambda logits: np.full_like(logits, logits.mean())
+        )
         return replace(data, scoring=self._scoring, terms={"hard": HardLabels()})
 
     def encode(

@@ -14,6 +14,8 @@ from distill.tasks.own_metrics import Functions, compute_functions, digest_funct
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from distill.data.tables import LabelledData
+
 CALIBRATION_BINS = 15  # As in the results of Guo et al., arXiv 1706.04599.
 
 
@@ -66,26 +68,33 @@ class Scoring:
         own = compute_functions(self.functions, *self.true_and_scores(scores), of="the predictions of a model")
         return {name: {**metrics, **own}[name] for name in self.names}
 
-    def check_functions(self, labels: np.ndarray, *, perfect: np.ndarray, constant: np.ndarray) -> None:
-        """Calls every function once before anything is trained.
+    def adopt_functions(
+        self,
+        data: "LabelledData",
+        perfect: Callable[[np.ndarray], np.ndarray],
+        constant: Callable[[np.ndarray], np.ndarray],
+    ) -> "LabelledData":
+        """Returns the data with the function that selects checkpoints in its digest, if one does.
+
+        Every function is called once, before anything is trained.
 
         Args:
-            labels: of dev, `[N]` or `[N, C]`.
-            perfect: logits `[N, C]` of the labels themselves.
-            constant: logits `[N, C]` of the same prediction for every example.
+            perfect: returns the logits `[N, C]` of the labels `[N]` or `[N, C]` of dev themselves.
+            constant: returns the same prediction for every example, as logits of the shape of those.
 
         Raises:
             UserError: for a function that fails, or returns something else than a finite number.
         """
-        predictions = {"the labels of dev as predictions": perfect, "a constant prediction on dev": constant}
-        for of, logits in predictions.items():
-            scores = Scores({"logits": logits.astype(np.float32)}, labels, np.arange(len(labels)))
+        if not self.functions:
+            return data
+        labels = data.splits["dev"].labels
+        logits = perfect(labels)
+        predictions = {"the labels of dev as predictions": logits, "a constant prediction on dev": constant(logits)}
+        for of, predicted in predictions.items():
+            scores = Scores({"logits": predicted.astype(np.float32)}, labels, np.arange(len(labels)))
             compute_functions(self.functions, *self.true_and_scores(scores), of=of)
-
-    def selecting_function(self) -> str | None:
-        """The function that selects checkpoints, with its code, as an option of the data; None without one."""
-        function = self.functions.get(self.metric)
-        return None if function is None else f"metric={self.metric} {digest_function(function)}"
+        selecting = self.functions.get(self.metric)
+        return data if selecting is None else data.with_option(f"metric={self.metric} {digest_function(selecting)}")
 
     def describe_functions(self) -> dict[str, Any]:
         """The field of run.json and bundle.json that names the functions; none without any."""
