@@ -11,6 +11,7 @@ import io
 import logging
 import multiprocessing
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ with suppress(ImportError):  # Of TensorBoard and OpenVINO. It would close the o
 
     absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
+CHROMIUM = shutil.which("chromium")  # Of the machine, which .ci/run installs.
 GOOD = ("a lovely and moving film", "wonderful acting , a joy", "funny , warm and clever", "i loved every minute")
 BAD = ("a dull and lifeless mess", "terrible acting , a bore", "stale , cold and stupid", "i hated every minute")
 LABELS = ("negative", "positive")
@@ -109,6 +111,16 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, in a process that the tests of a module share."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
 
 
 @pytest.fixture(autouse=True, scope="module")

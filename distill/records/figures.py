@@ -79,9 +79,7 @@ def _render(caption: str, plot: Callable[["Axes"], None], height: float, format:
     from matplotlib.figure import Figure as Canvas
 
     content = io.BytesIO()
-    colors = matplotlib.colors.get_named_colors_mapping()
-    for mark, color in (_MARKS if format == "svg" else _COLORS).items():
-        colors[mark] = color
+    matplotlib.colors.get_named_colors_mapping().update(_MARKS if format == "svg" else _COLORS)
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": caption}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The page has fonts for letters that matplotlib's own lacks.
         canvas = Canvas(figsize=(WIDTH, height), layout="constrained")

@@ -34,8 +34,7 @@ def write_report(directory: Path, record: JsonObject, *, to: Path | None = None,
 
 def draw_report(directory: Path, record: JsonObject) -> list[Figure]:
     """Returns the figures of the report of a run in their order."""
-    report = _describe_run(directory, fill_record(record))
-    return [figure for of_section in report.figures.values() for figure in of_section]
+    return [figure for of_section in render_run(directory, record).figures.values() for figure in of_section]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
 """Tests in a browser that the pages are accessible: axe finds nothing serious, nothing is clipped, search works."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import CHROMIUM
 from tests.documentation.conftest import ROOT
 from tests.records.test_collection_report import report_of, save, save_sweep
 
-CHROMIUM = shutil.which("chromium")
 AXE = ROOT / "build" / "node" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = (
     "index.html", "guide.html", "formats.html", "reference/options/run.html", "reference/options/task.html",
@@ -33,15 +31,6 @@ pytestmark = [
     pytest.mark.xdist_group("site"),
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which .ci/run installs"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 def find_serious(browser: Any, page: Path, scheme: str, width: int) -> list[str]:

@@ -26,12 +26,11 @@ from distill.edge import Bundle, web
 from distill.edge.__main__ import main
 from distill.errors import UserError
 from distill.storage.files import hash_file, write_json
-from tests.conftest import sentences
+from tests.conftest import CHROMIUM, sentences
 from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle, write_vector_bundle
 
 ROOT = Path(__file__).parents[2]
 NODE_MODULES = ROOT / "build" / "node" / "node_modules"
-CHROMIUM = shutil.which("chromium")
 TEXTS = [
     *(text for text, _ in sentences(200)), "", " ", "\U0001f600 a film \U0001f3ac", "caf\u00e9 na\u00efve \u4f60\u597d",
     "a film " * 2000, "a\x00film\tand\u2028more", "<b>a film</b> & \"quotes\" '",
@@ -42,15 +41,6 @@ needs_libraries = pytest.mark.skipif(
     not (NODE_MODULES / "onnxruntime-web").is_dir(), reason="needs the JavaScript libraries that .ci/run installs"
 )
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which .ci/run installs")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):

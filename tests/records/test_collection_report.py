@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from distill.records import run_report as run_reports
 from distill.records.collection_report import write_collection
 from distill.records.headline import describe_result
 from distill.records.record import Run, create_record, digest
+from tests.conftest import CHROMIUM
 from tests.records.test_report import record
 
-CHROMIUM = shutil.which("chromium")
 # The words of cells and headings whose letters are on several lines.
 BROKEN_WORDS = r"""() => {
   const found = [];
@@ -210,23 +209,20 @@ def test_the_page_needs_no_other_file_and_shows_texts_as_they_are(tmp_path: Path
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which .ci/run installs")
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.xdist_group("browser")
-def test_the_page_fits_a_telephone_is_dark_at_night_and_sorts_its_tables(tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+def test_the_page_fits_a_telephone_is_dark_at_night_and_sorts_its_tables(browser: Any, tmp_path: Path) -> None:
     save_sweep(tmp_path)
     report_of(tmp_path)
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
-        page.goto((tmp_path / "report.html").as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        assert page.evaluate(BROKEN_WORDS) == []
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
-        runs = "section:has(h2:text('All runs')) tbody tr td:first-child"
-        assert page.locator(runs).all_inner_texts() == ["0", "1", "2", "3", "4", "5"]
-        for expected in (["0", "1", "2", "3", "4", "5"], ["5", "4", "3", "2", "1", "0"]):
-            page.click("section:has(h2:text('All runs')) th button >> nth=0")
-            assert page.locator(runs).all_inner_texts() == expected
-        browser.close()
+    page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(BROKEN_WORDS) == []
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+    runs = "section:has(h2:text('All runs')) tbody tr td:first-child"
+    assert page.locator(runs).all_inner_texts() == ["0", "1", "2", "3", "4", "5"]
+    for expected in (["0", "1", "2", "3", "4", "5"], ["5", "4", "3", "2", "1", "0"]):
+        page.click("section:has(h2:text('All runs')) th button >> nth=0")
+        assert page.locator(runs).all_inner_texts() == expected
+    page.close()
 
 
 @pytest.mark.parametrize(("length", "is_named"), [(32, True), (128, False)])
