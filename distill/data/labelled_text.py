@@ -76,7 +76,9 @@ class LabelledText:
             text=self.text, label=self.label, kind=self._kind, names=self.label_names, missing=self.missing
         )
         tables, unlabelled = rules.set_aside(tables)
-        return (self._hold_out_dev(tables[SINGLE]) if SINGLE in tables else tables), unlabelled
+        if SINGLE in tables:
+            tables = {**self._hold_out_dev(tables.pop(SINGLE)), **tables}
+        return tables, unlabelled
 
     @property
     def _kind(self) -> Kind:
