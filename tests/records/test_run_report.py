@@ -222,6 +222,13 @@ def test_the_first_figure_has_every_model_with_its_interval(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("drawn")
+def test_a_figure_has_the_colours_of_paper_after_one_of_a_page() -> None:
+    """matplotlib keeps the colours that it has looked up, and a page has marks in their place."""
+    figure = run_plots.draw_lengths([1, 2])
+    assert figure.create_canvas().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.usefixtures("drawn")
 def test_figures_of_several_seeds_name_them(tmp_path: Path) -> None:
     seeds = [
         {"seed": seed, "metrics": {"accuracy": value}, "export": {}, "baseline": {"metrics": {"accuracy": value - 0.1}}}
