@@ -79,7 +79,10 @@ def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     """Raises UserError if an example may be longer than the model can read."""
     limit = longest(model, tokenizer)
     if max_length > limit:
-        raise UserError(f"task.max_length={max_length}, but the {who} reads {limit} tokens at most")
+        raise UserError(
+            f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "
+            f"which cuts longer texts, or take a {who} that reads more"
+        )
 
 
 def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:

@@ -555,6 +555,15 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "budget.mb=20 is for exported students, and export.enabled=false: leave one of them out",
     ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "cut texts without an export": (
+        _options("export.enabled=false", "benchmark.max_lengths=[8]"),
+        "benchmark.max_lengths=[8] is for exported students, and export.enabled=false: leave one of them out",
+    ),
+    "texts that are cut to more than is read": (
+        _options("task.max_length=16", "benchmark.max_lengths=[8,16]"),
+        "got benchmark.max_lengths=[8, 16], expected less than task.max_length=16, which is scored anyway: leave 16 "
+        "out, or raise task.max_length",
+    ),
     "a moving average that never moves": (
         _options("trainer.ema=1"),
         "got trainer.ema=1, expected a number of at least 0 and below 1 or auto",
