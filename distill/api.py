@@ -329,6 +329,10 @@ def _distilbert_student(
     layers: str | Sequence[int] = "alternate",
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
+    attention: Literal["own", "local"] = "own",
+    window: int | None = None,
+    global_tokens: int = 1,
+    positions: int | None = None,
 ) -> Student:
     """A student with some of the teacher's layers: a DistilBERT from a BERT, the teacher's own class otherwise.
 
@@ -337,8 +341,14 @@ def _distilbert_student(
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none.
+        attention: `own` is that of the student's class; `local` is for long texts and attends to the tokens nearby.
+        window: tokens around each token that local attention reads, half of them on each side; by default 256.
+        global_tokens: number of first tokens with full attention among local ones.
+        positions: number of tokens that the student reads; by default that of the teacher.
     """
-    return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init))
+    options: dict[str, Any] = {"layers": layers, "depth": depth, "init": init}
+    options |= {"attention": attention, "window": window, "global_tokens": global_tokens, "positions": positions}
+    return Student("distilbert", partial(_distilbert.from_teacher, **options))
 
 
 def _bilstm_student(**options: Any) -> Student:

@@ -12,6 +12,7 @@ from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 from distill.errors import UserError
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
+from distill.models.long_texts import LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
 
 Layers = str | Sequence[int]
@@ -46,6 +47,10 @@ def from_teacher(
     layers: Layers = "alternate",
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
+    attention: Literal["own", "local"] = "own",
+    window: int | None = None,
+    global_tokens: int = 1,
+    positions: int | None = None,
 ) -> PreTrainedModel:
     """Creates a student of the teacher's width with some of its layers, in training mode and float32.
 
@@ -60,15 +65,27 @@ def from_teacher(
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none.
+        attention: `own` is that of the student's class, `local` that of Longformer, as in `LongTexts`.
+        window: tokens around each token that local attention reads.
+        global_tokens: number of first tokens with full attention among local ones.
+        positions: number of tokens that the student reads; None is that of the teacher.
 
     Raises:
-        UserError: if the teacher lacks one of the layers, its layers are not separate modules, or a layer cannot take
-            its place in the student.
+        UserError: if the teacher lacks one of the layers, its layers are not separate modules, a layer cannot take
+            its place in the student, or the student cannot have such attention.
     """
     if init not in ("teacher", "random"):
         raise UserError(f"student.init={init} is unknown, expected teacher or random")
+    long_texts = LongTexts("student", attention, window, global_tokens, positions)
     if isinstance(teacher, FeatureBilstmPreTrainedModel):
-        return _follow_encoder(teacher, layers=layers, depth=depth, init=init)
+        return long_texts.apply(_follow_encoder(teacher, layers=layers, depth=depth, init=init))
+    return long_texts.apply(_copy_layers(teacher, layers, depth, init))
+
+
+def _copy_layers(
+    teacher: PreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
+) -> PreTrainedModel:
+    """Creates the student with the attention of its class."""
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     if type(teacher.config) is BertConfig and _is_distilbert(teacher):
         student = _create_distilbert(teacher, len(teacher_layers))
