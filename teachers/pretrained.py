@@ -3,11 +3,11 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import Start, check_directory, has_tokenizer, load_directory, read_width
-from distill.models.long_texts import LongTexts, lengthen
+from distill.models.long_texts import Attention, LongTexts, lengthen
 from distill.storage import hub
 from distill.storage.files import is_full_disk
 
@@ -37,7 +37,7 @@ class Pretrained:
         revision: str | None = None,
         precision: str = "float32",
         trust_remote_code: bool = False,
-        attention: Literal["own", "local"] = "own",
+        attention: Attention = "own",
         window: int | None = None,
         global_tokens: int = 1,
         positions: int | None = None,

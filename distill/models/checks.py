@@ -16,6 +16,7 @@ from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
 from distill.models.forward import run_model
 from distill.models.long_texts import attends_locally
+from distill.models.modeling_chunked import ChunkedPreTrainedModel
 
 _EXAMPLES_PER_CALL = 512
 
@@ -67,6 +68,8 @@ def match_spare_rows(
 
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the largest number of tokens that the model can read."""
+    if isinstance(model, ChunkedPreTrainedModel):
+        return int(tokenizer.model_max_length)
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):

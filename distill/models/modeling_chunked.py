@@ -4,7 +4,6 @@
 loads the model from there.
 """
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,6 +212,9 @@ class ChunkedModel(ChunkedPreTrainedModel):
 
 AutoConfig.register(ChunkedConfig.model_type, ChunkedConfig)
 ChunkedConfig.register_for_auto_class()
-for _auto_class, _model in ((AutoModel, ChunkedModel), (AutoModelForSequenceClassification, ChunkedForSequenceClassification)):
+for _auto_class, _model in (
+    (AutoModel, ChunkedModel),
+    (AutoModelForSequenceClassification, ChunkedForSequenceClassification),
+):
     _auto_class.register(ChunkedConfig, _model)
     _model.register_for_auto_class(_auto_class.__name__)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,12 +13,15 @@ from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.data import tables
 from distill.errors import UserError
 from distill.losses import AttentionScoreMSE, Cosine, MiniLMv2, Objective
 from distill.models import checks
 from distill.models.forward import output_logits
 from distill.models.long_texts import LongTexts, repeat_rows
 from distill.models.modeling_local import ATTENTION, LocalRobertaForMaskedLM  # type: ignore[attr-defined]
+from distill.tasks import Classification
+from distill.tasks.class_scores import OneClass
 from tests.conftest import LABELS
 from tests.models.test_families import OTHERS, SIZES, family_tokenizer
 
@@ -182,7 +186,7 @@ def test_repeated_rows_begin_behind_the_reserved_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention": "sparse"}, "student.attention=sparse is unknown, expected own or local"),
+        ({"attention": "sparse"}, "student.attention=sparse is unknown, expected one of own, local, full"),
         ({"attention": "local", "window": 7}, "got student.window=7, expected an even number"),
         ({"attention": "local", "window": 0}, "got student.window=0, expected a whole number of at least 2"),
         ({"attention": "local", "window": 42}, "student.window=42 is as long as the 42 tokens that the student reads"),
@@ -224,3 +228,12 @@ def test_terms_on_attention_are_refused_for_local_attention_and_others_are_not(t
     with pytest.raises(UserError, match=message):
         checks.check_outputs(objective, teacher=teacher, student=student)
     checks.check_outputs(Objective(name="toy", terms={"cosine": Cosine()}), teacher=teacher, student=student)
+
+
+def test_a_text_of_a_hundred_thousand_tokens_is_cut_and_counted() -> None:
+    task = Classification(name="toy", text=["sentence"], max_length=4096)
+    split = tables.text_split(["a lovely film " * 100_000, "dull"], labels=np.zeros(2, int))
+    data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="", scoring=OneClass(("accuracy",)))
+    examples = task.encode(data, _unlimited(), None)["train"]
+    assert examples.truncated == 1
+    assert examples[[0]]["input_ids"].shape == (1, 4096)
