@@ -120,7 +120,7 @@ def describe_cut(splits: EncodedSplits, max_length: int, *, longest: int) -> str
         return None
     more = f"task.max_length={min(longest, 4 * max_length)} cuts fewer, and takes longer"
     if longest <= max_length:
-        more = "the teacher reads no more: take one of long texts, such as +teacher=modernbert_base"
+        more = f"the teacher reads no more: +teacher=pretrained with teacher.positions={4 * max_length} makes it do so"
     return f"{share:.0%} are longer than task.max_length={max_length}, and their rest is cut off; {more}"
 
 

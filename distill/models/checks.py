@@ -85,7 +85,7 @@ def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     if max_length > limit:
         raise UserError(
             f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "
-            f"which cuts longer texts, or take a {who} that reads more"
+            f"which cuts longer texts, or {who}.positions={max_length}, which repeats positions"
         )
 
 

@@ -127,7 +127,7 @@ def test_a_text_of_a_hundred_thousand_tokens_is_cut_for_a_training_and_measured_
     [
         (10**9, "task.max_length=16 cuts fewer, and takes longer"),
         (8, "task.max_length=8 cuts fewer, and takes longer"),
-        (4, "the teacher reads no more: take one of long texts, such as +teacher=modernbert_base"),
+        (4, "the teacher reads no more: +teacher=pretrained with teacher.positions=16 makes it do so"),
     ],
 )
 def test_the_summary_names_the_share_of_texts_that_are_cut_and_what_to_type(
