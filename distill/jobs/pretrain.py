@@ -13,7 +13,7 @@ from distill.chain.plan import check_export, check_hooks, check_terms
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import Loader
+from distill.contracts import EncodedSplits, Loader, Scores
 from distill.data import batching
 from distill.errors import UserError
 from distill.export.bundle import write_bundle
@@ -31,6 +31,8 @@ from distill.storage.cache import open_cache
 from distill.storage.files import atomic_directory, write_text
 from distill.tasks import CausalLM, MaskedLM
 from distill.tasks.masked_lm import TextData
+from distill.tasks.scoring import Scoring
+from distill.teaching.constants import compare_with_constant, measure_constant
 from distill.teaching.preparation import adopt_special_tokens
 from distill.teaching.source import TeacherSource, check_features
 from distill.training import auto, fitting
@@ -68,10 +70,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
         student=start.model, objective=objective, task=task, scoring=scoring,
         **settings.optimization(len(loaders["train"])),
     )  # fmt: skip
-    about = {
-        "task": summary.describe_task(task, run.record["task"], data),
-        "tokens": summary.describe_lengths(examples, task.info.max_length),
-    }
+    about = _describe_text(task, data, examples, dev, run)
     _show(module, about, loaders, settings, start, source.weights.resolved(), before)
     if config.dry_run:
         return
@@ -82,10 +81,11 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
                 logger=loggers.lightning, title="teacher", resume=bool(config.resume),
                 identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
             )  # fmt: skip
-            metrics = scoring.metrics(evaluate(module.student.to(device), task, scoring, dev))
+            scores = evaluate(module.to(device).student, task, scoring, dev)
+            losses = {"dev_losses": module.mean_losses(dev)}
+        described = _teacher_record(source, start, from_scratch=from_scratch) | {"before": before}
         run.update(
-            training=training_record(fit, module),
-            teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
+            training=training_record(fit, module) | losses, teacher=described | _measure(scoring, scores, losses)
         )
         directory = run.directory / "teacher" / "model"
         save_model(module.student.eval().cpu(), start.tokenizer, directory)
@@ -137,6 +137,36 @@ def _check(
         )
 
 
+def _describe_text(
+    task: MaskedLM | CausalLM, data: TextData, examples: EncodedSplits, dev: Loader, run: Run
+) -> dict[str, str]:
+    """Returns the rows of the summary on the text: its size, its lengths, and what token frequencies reach on dev."""
+    rows = {
+        "task": summary.describe_task(task, run.record["task"], data),
+        "tokens": summary.describe_lengths(examples, task.info.max_length),
+    }
+    unigram = measure_constant(data.scoring, task, dev)
+    return rows if unigram is None else rows | {"unigram": summary.describe_unigram(unigram)}
+
+
+def _measure(scoring: Scoring, scores: Scores, losses: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Returns the metrics of the model on dev beside those of token frequencies, and prints them.
+
+    Args:
+        losses: `dev_losses`, the mean of each term.
+    """
+    record: dict[str, Any] = {"metrics": scoring.metrics(scores)}
+    terms = ", ".join(f"{name} {value:.3f}" for name, value in losses["dev_losses"].items())
+    comparison = compare_with_constant(scoring, {"dev": scores})
+    if comparison is None:
+        print_line(f"Losses on dev: {terms}")
+        return record
+    print_line(f"Losses on dev: {terms}; by {comparison.answer} {comparison.metrics['loss']:.3f}")
+    if comparison.weakness is not None:
+        print_notice(f"the model {comparison.weakness}")
+    return record | comparison.record()
+
+
 def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: MaskedLM | CausalLM) -> Objective | None:
     """Returns the objective that the user chose, None for the terms of the task.
 
@@ -153,6 +183,11 @@ def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: Maske
         raise UserError(
             f"objective {objective.name} has the term {', '.join(taught)}, which learns from a teacher, and "
             f"job={config.job.name} has none: {without}, or set objective.terms.{taught[0]}.weight=0"
+        )
+    if unread := task.info.label_columns - {"labels"} - objective.label_columns:
+        raise UserError(
+            f"task.pair={task.settings.pair} gives pairs of segments with a label ({', '.join(unread)}), and no term "
+            f"of objective {objective.name} learns from it: set task.pair=null, or {without}"
         )
     check_hooks(objective, settings)
     return objective
@@ -211,10 +246,12 @@ def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, s
     if not source.weights.is_new and not start.fits:
         print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
     checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
-    if task.info.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
+    if "pair_labels" in task.info.label_columns and not hasattr(
+        checks.run_sample(start.model), "seq_relationship_logits"
+    ):
         raise UserError(
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
-            f"{type(start.model).__name__} has none: set task.pair=null"
+            f"{type(start.model).__name__} has none: set task.pair=null, or three_way"
         )
     return start
 

@@ -37,7 +37,7 @@ class CausalText(TextData):
     def scoring(self) -> "NextTokenScores":
         """The scores of tokens; before they are packed it knows no tokenizer."""
         scoring = super().scoring
-        return NextTokenScores(scoring.settings, tokens=scoring.tokens)
+        return NextTokenScores(scoring.settings, tokens=scoring.tokens, counts=scoring.counts)
 
     @property
     def terms(self) -> dict[str, Term]:

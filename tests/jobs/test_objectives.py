@@ -108,6 +108,19 @@ def test_spans_are_predicted_from_their_boundaries(run: Run) -> None:
     assert AutoModelForMaskedLM.from_pretrained(record["directory"] / "teacher" / "model")
 
 
+def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> None:
+    code, text, record = run("+experiment=structbert")
+    assert code == 0, text
+    assert "structbert: mlm, order" in text
+    assert record["objective"] == {"name": "structbert", "terms": {"mlm": {"weight": 1.0}, "order": {"weight": 1.0}}}
+    with open(record["directory"] / "metrics.csv") as file:
+        losses = [float(row["train/order"]) for row in csv.DictReader(file) if row["train/order"]]
+    assert losses
+    assert 0.3 < losses[0] < 2.5  # Random weights have about ln 3.
+    # No head of two orders is in the model, because the term has its own of three.
+    assert AutoModelForMaskedLM.from_pretrained(record["directory"] / "teacher" / "model")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -128,8 +141,30 @@ def test_spans_are_predicted_from_their_boundaries(run: Run) -> None:
             "(task=mlm), and task clm has none: leave out objective= for the terms of the task, or set "
             "objective.terms.boundary.weight=0",
         ),
+        (
+            ("objective=structbert",),
+            "objective structbert: the term order learns from pairs of segments in three orders (task.pair=three_way), "
+            "and task mlm has none",
+        ),
+        (
+            ("objective=spanbert", "task.packing=segment_pair", "task.pair=nsp"),
+            "task.pair=nsp gives pairs of segments with a label (pair_labels), and no term of objective spanbert "
+            "learns from it: set task.pair=null, or leave out objective= for the terms of the task",
+        ),
+        (
+            ("objective=structbert", "task.packing=segment_pair", "task.pair=sop"),
+            "the term order learns from pairs of segments in three orders (task.pair=three_way), and task mlm has none",
+        ),
     ],
-    ids=["a teacher", "the default by name", "another task", "tokens that are not hidden"],
+    ids=[
+        "a teacher",
+        "the default by name",
+        "another task",
+        "tokens that are not hidden",
+        "no pairs",
+        "pairs without a term",
+        "pairs of two orders",
+    ],
 )
 def test_terms_that_need_a_teacher_or_another_task_are_refused(
     run: Run, options: tuple[str, ...], expected: str
