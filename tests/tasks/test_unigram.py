@@ -2,20 +2,19 @@
 
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED, Scores
+from distill.contracts import Scores
 from distill.data.batching import evaluation_loader
-from distill.tasks import CausalLM
+from distill.tasks import CausalLM, MaskedLM
 from distill.tasks.masked_lm import UNIGRAM, TokenScores
 from distill.teaching.constants import compare_with_constant, measure_constant
-from distill.text.sequences import SequenceSettings
-from distill.training.statistics import Difference
+from distill.text.sequences import Sequences, SequenceSettings
 from tests.conftest import write_corpus
-from tests.text.conftest import make_task
 
 # Of five tokens, the first is special and never predicted.
 COUNTS = np.array([-1, 5, 2, 0, 1])
@@ -47,27 +46,29 @@ def test_a_model_that_is_no_better_is_weak(loss: float, is_weak: bool) -> None:
     comparison = compare_with_constant(SCORING, {"dev": scores_of([loss] * 120, labels, [n // 4 for n in range(120)])})
     assert comparison is not None
     assert (comparison.weakness is not None) == is_weak
-    difference: Difference = comparison.difference
-    assert difference["difference"] == pytest.approx(math.exp(loss) - comparison.metrics["perplexity"], rel=1e-5)
+    assert comparison.difference["difference"] == pytest.approx(
+        math.exp(loss) - comparison.metrics["perplexity"], rel=1e-5
+    )
     if is_weak:
         assert f'of "{UNIGRAM}"' in str(comparison.weakness)
 
 
-def test_tokens_of_train_that_may_be_predicted_are_counted(
-    tokenizer: PreTrainedTokenizerBase, corpus_file: Path, tmp_path: Path
+@pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
+def test_the_tokens_of_train_that_may_be_predicted_are_counted(
+    kind: type[MaskedLM] | type[CausalLM], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    task = make_task(corpus_file)
-    data = task.read(tmp_path)
-    examples = data.encode(tokenizer, tmp_path)
-    train, special = examples["train"], tokenizer.all_special_ids
-    ids = np.concatenate([train[[row]]["input_ids"][0].numpy() for row in range(len(train))])  # type: ignore[arg-type, index]
-    assert (train.token_counts[special] == -1).all()  # type: ignore[union-attr]
-    assert train.token_counts.sum() + len(special) > 0.8 * np.isin(ids, special, invert=True).sum()  # type: ignore[union-attr]
-    scoring = data.with_examples(examples).scoring
-    loader = evaluation_loader(examples["dev"], batch_size=4)  # type: ignore[arg-type]
+    task = kind(data_dir=str(write_corpus(tmp_path)), documents="line", max_length=16, dev_fraction=0.2)
+    data = task.read(tmp_path / "cache")
+    examples = data.encode(tokenizer, tmp_path / "cache")
+    train, dev = (cast(Sequences, examples[split]) for split in ("train", "dev"))
+    expected = np.bincount(train._columns["input_ids"], minlength=len(tokenizer))
+    if kind is MaskedLM:
+        expected[tokenizer.all_special_ids] = -1
+    assert train.token_counts.tolist() == expected.tolist()
+    scoring, loader = data.with_examples(examples).scoring, evaluation_loader(dev)
     metrics = measure_constant(scoring, task, loader)
     assert metrics is not None
     labels = np.concatenate([task.select(batch).labels.numpy() for step in loader for batch in step])
-    counts = train.token_counts + 1  # type: ignore[union-attr]
-    assert metrics["loss"] == pytest.approx(-np.log(counts[labels] / counts.sum()).mean(), rel=1e-5)
-    assert metrics["loss"] < math.log((counts > 0).sum())
+    shares = (expected + 1) / (expected + 1).sum()
+    assert metrics["loss"] == pytest.approx(-np.log(shares[labels]).mean(), rel=1e-5)
+    assert metrics["loss"] < math.log(len(tokenizer))
