@@ -222,7 +222,22 @@ class TokenScores(Scoring):
         return "the tokens of the vocabulary"
 
 
-class MaskedLM(ShownTask):
+class TextTask(ShownTask):
+    """A kind of task on raw text."""
+
+    raw_text = True
+
+    def encode(
+        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Sequences | StreamedText]":
+        return data.encode(tokenizer, cache_dir)
+
+    def assemble(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+        """Returns the model that is trained on the text: the loaded one, or together with a further one."""
+        return model
+
+
+class MaskedLM(TextTask):
     """Masked language modelling (arXiv 1810.04805, section 3.1), with an objective on two segments if `pair` names one.
 
     Args:
@@ -238,7 +253,6 @@ class MaskedLM(ShownTask):
 
     kinds = ("masked_lm",)
     auto_class = "AutoModelForMaskedLM"
-    raw_text = True
 
     def __init__(
         self,
@@ -263,11 +277,6 @@ class MaskedLM(ShownTask):
 
     def read(self, cache_dir: Path) -> TextData:
         return TextData(open_corpus(self.settings, cache_dir), self.settings)
-
-    def encode(
-        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        return data.encode(tokenizer, cache_dir)
 
     def select(self, batch: Batch) -> Items:
         """The tokens chosen for prediction, in the order of the batch."""
