@@ -33,6 +33,7 @@ from distill.storage.cache import open_cache
 from distill.storage.files import atomic_directory, write_text
 from distill.tasks import CausalLM, MaskedLM
 from distill.tasks.masked_lm import TextData
+from distill.teaching.constants import compare_with_constant
 from distill.teaching.preparation import adopt_special_tokens
 from distill.teaching.source import TeacherSource, check_features
 from distill.training import auto, fitting
@@ -84,10 +85,10 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
                 logger=loggers.lightning, title="teacher", resume=bool(config.resume),
                 identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
             )  # fmt: skip
-            metrics = scoring.metrics(evaluate(module.student.to(device), task, scoring, dev))
+            metrics = _score(module, dev, device)
         run.update(
             training=training_record(fit, module),
-            teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
+            teacher=_teacher_record(source, start, from_scratch=from_scratch) | metrics | {"before": before},
         )
         directory = run.directory / "teacher" / "model"
         _save(module.student.eval().cpu(), start.tokenizer, directory)
@@ -95,6 +96,15 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
             _export(module.student, start.tokenizer, task, data, dev, run, export)
         loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
     _close(run, directory)
+
+
+def _score(module: DistillationModule, dev: Loader, device: torch.device) -> dict[str, Any]:
+    """Returns the metrics of the model on dev, beside the best constant prediction where the task has one."""
+    scores = evaluate(module.student.to(device), module.task, module.scoring, dev)
+    comparison = compare_with_constant(module.scoring, {"dev": scores})
+    if comparison is not None and comparison.weakness is not None:
+        print_notice(f"the model {comparison.weakness}: it has not learned yet, train it longer")
+    return {"metrics": module.scoring.metrics(scores), **({} if comparison is None else comparison.record())}
 
 
 def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from torch import Tensor
 from distill.contracts import Items, Outputs
 from distill.losses.term import Term, cross_entropy_sum, get_logits, in_chunks
 
+WEIGHT = 50.0  # Of the detection in ELECTRA's sum, because its loss is far smaller than the generator's.
+
 
 class ReplacedTokens(Term):
     """Binary cross-entropy of the detection of replaced tokens (ELECTRA, arXiv 2003.10555, section 2).
@@ -14,14 +16,12 @@ class ReplacedTokens(Term):
     `-log p(replaced)` at a token that was replaced and `-log p(original)` at another one, with p the softmax of the two
     logits, which is the paper's sigmoid of their difference. It is the mean over all tokens but the padding, special
     ones included, as in the authors' code. A sampled token that equals the one of the text is original.
-
-    The weight of 50 is the paper's, because this loss is far smaller than the generator's.
     """
 
     needs_teacher = False
     replaced_only = True
 
-    def __init__(self, *, weight: float = 50.0) -> None:
+    def __init__(self, *, weight: float = WEIGHT) -> None:
         super().__init__(weight=weight)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """A small masked language model that replaces tokens, which a discriminator learns to detect (arXiv 2003.10555)."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -146,7 +147,8 @@ def _word_embeddings(model: PreTrainedModel) -> nn.Embedding:
 
 def _parent(model: PreTrainedModel, child: nn.Module) -> nn.Module:
     """Returns the module of the encoder that has this one."""
-    return next(module for module in model.base_model.modules() if any(each is child for each in module.children()))
+    modules: Iterator[nn.Module] = model.base_model.modules()
+    return next(module for module in modules if any(each is child for each in module.children()))
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

@@ -31,8 +31,8 @@ class CausalText(TextData):
 
     @property
     def scoring(self) -> "NextTokenScores":
-        """The scores of tokens; before they are packed it knows no tokenizer."""
-        scoring = super().scoring
+        """The scores of tokens."""
+        scoring = self.token_scores()
         return NextTokenScores(scoring.settings, tokens=scoring.tokens)
 
     @property

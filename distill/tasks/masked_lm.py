@@ -67,7 +67,11 @@ class TextData:
         return replace(self, examples=examples)
 
     @property
-    def scoring(self) -> "TokenScores":
+    def scoring(self) -> Scoring:
+        """The scores of tokens."""
+        return self.token_scores()
+
+    def token_scores(self) -> "TokenScores":
         """The scores of tokens; before they are packed it knows no tokenizer."""
         dev = cast("Sequences | None", self.examples.get("dev"))
         return TokenScores(self.settings) if dev is None else TokenScores(self.settings, dev.mask_token, dev.vocabulary)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from distill.contracts import IGNORED, Batch, Constant, Items, Outputs, Scores, TaskInfo
 from distill.errors import OptionError
 from distill.losses import GeneratorLoss, ReplacedTokens, Term
+from distill.losses.detection import WEIGHT
 from distill.losses.term import in_chunks
 from distill.models.generator import DISCRIMINATOR, GENERATOR, Generator, sample_tokens
 from distill.options import show_value
@@ -54,11 +55,14 @@ class ReplacedText(TextData):
 class DetectionScores(Scoring):
     """The detection of every token and, at the masked ones, the cross-entropy of the generator.
 
+    Checkpoints are selected by `joint_loss`, the sum that the training minimizes: the loss of the detection alone rises
+    again where the generator becomes better, and would select a model that has only seen easy replacements.
+
     Args:
         settings: of the sequences.
     """
 
-    names = ("loss", "prior", "accuracy", "recall", "precision", "replaced", "generator_perplexity")
+    names = ("joint_loss", "loss", "prior", "accuracy", "recall", "precision", "replaced", "generator_perplexity")
     selects = "min"
 
     def __init__(self, settings: SequenceSettings) -> None:
@@ -80,10 +84,11 @@ class DetectionScores(Scoring):
         return {"logits": outputs.logits.float(), "replaced": outputs.replaced, "generator_loss": loss}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """The mean loss and its constant, shares of the tokens, and the perplexity of the generator at masked ones.
+        """The mean losses, shares of the tokens, and the perplexity of the generator at masked ones.
 
-        `prior` is the entropy of the share `replaced`: the loss of a model that knows this share alone. `recall` and
-        `precision` are those of the replaced tokens, 0 where there are none.
+        `joint_loss` is the generator's loss and 50 times `loss`, that of the detection (arXiv 2003.10555). `prior` is
+        the entropy of the share `replaced`: the loss of a model that knows this share alone. `recall` and `precision`
+        are those of the replaced tokens, 0 where there are none.
         """
         replaced, predicted = scores.columns["replaced"], self.predictions(scores) == 1
         logits = scores.columns["logits"].astype(np.float64)
@@ -91,14 +96,16 @@ class DetectionScores(Scoring):
         loss = float((np.logaddexp(logits[:, 0], logits[:, 1]) - right).mean())
         found, share = float((predicted & replaced).sum()), float(replaced.mean())
         of_generator = scores.columns["generator_loss"].astype(np.float64)
+        generator_loss = float(of_generator[~np.isnan(of_generator)].mean())
         return {
+            "joint_loss": generator_loss + WEIGHT * loss,
             "loss": loss,
             "prior": _entropy(share),
             "accuracy": float((predicted == replaced).mean()),
             "recall": found / max(1, int(replaced.sum())),
             "precision": found / max(1, int(predicted.sum())),
             "replaced": share,
-            "generator_perplexity": float(np.exp(of_generator[~np.isnan(of_generator)].mean())),
+            "generator_perplexity": float(np.exp(generator_loss)),
         }
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
@@ -190,8 +197,16 @@ class ReplacedTokenDetection(TextTask):
         return ReplacedText(open_corpus(self.settings, cache_dir), self.settings)
 
     def assemble(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
-        """Returns the discriminator and its generator as one model."""
-        return self.generator.join(model, tokenizer)
+        """Returns the discriminator and its generator as one model.
+
+        Raises:
+            UserError: for a generator that does not suit the discriminator or the text.
+        """
+        from distill.models.checks import check_length
+
+        joint = self.generator.join(model, tokenizer)
+        check_length(joint.head(GENERATOR), tokenizer, self.info.max_length, who="generator")
+        return joint
 
     def select(self, batch: Batch) -> Items:
         """All tokens but padding, in the order of the batch, labelled with the tokens of the text at masked ones."""

@@ -27,15 +27,16 @@ TASK = ReplacedTokenDetection()
 SCORING = DetectionScores(TASK.settings)
 
 
+def bert(**options: int) -> BertForTokenClassification:
+    size = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 64, "max_position_embeddings": 40}  # fmt: skip
+    torch.manual_seed(0)
+    return BertForTokenClassification(BertConfig(**{**size, **options}, num_labels=2, initializer_range=0.3))
+
+
 @pytest.fixture
 def model() -> SeveralHeads:
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=40, num_labels=2, initializer_range=0.3,
-    )  # fmt: skip
-    discriminator = BertForTokenClassification(config)
-    return Generator().join(discriminator, train_tokenizer(["a word"], VOCABULARY)).eval()
+    return Generator().join(bert(), train_tokenizer(["a word"], VOCABULARY)).eval()
 
 
 def batch_of(rows: tuple[int, ...] = (0, 1, 2), *, padding: int = 0, left: bool = False) -> dict[str, Tensor]:
@@ -206,6 +207,8 @@ def test_the_metrics_have_values_worked_out_by_hand() -> None:
     assert metrics["prior"] == pytest.approx(math.log(2))
     assert (metrics["accuracy"], metrics["recall"], metrics["precision"], metrics["replaced"]) == (0.5, 0.5, 0.5, 0.5)
     assert metrics["generator_perplexity"] == pytest.approx(4.0)
+    assert SCORING.metric == "joint_loss"
+    assert metrics["joint_loss"] == pytest.approx(math.log(4) + 50 * metrics["loss"])
     nothing = SCORING.metrics(scores_of([0.1, 0.1], [False, False], [0.0, math.nan]))
     assert (nothing["recall"], nothing["precision"], nothing["prior"]) == (0.0, 0.0, 0.0)
     table = SCORING.tabulate(scores, None, examples=2)  # type: ignore[arg-type]
@@ -231,6 +234,11 @@ def test_options_and_tokenizers_that_make_no_sense_are_refused(tmp_path: Path) -
     data = task.read(tmp_path)
     tokenizer = train_tokenizer(data.texts(), 200)
     assert len(task.encode(data, tokenizer, tmp_path)["train"]) > 1  # type: ignore[arg-type]
+    discriminator = bert(vocab_size=len(tokenizer))
+    assert task.assemble(discriminator, tokenizer).config is discriminator.config
+    short = bert(vocab_size=len(tokenizer), max_position_embeddings=10)
+    with pytest.raises(UserError, match=r"task.max_length=16, but the generator reads 10 tokens at most"):
+        task.assemble(short, tokenizer)
     tokenizer.mask_token = None
     with pytest.raises(UserError, match="has no mask token, which masked language modelling needs"):
         task.encode(data, tokenizer, tmp_path)
