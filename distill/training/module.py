@@ -39,6 +39,7 @@ class DistillationModule(L.LightningModule):
         total_steps: optimizer steps of the whole training.
         schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
         warmup: share of the steps over which the learning rate rises from zero.
+        betas, eps: of AdamW.
         clip: largest norm of the gradient; 0 does not clip.
         seed: dropout depends only on the seed, the step and the rank, so that a resumed training is the same.
     """
@@ -53,6 +54,8 @@ class DistillationModule(L.LightningModule):
         signal: Signal = NOTHING,
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         warmup: float = 0.1,
         clip: float = 1.0,
         total_steps: int = 1000,
@@ -68,6 +71,7 @@ class DistillationModule(L.LightningModule):
         self.task, self.scoring = task, scoring
         self.signal = signal if objective.needs_teacher else NOTHING
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.betas, self.eps = betas, eps
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
         self.schedule = _SCHEDULES[schedule]
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
@@ -187,7 +191,9 @@ class DistillationModule(L.LightningModule):
         self.log_dict({f"dev/{name}": value for name, value in dev_metrics(self.scoring, scores).items()})
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)
+        optimizer = torch.optim.AdamW(
+            parameter_groups(self, self.weight_decay), lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True
+        )
         warmup = math.ceil(self.warmup * self.total_steps)
         schedule = get_scheduler(self.schedule, optimizer, warmup, self.total_steps)
         return [optimizer], [schedule]
