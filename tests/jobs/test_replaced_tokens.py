@@ -17,8 +17,9 @@ from transformers import (
 )
 
 from distill import __main__ as command_line
+from distill.edge import Bundle
 from distill.training.module import DistillationModule
-from tests.conftest import sentences, write_corpus
+from tests.conftest import LOOSE_OPTIONS, sentences, write_corpus
 
 Run = Callable[..., tuple[int, str, Path]]
 SMALL = (
@@ -119,16 +120,34 @@ def test_a_training_goes_on_from_its_files_with_the_objective_of_the_configurati
     assert record["teacher"]["metrics"] == pytest.approx(first, abs=1e-4)
 
 
-def test_the_discriminator_teaches_another_task(run: Run, pretrained: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def films(pretrained: Path, tmp_path: Path) -> tuple[str, ...]:
+    """The options of a distillation from the discriminator on labelled sentences."""
     for split, count in (("train", 64), ("dev", 16)):
         rows = "\n".join(f"{text}\t{label}" for text, label in sentences(count))
         (tmp_path / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}\n", encoding="utf-8")
-    code, text, _ = run(
+    return (
         "task=classification", f"task.data_dir={tmp_path}", "task.text=[sentence]", "+teacher=pretrained",
-        f"teacher.path={pretrained / 'teacher' / 'model'}", "+student=distilbert", "dry_run=true",
+        f"teacher.path={pretrained / 'teacher' / 'model'}", "+student=distilbert",
     )  # fmt: skip
+
+
+def test_the_discriminator_teaches_another_task(run: Run, films: tuple[str, ...]) -> None:
+    code, text, _ = run(*films, "dry_run=true")
     assert code == 0, text
     assert "is fine-tuned on classification first, its head is not trained" in text
+
+
+@pytest.mark.slow
+def test_a_student_of_the_discriminator_is_exported(run: Run, films: tuple[str, ...]) -> None:
+    options = ("teacher.finetune.max_epochs=20", "teacher.accept_weak=true", "benchmark.enabled=false")
+    code, text, directory = run(*films, *options, *LOOSE_OPTIONS, "baseline=false")
+    assert code == 0, text
+    files = read_record(directory)["export"]
+    assert (files["fp32"]["gate"], files["fp32"]["agreement"]) == ("passed", 1.0)
+    assert files["fp32"]["max_abs_diff"] < 1e-4
+    predictions = Bundle(directory / "bundle").predict(["a lovely and moving film", "a dull and lifeless mess"])
+    assert {prediction["label"] for prediction in predictions} <= {"0", "1"}
 
 
 def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
