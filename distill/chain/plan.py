@@ -223,6 +223,11 @@ def _check_several(plan: Plan) -> None:
 def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     """Raises UserError for options that contradict each other in a plan for one task."""
     info, objective = task.info, plan.objective
+    if info.replaces_tokens:
+        raise UserError(
+            f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
+            f"job=finetune task={info.name} trains a model further, which then teaches another task by teacher.path"
+        )
     if info.raw_text and plan.baseline is True:
         raise UserError(f"baseline=true is for other tasks than task={info.name}: +ablation=mlm_alone has no teacher")
     if source.others and (info.classes_are_tokens or info.likelihood == "vector"):
@@ -255,7 +260,9 @@ def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> No
     Args:
         alternative: an advice besides leaving out the term, in words.
     """
-    unsuited = objective.unsuited(likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens)
+    unsuited = objective.unsuited(
+        likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens, replaces_tokens=info.replaces_tokens
+    )
     if unsuited:
         raise UserError(
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
