@@ -229,13 +229,7 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
     if info.raw_text and info.pair:
         raise UserError(f"task.pair is for job=pretrain: a student of task={info.name} learns from tokens alone")
-    unsuited = objective.unsuited(likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens)
-    if unsuited:
-        raise UserError(
-            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
-            f"({info.kind}): take objective={default_objective(task).name} or another one, or set "
-            f"objective.terms.{unsuited[0]}.weight=0"
-        )
+    check_terms(objective, info, alternative=f"take objective={default_objective(task).name} or another one")
     for name in set(info.further_teachers) - objective.targets:
         raise UserError(
             f"task.{name} is given, and no term of objective {objective.name} learns from it: raise the weight of a "
@@ -253,6 +247,20 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
     check_abstention(info, plan.export.abstain)
     check_export(plan.export, task)
+
+
+def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> None:
+    """Raises UserError if the objective has a term that cannot learn the task.
+
+    Args:
+        alternative: an advice besides leaving out the term, in words.
+    """
+    unsuited = objective.unsuited(likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens)
+    if unsuited:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
+            f"({info.kind}): {alternative}, or set objective.terms.{unsuited[0]}.weight=0"
+        )
 
 
 def _check_without_export(plan: Plan, info: TaskInfo) -> None:

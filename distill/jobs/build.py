@@ -16,6 +16,8 @@ from transformers import PreTrainedModel
 
 from distill.chain.plan import Plan, Student
 from distill.errors import UserError, first_line
+from distill.jobs.conf import config_directory
+from distill.losses import Objective
 from distill.records.loggers import Tracking
 from distill.storage import mirror
 from distill.tasks.multi import Tasks
@@ -53,6 +55,26 @@ def plan(config: DictConfig) -> Plan:
         tracking=tracking(config),
         augment=instantiate(config.augment) if "_target_" in config.augment else None,
     )
+
+
+def chosen_objective(config: DictConfig) -> Objective | None:
+    """Returns the objective that the user chose; None for the default of `conf/config.yaml`, which is no choice.
+
+    A command that resumes a run does not repeat its options, so that other content than the default's is a choice too.
+    """
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    is_named = any(option.lstrip("+~").startswith(("objective=", "objective.")) for option in given)
+    if not is_named and OmegaConf.to_container(config.objective, resolve=True) == _default("objective"):
+        return None
+    objective: Objective = instantiate(config.objective)
+    return objective
+
+
+def _default(group: str) -> Any:
+    """Returns the content of the YAML that `conf/config.yaml` takes of a group."""
+    defaults = OmegaConf.load(config_directory() / "config.yaml").defaults
+    [name] = [entry[group] for entry in defaults if OmegaConf.is_dict(entry) and group in entry]
+    return OmegaConf.to_container(OmegaConf.load(config_directory() / group / f"{name}.yaml"), resolve=True)
 
 
 def source(config: DictConfig) -> TeacherSource:

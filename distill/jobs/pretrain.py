@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import summary
-from distill.chain.plan import check_export
+from distill.chain.plan import check_export, check_hooks, check_terms
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
@@ -50,14 +50,13 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     task: MaskedLM | CausalLM = build.instantiate(config.task)
     source, export, tracking = build.single_source(config), build.instantiate(config.export), build.tracking(config)
     _check(config, settings, task, source, export, from_scratch=from_scratch)
+    chosen = _chosen_objective(config, settings, task)
     silence_libraries()
     open_cache(build.cache_dir(config))
     with run.timed("data"):
         data: Any = task.read(build.cache_dir(config))
     start = _load(source, task, data, seed=config.seed)
-    if not from_scratch and not start.fits:
-        print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
-    objective = Objective(name=data.objective, terms=data.terms)
+    objective = _connect(chosen or Objective(name=data.objective, terms=data.terms), start)
     with run.timed("data"):
         examples = task.encode(data, start.tokenizer, build.cache_dir(config))
     data = data.with_examples(examples)
@@ -138,6 +137,34 @@ def _check(
         )
 
 
+def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: MaskedLM | CausalLM) -> Objective | None:
+    """Returns the objective that the user chose, None for the terms of the task.
+
+    Raises:
+        UserError: if it has a term that needs a teacher, or cannot learn the task.
+    """
+    objective = build.chosen_objective(config)
+    if objective is None:
+        return None
+    without = "leave out objective= for the terms of the task"
+    check_terms(objective, task.info, alternative=without)
+    taught = objective.names_where(lambda term: term.needs_teacher)
+    if taught:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(taught)}, which learns from a teacher, and "
+            f"job={config.job.name} has none: {without}, or set objective.terms.{taught[0]}.weight=0"
+        )
+    check_hooks(objective, settings)
+    return objective
+
+
+def _connect(objective: Objective, start: Start) -> Objective:
+    """Returns the objective with the projections of its terms for the encoder of the model."""
+    size = checks.encoder_size(start.model)
+    objective.connect(size, size)
+    return objective
+
+
 def _close(run: Run, model: Path) -> None:
     """Writes the report and prints where everything is."""
     page = write_report(run.directory, {**run.record, "status": "finished"})
@@ -181,6 +208,8 @@ def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, s
     adopt_special_tokens(start.model, start.tokenizer)
     for text in start.notices:
         print_notice(text)
+    if not source.weights.is_new and not start.fits:
+        print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
     checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
     if task.info.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
         raise UserError(

@@ -12,7 +12,9 @@ OPTIONS = (
     "student", "seed", "seeds", "baseline", "teacher.finetune", "teacher.cache", "trainer", "export", "benchmark",
     "objective", "logger", "budget", "augment", "task.unlabelled", "task.unlabelled_share", "task.bank",
 )  # fmt: skip
-_TEXT_TRAINING = ("seed", "baseline", "trainer", "logger", "task.unlabelled", "task.unlabelled_share", "task.bank")
+_TEXT_TRAINING = (
+    "seed", "baseline", "trainer", "objective", "logger", "task.unlabelled", "task.unlabelled_share", "task.bank",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Tests of the objective of a training on raw text: the chosen one, the task's own terms, and refusals by name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from distill import __main__ as command_line
+from distill.training.module import DistillationModule
+from tests.conftest import write_corpus
+
+Run = Callable[..., tuple[int, str, dict[str, Any]]]
+SMALL = (
+    "task=mlm", "task.max_length=32", "task.dev_fraction=0.2", "trainer.batch_size=16", "trainer.max_epochs=null",
+    "trainer.max_steps=3", "trainer.precision=32-true", "trainer.accelerator=cpu",
+    "job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty files of short sentences."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def run(
+    corpus: Path, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs the command in this process; returns its exit code, its output and run.json, empty in a dry run."""
+
+    def run_command(*options: str) -> tuple[int, str, dict[str, Any]]:
+        names = {option.partition("=")[0] for option in options}
+        defaults = [option for option in SMALL if option.partition("=")[0] not in names]
+        if "resume" in names:
+            defaults = []
+        else:
+            defaults += [f"task.data_dir={corpus}", f"cache_dir={cache_dir}", f"output_dir={tmp_path / 'runs'}"]
+        monkeypatch.setattr("sys.argv", ["distill", *defaults, *options])
+        code = command_line.main()
+        printed = capsys.readouterr()
+        runs = sorted((tmp_path / "runs").rglob("run.json"), key=lambda path: path.stat().st_mtime)
+        record = json.loads(runs[-1].read_text()) | {"directory": runs[-1].parent} if runs else {}
+        return code, printed.out + printed.err, record
+
+    return run_command
+
+
+def stop_at(step: int, patch: pytest.MonkeyPatch) -> None:
+    """Makes the training fail in this step."""
+    original = DistillationModule.training_step
+
+    def stopping(module: DistillationModule, *arguments: Any) -> None:
+        if module.global_step == step:
+            raise RuntimeError("stopped")
+        original(module, *arguments)
+
+    patch.setattr(DistillationModule, "training_step", stopping)
+
+
+def test_the_default_objective_leaves_a_training_to_the_terms_of_its_task(run: Run) -> None:
+    code, text, _ = run("dry_run=true")
+    assert code == 0, text
+    assert "masked_language_modelling: mlm" in text
+
+
+def test_a_chosen_objective_is_trained_recorded_and_resumed(run: Run, tmp_path: Path) -> None:
+    code, text, record = run("objective=supervised", "objective.terms.hard.weight=0.5")
+    assert code == 0, text
+    assert "supervised: hard" in text
+    assert record["objective"] == {"name": "supervised", "terms": {"hard": {"weight": 0.5}}}
+    weights = load_file(record["directory"] / "teacher" / "model" / "model.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(2, patch)
+        with pytest.raises(RuntimeError, match="stopped"):
+            run("objective=supervised", "objective.terms.hard.weight=0.5", "trainer.checkpoint_steps=1")
+    directory = max((tmp_path / "runs").rglob("run.json"), key=lambda path: path.stat().st_mtime).parent
+    code, text, record = run(f"resume={directory}")
+    assert code == 0, text
+    assert record["directory"] == directory
+    assert record["objective"]["name"] == "supervised"
+    resumed = load_file(directory / "teacher" / "model" / "model.safetensors")
+    assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ("objective=language_model",),
+            "objective language_model has the term soft, cosine, which learns from a teacher, and job=pretrain has "
+            "none: leave out objective= for the terms of the task, or set objective.terms.soft.weight=0",
+        ),
+        (("objective=distilbert",), "objective distilbert has the term soft, cosine, which learns from a teacher"),
+        (
+            ("objective=embedding",),
+            "objective embedding has the term embedding, similarity, which cannot learn task mlm (masked_lm): leave "
+            "out objective= for the terms of the task, or set objective.terms.embedding.weight=0",
+        ),
+    ],
+    ids=["a teacher", "the default by name", "another task"],
+)
+def test_terms_that_need_a_teacher_or_another_task_are_refused(
+    run: Run, options: tuple[str, ...], expected: str
+) -> None:
+    code, text, _ = run(*options, "dry_run=true")
+    error = text.strip().splitlines()[-1]
+    assert code == 2
+    assert error.startswith("error: ")
+    assert expected in error
