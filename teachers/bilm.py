@@ -130,6 +130,8 @@ def choose_weights(
     defaults = choose_weights.__kwdefaults__
     for option, value in sizes.items():
         if value != defaults[option]:
-            expected = f"{defaults[option]}, the default, because teacher.path has a trained model with sizes of its own"
+            expected = (
+                f"{defaults[option]}, the default, because teacher.path has a trained model with sizes of its own"
+            )
             raise OptionError(f"teacher.{option}", str(value), expected)
     return Pretrained(name=name, path=path, precision=precision, trust_remote_code=trust_remote_code)

@@ -328,16 +328,18 @@ class BilstmForQuestionAnswering(BilstmTokenScorer):
         )
 
 
-FEATURES = ("last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all")
+FEATURES = ("last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all", "input_embeddings")
 
 
 def feature_layers(features: str, depth: int) -> tuple[int, ...]:
-    """Returns the layers of an encoder of `depth` layers, counted from 1, whose hidden states are the features.
+    """Returns the layers of an encoder of `depth` layers, whose hidden states are the features; 0: its embeddings.
 
     Raises:
         ValueError: for an unknown name, or an encoder with too few layers.
     """
     first = {"last": 0, "second_to_last": 1, "sum_last_4": 3, "concat_last_4": 3, "sum_all": depth - 1}.get(features)
+    if features == "input_embeddings":
+        return (0,)
     if first is None:
         raise ValueError(f"got features={features}, expected one of {', '.join(FEATURES)}")
     if first >= depth:
@@ -397,7 +399,7 @@ class FeatureBilstmConfig(PreTrainedConfig):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states are the features."""
+        """Layers whose hidden states are the features, counted from 1; 0 stands for the embeddings."""
         return feature_layers(self.features, self.num_hidden_layers)
 
 

@@ -70,7 +70,11 @@ class BidirectionalLM(CausalLM):
     """Bidirectional language modelling (ELMo, arXiv 1802.05365, section 3.1).
 
     A model of two directions predicts every token of a sequence from those before it and, apart from that, from those
-    behind it. No token is predicted from another sequence. The arguments are those of `CausalLM`.
+    behind it. No token is predicted from another sequence.
+
+    Args:
+        name: names the task in records and directories.
+        options: the other arguments of `CausalLM`.
     """
 
     kinds = ("bidirectional_lm",)
