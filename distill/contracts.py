@@ -149,6 +149,8 @@ class Outputs:
         hidden_states: of the embeddings and each layer, `[B, L, H]`.
         attentions: of each layer, `[B, A, L, L]`.
         segment_logits: `[B, 2]`, for models that predict the order of two segments.
+        last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens.
+        decode: computes logits `[n, V]` from hidden states `[n, H]` with the model's head; of the same tasks.
         attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
         head: computes the logits of the items in a span, where those of all items take too much memory.
         chunk_size: items whose logits fit into memory at once; None for all.
@@ -161,6 +163,8 @@ class Outputs:
     hidden_states: "Sequence[Tensor] | None" = None
     attentions: "Sequence[Tensor] | None" = None
     segment_logits: "Tensor | None" = None
+    last_hidden_state: "Tensor | None" = None
+    decode: "Callable[[Tensor], Tensor] | None" = None
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
     head: "Callable[[slice], Tensor] | None" = None
     chunk_size: int | None = None
@@ -448,6 +452,7 @@ class TaskInfo:
         bank: a source of sentences, of which those near the training texts are labelled by the teacher; None without.
         further_teachers: the options that name other models to learn from, which are given.
         model_settings: entries of a model's configuration that its outputs depend on besides its weights.
+        label_columns: the columns of batches with labels that a term may read by their name.
     """
 
     name: str
@@ -467,6 +472,7 @@ class TaskInfo:
     bank: Any = None
     further_teachers: Sequence[str] = ()
     model_settings: Mapping[str, Any] = field(default_factory=dict)
+    label_columns: frozenset[str] = frozenset()
 
 
 class Learnable(Protocol):

@@ -250,7 +250,7 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
 
 
 def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> None:
-    """Raises UserError if the objective has a term that cannot learn the task.
+    """Raises UserError if the objective has a term that cannot learn the task, or finds no labels in its batches.
 
     Args:
         alternative: an advice besides leaving out the term, in words.
@@ -260,6 +260,11 @@ def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> No
         raise UserError(
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
             f"({info.kind}): {alternative}, or set objective.terms.{unsuited[0]}.weight=0"
+        )
+    for name in objective.names_where(lambda term: not term.label_columns <= info.label_columns):
+        raise UserError(
+            f"objective {objective.name}: the term {name} learns from {objective.needing_data()[name]}, and task "
+            f"{info.name} has none: {alternative}, or set objective.terms.{name}.weight=0"
         )
 
 

@@ -14,6 +14,7 @@ from distill.losses.logits import LogitMSE as LogitMSE
 from distill.losses.logits import PseudoLabels as PseudoLabels
 from distill.losses.logits import SoftTargets as SoftTargets
 from distill.losses.objective import Objective as Objective
+from distill.losses.spans import SpanBoundary as SpanBoundary
 from distill.losses.term import Term as Term
 from distill.losses.vectors import CosineRegression as CosineRegression
 from distill.losses.vectors import EmbeddingMSE as EmbeddingMSE

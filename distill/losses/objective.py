@@ -133,6 +133,11 @@ class Objective(nn.Module):
         """Returns the terms that not every task has examples for, with the examples that they learn from in words."""
         return {name: term.needs_data for name, term in self._named() if term.needs_data}
 
+    @property
+    def label_columns(self) -> frozenset[str]:
+        """Returns the columns of batches with labels that the terms read by their name."""
+        return frozenset().union(*(term.label_columns for term in self._terms()))
+
     def count(self, name: str, items: Items) -> int:
         """Returns the number of items that a term averages over."""
         return int(dict(self._named())[name].count(items))

@@ -50,6 +50,7 @@ class Term(nn.Module):
         tokens_only: whether the term is only for tasks whose classes are tokens.
         across_examples: whether the term compares the examples of a micro-batch with each other.
         needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
+        label_columns: the columns of batches with labels that the term reads by their name. A task must have them.
         targets: the option of the task with another model whose outputs the term learns from, for some terms.
         fits_teacher: whether `fit` must be called with the teacher's logits before the training, after `connect`.
     """
@@ -65,6 +66,7 @@ class Term(nn.Module):
     tokens_only = False
     across_examples = False
     needs_data = ""
+    label_columns: frozenset[str] = frozenset()
     targets = ""
     fits_teacher = False
 
@@ -142,9 +144,13 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = N
     """
     labelled = labels != IGNORED
     if weights is not None:
-        losses = F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="none")
+        losses = F.cross_entropy(_at_least_float32(logits[labelled]), labels[labelled], reduction="none")
         return (losses * weights[labelled]).sum()
-    return F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="sum")
+    return F.cross_entropy(_at_least_float32(logits[labelled]), labels[labelled], reduction="sum")
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def binary_cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:

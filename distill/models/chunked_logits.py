@@ -43,9 +43,15 @@ def run_encoder_pass(
     if segments:  # The head for two segments reads only the pooled output.
         segment_logits = run_head(model, output, output.last_hidden_state[:, 0]).seq_relationship_logits
 
-    def run_head_at(span: slice) -> Tensor:
-        logits: Tensor = run_head(model, output, states[span]).logits[0]
+    def decode(states: Tensor) -> Tensor:
+        logits: Tensor = run_head(model, output, states).logits[0]
         return logits
 
-    chunk_size = max(1, CHUNK_LOGITS // int(model.config.vocab_size))
-    return replace(collect_outputs(output), segment_logits=segment_logits, head=run_head_at, chunk_size=chunk_size)
+    return replace(
+        collect_outputs(output),
+        segment_logits=segment_logits,
+        last_hidden_state=output.last_hidden_state,
+        decode=decode,
+        head=lambda span: decode(states[span]),
+        chunk_size=max(1, CHUNK_LOGITS // int(model.config.vocab_size)),
+    )

@@ -259,6 +259,7 @@ class MaskedLM(ShownTask):
             name=name, kind=self.kinds[0], auto_class="AutoModelForPreTraining" if pair else self.auto_class,
             likelihood="softmax", decoder="masks", max_length=settings.max_length, pair=pair, builtin=settings.builtin,
             raw_text=self.raw_text, classes_are_tokens=True, fixed_inputs=settings.masking == "static",
+            label_columns=frozenset({"labels", "pair_labels"} if pair else {"labels"}),
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> TextData:
