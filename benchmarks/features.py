@@ -25,13 +25,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-import distill as d
 from distill.contracts import Scores
 from distill.data import batching
 from distill.data.tables import LabelledData
 from distill.models.forward import run_model
 from distill.models.loading import load_directory
 from distill.models.modeling_bilm import ScalarMix
+from distill.tasks import Classification, TokenClassification
 
 EPOCHS, BATCH, LEARNING_RATE, CACHE = 10, 256, 3e-3, Path.home() / ".cache" / "distill"
 LAYERS: Mapping[str, slice] = {
@@ -143,9 +143,9 @@ def main() -> None:
     parser.add_argument("encoders", type=Path, nargs="+", help="the directories of encoders of several seeds")
     options = parser.parse_args()
     task: Any = (
-        d.tasks.TokenClassification(data_dir=options.tags, max_length=64)
+        TokenClassification(data_dir=options.tags, max_length=64)
         if options.tags
-        else d.tasks.Classification(data_dir=options.texts, text="sentence", label="label", max_length=64)
+        else Classification(data_dir=options.texts, text="sentence", label="label", max_length=64)
     )
     data = task.read(CACHE)
     metrics: dict[str, dict[str, list[float]]] = {}

@@ -1,6 +1,7 @@
 """A bidirectional language model of one-way LSTMs with random weights and a new vocabulary, or a trained one."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -127,11 +128,10 @@ def choose_weights(
     }  # fmt: skip
     if path is None:
         return NewBilm(name=name, precision=precision, **sizes)  # type: ignore[arg-type]
-    defaults = choose_weights.__kwdefaults__
+    parameters = inspect.signature(choose_weights).parameters
     for option, value in sizes.items():
-        if value != defaults[option]:
-            expected = (
-                f"{defaults[option]}, the default, because teacher.path has a trained model with sizes of its own"
-            )
+        default = parameters[option].default
+        if value != default:
+            expected = f"{default}, the default, because teacher.path has a trained model with sizes of its own"
             raise OptionError(f"teacher.{option}", str(value), expected)
     return Pretrained(name=name, path=path, precision=precision, trust_remote_code=trust_remote_code)

@@ -104,7 +104,7 @@ class BilmPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Linear | nn.LSTM):
             module.reset_parameters()
         elif isinstance(module, nn.Embedding):
-            # Of the norm 1, because the head over the vocabulary has the same table.
+            # Rows of the norm 1, because the head over the vocabulary has the same table.
             nn.init.normal_(module.weight, std=self.config.hidden_dim**-0.5)
         elif isinstance(module, ScalarMix):
             nn.init.zeros_(module.weights)
@@ -121,7 +121,9 @@ class BilmPreTrainedModel(PreTrainedModel):
 class BilmModel(BilmPreTrainedModel):
     """Embeddings of token ids -> a stack of forward LSTMs and one of backward LSTMs, which do not read each other.
 
-    The layers after the first one add their inputs to their outputs. A pair of texts is read as one text.
+    The embeddings are scaled by the root of their width (arXiv 1706.03762, section 3.4). The layers after the first one
+    add their inputs to their outputs. Unlike in the paper, the cells have the width of the states and no projection. A
+    pair of texts is read as one text.
     """
 
     def __init__(self, config: BilmConfig) -> None:
@@ -157,7 +159,7 @@ class BilmModel(BilmPreTrainedModel):
         starts, lengths = locate_text(mask.bool())
         width = input_ids.shape[1] if torch.compiler.is_exporting() else int(lengths.max().clamp(min=1))
         source = (starts + torch.arange(width, device=input_ids.device)).clamp(max=input_ids.shape[1] - 1)  # [B, W]
-        embedded = self.embeddings(input_ids.gather(1, source))
+        embedded = self.embeddings(input_ids.gather(1, source)) * self.config.hidden_dim**0.5
         states = [torch.cat([embedded, embedded], dim=-1)]
         for number, layer in enumerate(self.layers):
             forwards, backwards = self.dropout(states[-1]).chunk(2, dim=-1)

@@ -85,7 +85,7 @@ def test_each_direction_is_a_stack_of_lstms_over_the_text_or_the_reversed_text()
     network, ids = model(BilmModel, layers=2), tokens(2, 5)
     expected = []
     for name, reverse in (("forwards", False), ("backwards", True)):
-        embedded = network.embeddings(ids.flip(1) if reverse else ids)
+        embedded = network.embeddings(ids.flip(1) if reverse else ids) * DIM**0.5
         first, _ = getattr(network.layers[0], name)(embedded)
         second, _ = getattr(network.layers[1], name)(first)
         states = first + second
@@ -93,7 +93,7 @@ def test_each_direction_is_a_stack_of_lstms_over_the_text_or_the_reversed_text()
     output = network(ids, output_hidden_states=True)
     torch.testing.assert_close(output.direction_states, torch.stack(expected, dim=2))
     torch.testing.assert_close(output.last_hidden_state, torch.cat(expected, dim=-1))
-    embeddings = network.embeddings(ids)
+    embeddings = network.embeddings(ids) * DIM**0.5
     torch.testing.assert_close(output.hidden_states[0], torch.cat([embeddings, embeddings], dim=-1))
     assert [tuple(states.shape) for states in output.hidden_states] == [(2, 5, 2 * DIM)] * 3
 
@@ -133,6 +133,17 @@ def test_the_table_of_the_embeddings_stands_once_in_the_file(tmp_path: Path) -> 
     assert auto_class_of(again) == "AutoModelForPreTraining"
     tagger = AutoModelForTokenClassification.from_pretrained(tmp_path, num_labels=3)
     assert torch.equal(tagger.bilm.embeddings.weight, network.decoder.weight)
+
+
+def test_added_tokens_have_rows_in_the_table_of_both_ends() -> None:
+    network, ids = model(), tokens(1, 4)
+    before = network(ids).logits
+    network.resize_token_embeddings(VOCABULARY + 3, mean_resizing=False)
+    assert network.decoder.weight is network.bilm.embeddings.weight
+    after = network(ids).logits
+    assert after.shape == (1, 4, 2, VOCABULARY + 3)
+    torch.testing.assert_close(after[..., :VOCABULARY], before)
+    assert network(ids + 5).logits.isfinite().all()
 
 
 def test_a_student_has_some_of_the_layers_and_a_bilstm_begins_with_the_embeddings() -> None:
