@@ -12,6 +12,7 @@ a word with its two neighbours, and a logistic regression.
 
 import argparse
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from distill.models.loading import load_directory
 from distill.models.modeling_bilm import ScalarMix
 from distill.tasks import Classification, TokenClassification
 
-EPOCHS, BATCH, LEARNING_RATE, CACHE = 10, 256, 3e-3, Path.home() / ".cache" / "distill"
+EPOCHS, BATCH, LEARNING_RATE = 10, 256, 3e-3
 LAYERS: Mapping[str, slice] = {
     "input embeddings": slice(0, 1),
     "first layer": slice(1, 2),
@@ -147,11 +148,17 @@ def main() -> None:
         if options.tags
         else Classification(data_dir=options.texts, text="sentence", label="label", max_length=64)
     )
-    data = task.read(CACHE)
+    with tempfile.TemporaryDirectory() as cache:
+        Console().print(measure(task, options.encoders, Path(cache)))
+
+
+def measure(task: Any, encoders: Sequence[Path], cache: Path) -> Table:
+    """Returns the metrics of the heads on the layers of each encoder, and of TF-IDF."""
+    data = task.read(cache)
     metrics: dict[str, dict[str, list[float]]] = {}
-    for seed, directory in enumerate(options.encoders):
+    for seed, directory in enumerate(encoders):
         start = load_directory(directory, task.info.auto_class, data.labels, trust_remote_code=False)
-        examples = task.encode(data, start.tokenizer, CACHE)
+        examples = task.encode(data, start.tokenizer, cache)
         splits = {name: represent(start.model.eval(), task, of_split) for name, of_split in examples.items()}
         for name, layers in LAYERS.items():
             head = train_head(splits["train"], layers, len(data.labels), seed=seed)
@@ -159,7 +166,7 @@ def main() -> None:
                 value = score(data, splits[split], head(splits[split].states[:, layers]))
                 metrics.setdefault(name, {}).setdefault(split, []).append(value)
     metrics["TF-IDF"] = {name: [value] for name, value in score_tfidf(data, words_of(data, splits), splits).items()}
-    Console().print(make_table(metrics, data.scoring.metric, [name for name in splits if name != "train"]))
+    return make_table(metrics, data.scoring.metric, [name for name in splits if name != "train"])
 
 
 def make_table(metrics: Mapping[str, Mapping[str, Sequence[float]]], metric: str, splits: Sequence[str]) -> Table:
