@@ -54,7 +54,7 @@ UNLIMITED = ("deberta_v3_small", "modernbert_base")  # Their positions are relat
 
 
 def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Returns the family's tokenizer: `<s> a </s></s> b </s>` for RoBERTa and its relatives, else `[CLS] a [SEP] b [SEP]`."""
+    """Returns the family's tokenizer: `<s> a </s></s> b </s>` for RoBERTa's relatives, else `[CLS] a [SEP] b [SEP]`."""
     counted = name in COUNTED
     pad, unknown, start, end = ("<pad>", "<unk>", "<s>", "</s>") if counted else ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
     special = [start, pad, end, unknown] if counted else [pad, unknown, start, end]

@@ -61,12 +61,9 @@ def train_sentence_pieces(special: list[str], unknown: str) -> list[tuple[str, f
 
 
 def make_word_pieces(tokenizer_class: Callable[..., PreTrainedTokenizerBase]) -> PreTrainedTokenizerBase:
-    """Returns a tokenizer of a class with WordPiece, whose special tokens are its own."""
+    """Returns a tokenizer of a class with WordPiece, whose padding is 1, as MPNet counts positions from."""
     own = tokenizer_class()
-    special = [own.pad_token, own.unk_token, own.cls_token, own.sep_token, own.mask_token]
-    if own.convert_tokens_to_ids(own.pad_token) == 1 or "MPNet" in type(own).__name__:
-        special[:2] = [own.cls_token, own.pad_token]
-        special[2:] = [own.sep_token, own.unk_token, own.mask_token]
+    special = [own.cls_token, own.pad_token, own.sep_token, own.unk_token, own.mask_token]
     return tokenizer_class(vocab=train_word_pieces(special, own.unk_token), model_max_length=LONGEST)
 
 
@@ -115,6 +112,14 @@ ROWS: dict[str, Row] = {
         FAMILIES["deberta_v3_small"], lambda: make_sentence_pieces(transformers.DebertaV2Tokenizer)
     ),
     "modernbert_base": Row(FAMILIES["modernbert_base"], lambda: family_tokenizer("modernbert_base")),
+    "longformer": Row(
+        (transformers.LongformerConfig, {"max_position_embeddings": 82, "attention_window": 4}),
+        lambda: family_tokenizer("roberta_base"), teacher="pretrained",
+        refused="student distilbert (LongformerForSequenceClassification) cannot be exported to ONNX (",
+    ),
+    "xlm": Row(
+        (transformers.FunnelConfig, {}), lambda: make_word_pieces(transformers.FunnelTokenizer), teacher="pretrained",
+    ),
 }  # fmt: skip
 
 
