@@ -137,6 +137,16 @@ def seed_sentences(record: Record) -> list[str]:
     ]
 
 
+def transfer_sentences(record: Record) -> list[str]:
+    """Returns one sentence for each set that selected nothing: the metric of every model on it."""
+    header, *rows = transfer_table(record) or [()]
+    return [
+        f"On {name} ({examples} examples): "
+        + ", ".join(f"{model} {value}" for model, value in zip(header[2:], values, strict=True))
+        for name, examples, *values in rows[1:]
+    ]
+
+
 def comparison_sentences(record: Record) -> list[str]:
     """Returns one sentence for each comparison of the student."""
     comparison = record.get("comparison") or {}

@@ -178,20 +178,23 @@ def seed_table(record: Record) -> list[tuple[str, ...]]:
 def transfer_table(record: Record) -> list[tuple[str, ...]]:
     """Returns the task's metric of teacher, student and files on each set that selects nothing, the header first.
 
-    A student's metric has the share of the teacher's on the same set behind it. The first row is the split of the
-    verdict, for comparison. It is empty for a run without such sets, which are the splits besides train, dev and test.
+    The share of the teacher's metric on the same set stands behind the others. The first row is the split of the
+    verdict, for comparison. It is empty for a run without such sets, which are the splits besides train, dev and test,
+    and for several tasks, each of which has its own.
     """
     task, sizes = record["task"], record["task"]["examples"]
     further = [name for name in sizes if name not in ("train", DEV, TEST)]
-    if not further or not record["student"]:
+    if not further or record.get("tasks"):
         return []
-    models = {"student (torch)": "student", **{f"student {format}": format for format in record["export"]}}
+    whole, exported = ("teacher", "student") if record["student"] else ("model", "model")
+    models = {"student (torch)": "student"} if record["student"] else {}
+    models |= {f"{exported} {format}": format for format in record["export"]}
     rows = []
     for name in [find_split(record), *further]:
         teacher = measure(record, "teacher", name)
         cells = [_with_share(measure(record, model, name), teacher, task) for model in models.values()]
         rows.append((name, f"{sizes[name]:,}", format_spread(teacher), *cells))
-    return [("set", "examples", "teacher", *models), *rows]
+    return [("set", "examples", whole, *models), *rows]
 
 
 def _with_share(value: Spread | None, teacher: Spread | None, task: Record) -> str:

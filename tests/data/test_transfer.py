@@ -144,6 +144,14 @@ def test_every_kind_of_task_on_rows_reads_a_set(kind: str, tmp_path: Path) -> No
     assert data.sha256 == make(**options, data_dir=tmp_path / "en").read(tmp_path / "cache").sha256
 
 
+def test_a_set_adds_no_tag_to_those_of_the_splits(tmp_path: Path) -> None:
+    for name, tag in (("train", "B-place"), ("dev", "B-place"), ("far", "B-river")):
+        write(tmp_path / f"{name}.jsonl", [{"tokens": ["am", "Rhein"], "tags": ["O", tag]}])
+    task = TokenClassification(data_dir=tmp_path, transfer={"far": tmp_path / "far.jsonl"})
+    with pytest.raises(UserError, match=r"far.jsonl.*: tag B-river of the set far is unknown, expected one of O, B-pl"):
+        task.read(tmp_path / "cache")
+
+
 def test_a_retrieval_set_refuses_further_sets(tmp_path: Path) -> None:
     task = Embedding(metrics=["ndcg@10"], data_dir=tmp_path, transfer={"de": tmp_path})
     with pytest.raises(UserError, match="task.transfer is for rows, and a retrieval set has its splits in qrels"):

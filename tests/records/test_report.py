@@ -89,7 +89,14 @@ def test_sets_that_select_nothing_have_a_table_with_the_share_of_the_teachers_me
     assert "| dev | 24 | 0.9000 | 0.9000 (100.0%) | 0.9000 (100.0%) | 0.8100 (90.0%) |" in text
     assert "| de | 5,010 | 0.8000 | 0.7600 (95.0%) | 0.7600 (95.0%) | 0.7000 (87.5%) |" in text
     assert "| es | 20 | 0.0000 | 0.1000 | 0.1000 | 0.0000 |" in text
+    assert report.transfer_sentences(content) == [
+        "On de (5,010 examples): teacher 0.8000, student (torch) 0.7600 (95.0%), student fp32 0.7600 (95.0%), student "
+        "int8 0.7000 (87.5%)",
+        "On es (20 examples): teacher 0.0000, student (torch) 0.1000, student fp32 0.1000, student int8 0.0000",
+    ]
+    assert "| set | examples | model |" in report.render_report({**content, "student": None, "export": {}})
     assert "## Transfer" not in report.render_report(record())
+    assert report.transfer_sentences(record()) == []
 
 
 def test_both_metrics_of_sentences_that_are_given_as_words_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
