@@ -15,6 +15,7 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_notice
 from distill.contracts import Data, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
+from distill.data.vocabulary_texts import check_texts
 from distill.edge.decode import DECODERS
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import OptionError, UserError, first_line
@@ -292,6 +293,7 @@ def check_export(export: ExportSettings, task: Task) -> None:
         return
     if export.enabled is not False:
         check_formats(export.formats)
+    check_texts(export.vocabulary_texts, "export.vocabulary_texts")
     if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
                           f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
