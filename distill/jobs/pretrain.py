@@ -1,6 +1,7 @@
 """The job `pretrain`, and the job `finetune` on raw text, which train a language model without a teacher."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
 from distill.contracts import EncodedSplits, Loader, Scores
 from distill.data import batching
-from distill.errors import UserError
+from distill.errors import OptionError, UserError
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
 from distill.export.wheel import write_wheel
@@ -23,6 +24,7 @@ from distill.jobs import build
 from distill.losses import Objective
 from distill.models import checks
 from distill.models.causality import check_causal
+from distill.models.heads import heads_of
 from distill.models.loading import CAUSAL, Start
 from distill.records import report
 from distill.records.record import Run
@@ -88,7 +90,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
             training=training_record(fit, module) | losses, teacher=described | _measure(scoring, scores, losses)
         )
         directory = run.directory / "teacher" / "model"
-        save_model(module.student.eval().cpu(), start.tokenizer, directory)
+        _save(module.student.eval().cpu(), start.tokenizer, directory)
         if export.enabled is True:
             _export(module.student, start.tokenizer, task, data, dev, run, export)
         loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
@@ -100,7 +102,7 @@ def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) 
     return {
         "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
         "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
-        "parameters": checks.count_parameters(start.model),
+        "parameters": checks.count_parameters(_trained_model(start)),
     }  # fmt: skip
 
 
@@ -125,6 +127,8 @@ def _check(
         check_export(export, task)
         if task.info.pair:
             raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
+    if task.info.replaces_tokens and settings.strategy == "fsdp":
+        raise OptionError("trainer.strategy", "fsdp", f"ddp, because the models of task={task.info.name} share weights")
     check_processes(settings, "trainer")
     check_budget(settings.batch_tokens, task.info.max_length, "trainer")
     if source.weights.is_new != from_scratch:
@@ -163,7 +167,7 @@ def _measure(scoring: Scoring, scores: Scores, losses: Mapping[str, Mapping[str,
         return record
     print_line(f"Losses on dev: {terms}; by {comparison.answer} {comparison.metrics['loss']:.3f}")
     if comparison.weakness is not None:
-        print_notice(f"the model {comparison.weakness}")
+        print_notice(f"the model {comparison.weakness}: it has not learned yet, train it longer")
     return record | comparison.record()
 
 
@@ -195,7 +199,7 @@ def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: Maske
 
 def _connect(objective: Objective, start: Start) -> Objective:
     """Returns the objective with the projections of its terms for the encoder of the model."""
-    size = checks.encoder_size(start.model)
+    size = checks.encoder_size(_trained_model(start))
     objective.connect(size, size)
     return objective
 
@@ -237,14 +241,14 @@ def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, s
     """Loads the model with a head over its vocabulary, and if needed one for two segments."""
     source.weights.locate()
     torch.manual_seed(seed)  # For a new head.
-    start = source.weights.load(task.info.auto_class, None, data.texts())
+    start = source.weights.load(task.info.auto_class, data.labels or None, data.texts())
     if task.info.auto_class == CAUSAL:
         check_causal(start.model, f"teacher {source.weights.name}")
     adopt_special_tokens(start.model, start.tokenizer)
     for text in start.notices:
         print_notice(text)
     if not source.weights.is_new and not start.fits:
-        print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
+        print_notice(f"teacher {source.weights.resolved()} gets a head with random weights")
     checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
     if "pair_labels" in task.info.label_columns and not hasattr(
         checks.run_sample(start.model), "seq_relationship_logits"
@@ -253,7 +257,29 @@ def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, s
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
             f"{type(start.model).__name__} has none: set task.pair=null, or three_way"
         )
-    return start
+    return replace(start, model=task.assemble(start.model, start.tokenizer))
+
+
+def _trained_model(start: Start) -> PreTrainedModel:
+    """Returns the model itself, without a further one that is trained together with it."""
+    return next(iter(heads_of(start.model).values()))
+
+
+def _describe_models(start: Start, name: str) -> str:
+    """Describes the model and, after it, one that is trained together with it."""
+    model, *further = heads_of(start.model).items()
+    sizes = [f"{name}, {checks.count_parameters(model[1]) / 1e6:.1f} M parameters"]
+    total = checks.count_parameters(start.model)
+    sizes += [f"with its {key} {total / 1e6:.1f} M" for key, _ in further]
+    return ", ".join(sizes)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Saves the model, and those that were trained together with it in folders of their names beside its files."""
+    first, *further = heads_of(model).items()
+    save_model(first[1], tokenizer, directory)
+    for name, other in further:
+        save_model(other, tokenizer, directory / name)
 
 
 def _show(
@@ -270,7 +296,7 @@ def _show(
     metric = module.scoring.metric
     summary.show(
         [
-            ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
+            ("model", _describe_models(start, name)),
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
             *about.items(),

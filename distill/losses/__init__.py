@@ -3,6 +3,8 @@
 from distill.losses.attention import AttentionScoreMSE as AttentionScoreMSE
 from distill.losses.attention import MiniLM as MiniLM
 from distill.losses.attention import MiniLMv2 as MiniLMv2
+from distill.losses.detection import GeneratorLoss as GeneratorLoss
+from distill.losses.detection import ReplacedTokens as ReplacedTokens
 from distill.losses.hidden_states import Cosine as Cosine
 from distill.losses.hidden_states import HiddenStateMSE as HiddenStateMSE
 from distill.losses.hidden_states import PatientKD as PatientKD

@@ -96,10 +96,13 @@ class Objective(nn.Module):
         """Returns whether a term reads logits of tokens that the task does not score."""
         return any(term.reads_every_token for term in self._terms())
 
-    def unsuited(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> list[str]:
+    def unsuited(self, *, likelihood: Likelihood, classes_are_tokens: bool, replaces_tokens: bool = False) -> list[str]:
         """Returns the names of the terms that do not suit such a task."""
         return self.names_where(
-            lambda term: not term.suits(likelihood=likelihood, classes_are_tokens=classes_are_tokens)
+            lambda term: (
+                term.replaced_only != replaces_tokens
+                or not term.suits(likelihood=likelihood, classes_are_tokens=classes_are_tokens)
+            )
         )
 
     @property

@@ -70,7 +70,11 @@ class TextData:
         return replace(self, examples=examples)
 
     @property
-    def scoring(self) -> "TokenScores":
+    def scoring(self) -> Scoring:
+        """The scores of tokens."""
+        return self.token_scores()
+
+    def token_scores(self) -> "TokenScores":
         """The scores of tokens; before they are packed it knows no tokenizer."""
         if not self.examples:
             return TokenScores(self.settings)
@@ -237,7 +241,22 @@ class TokenScores(Scoring):
         return "the tokens of the vocabulary"
 
 
-class MaskedLM(ShownTask):
+class TextTask(ShownTask):
+    """A kind of task on raw text."""
+
+    raw_text = True
+
+    def encode(
+        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Sequences | StreamedText]":
+        return data.encode(tokenizer, cache_dir)
+
+    def assemble(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+        """Returns the model that is trained on the text: the loaded one, or together with a further one."""
+        return model
+
+
+class MaskedLM(TextTask):
     """Masked language modelling (arXiv 1810.04805, section 3.1), with an objective on two segments if `pair` names one.
 
     Args:
@@ -253,7 +272,6 @@ class MaskedLM(ShownTask):
 
     kinds = ("masked_lm",)
     auto_class = "AutoModelForMaskedLM"
-    raw_text = True
 
     def __init__(
         self,
@@ -280,11 +298,6 @@ class MaskedLM(ShownTask):
 
     def read(self, cache_dir: Path) -> TextData:
         return TextData(open_corpus(self.settings, cache_dir), self.settings)
-
-    def encode(
-        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        return data.encode(tokenizer, cache_dir)
 
     def select(self, batch: Batch) -> Items:
         """The tokens chosen for prediction, in the order of the batch."""

@@ -8,13 +8,12 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, get_scheduler
 
 from distill.contracts import Batch, Items, Learnable, Outputs, Signal
 from distill.errors import NumericalError
 from distill.losses import Objective
-from distill.losses.term import divisors
+from distill.losses.term import divisors, in_chunks
 from distill.models.forward import to_device
 from distill.tasks.scoring import Scoring
 from distill.training import distributed
@@ -150,11 +149,7 @@ class DistillationModule(L.LightningModule):
         return self.objective.counts(self._items(batch))
 
     def _logit_totals(self, student_outputs: Outputs, teacher_outputs: Outputs, items: Items) -> Iterator[Tensor]:
-        """Yields the sums `[terms]` of the terms that read logits, in chunks of the student's `chunk_size` items.
-
-        The logits of a chunk are freed and computed again in the backward pass, so that memory does not grow with the
-        batch.
-        """
+        """Yields the sums `[terms]` of the terms that read logits, in chunks of the student's `chunk_size` items."""
 
         def totals(items: Items) -> Tensor:
             return self.objective.totals(
@@ -163,13 +158,7 @@ class DistillationModule(L.LightningModule):
 
         if not self.objective.reads_logits:
             return
-        size = student_outputs.chunk_size
-        if size is None or len(items) <= size:
-            yield totals(items)
-            return
-        for first in range(0, len(items), size):
-            chunk = items.part(first, min(len(items), first + size))
-            yield checkpoint(totals, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
+        yield from in_chunks(totals, items, student_outputs.chunk_size)
 
     def _teacher_outputs(self, batch: Batch, items: Items) -> Outputs:
         """Returns the teacher's outputs for this batch, which are empty if no term needs them."""
