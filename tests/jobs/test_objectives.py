@@ -46,6 +46,9 @@ def run(
         defaults = [option for option in SMALL if option.partition("=")[0] not in names]
         if "resume" in names:
             defaults = []
+        elif "job" in names:  # Options of the teacher of job=pretrain.
+            defaults = [option for option in defaults if not option.startswith("teacher.")]
+            defaults += [f"task.data_dir={corpus}", f"cache_dir={cache_dir}", f"output_dir={tmp_path / 'runs'}"]
         else:
             defaults += [f"task.data_dir={corpus}", f"cache_dir={cache_dir}", f"output_dir={tmp_path / 'runs'}"]
         monkeypatch.setattr("sys.argv", ["distill", *defaults, *options])
@@ -101,6 +104,23 @@ def test_a_training_resumes_with_the_layers_of_its_terms(run: Run, tmp_path: Pat
     assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
     # The layers of the term are none of the model.
     assert AutoModelForMaskedLM.from_pretrained(directory / "teacher" / "model")
+
+
+@pytest.mark.slow
+def test_a_student_learns_boundaries_beside_soft_targets(run: Run, tmp_path: Path) -> None:
+    code, text, record = run("+experiment=spanbert", "teacher.layers=4")
+    assert code == 0, text
+    code, text, record = run(
+        "job=distill", "+teacher=pretrained", f"teacher.path={record['directory'] / 'teacher' / 'model'}",
+        "+student=distilbert", "+experiment=spanbert",
+        "+objective.terms.soft._target_=distill.losses.SoftTargets", "export.enabled=false", "benchmark.enabled=false",
+    )  # fmt: skip
+    assert code == 0, text
+    assert "spanbert: mlm, boundary, soft" in text
+    assert record["student"]["metrics"]["agreement_top1"] >= 0
+    # The teacher of three steps gets a notice, and teaches.
+    assert "within noise of a constant prediction" in text or "worse than a constant prediction" in text
+    assert AutoModelForMaskedLM.from_pretrained(record["directory"] / "student").config.num_hidden_layers == 2
 
 
 def test_a_model_stands_beside_the_frequencies_of_its_tokens(run: Run) -> None:
