@@ -60,7 +60,7 @@ class Masking:
     shuffle_size: Annotated[int, Field(ge=2)] = 3
 
 
-def check_span(masking: Masking, max_length: int) -> None:
+def check_masking(masking: Masking, max_length: int) -> None:
     """Checks that spans and shuffled runs fit into a sequence, of whose `max_length` tokens two are special.
 
     A span longer than the budget of masked tokens is allowed, because it is shortened.

@@ -18,7 +18,7 @@ from distill.data.batching import Batch, bucket_loader, pad_columns, padding_val
 from distill.errors import UserError
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
-from distill.text.masking import Masker, Masking, check_span
+from distill.text.masking import Masker, Masking, check_masking
 from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class SequenceSettings:
         if self.streaming is True and self.masking == "static":
             raise ValueError("got task.masking=static and task.streaming=true: a stream shows a text once only")
         if self.mask is not None:
-            check_span(self.mask, self.max_length)
+            check_masking(self.mask, self.max_length)
 
     @property
     def visits(self) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from distill.contracts import IGNORED
 from distill.errors import UserError
-from distill.text.masking import Masker, Masking, check_span
+from distill.text.masking import Masker, Masking, check_masking
 from distill.text.shuffling import shuffle_runs
 
 MASK, SEPARATOR, LEAST = 3, 2, 1e-9  # The least probability, with which one token of a text is chosen for masks.
@@ -133,6 +133,6 @@ def test_runs_longer_than_a_sequence_are_refused() -> None:
         "lower task.mask.shuffle_size or raise task.max_length"
     )
     with pytest.raises(UserError, match=message):
-        check_span(Masking(shuffle=0.05, shuffle_size=7), 8)
-    check_span(Masking(shuffle_size=7), 8)  # Nothing is shuffled.
-    check_span(Masking(shuffle=0.05, shuffle_size=6), 8)
+        check_masking(Masking(shuffle=0.05, shuffle_size=7), 8)
+    check_masking(Masking(shuffle_size=7), 8)  # Nothing is shuffled.
+    check_masking(Masking(shuffle=0.05, shuffle_size=6), 8)
