@@ -130,7 +130,7 @@ class _Reading:
         model, _ = _make_student(student, teacher, task, self.data, tokenizer)
         _check_student(model, student.name, plan, task, teacher, tokenizer)
         if is_first and plan.exports:
-            rehearse_export(model, tokenizer, name=student.name)
+            rehearse_export(model, tokenizer, name=student.name, max_length=task.info.max_length)
         if self.name:
             check_encoder(model, student.name)
         examples = encode(model)
