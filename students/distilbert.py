@@ -267,7 +267,7 @@ def _find_layer_prefix(teacher: PreTrainedModel) -> str:
             return f"{name}."
     raise UserError(
         f"a {type(teacher).__name__} has no {total} separate layers to choose from (it may share one set of "
-        "weights): it can teach a student of another architecture, not give its layers to distilbert"
+        "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
     )
 
 
