@@ -9,8 +9,9 @@ from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 from distill.errors import UserError
 from distill.models.factorization import EmbeddingTables, factorize_embeddings
 from distill.models.forward import model_class
-from distill.models.layers import list_layers, list_parts
+from distill.models.layers import list_layers, list_parts, name_in_whole
 from distill.models.loading import auto_class_of
+from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.modeling_shared_albert import SharedAlbertConfig
 
 SHARED = ("all", "attention", "ffn", "none")
@@ -49,7 +50,8 @@ def from_teacher(
     """Creates an ALBERT (arXiv 1909.11942) of the teacher's width and head, in training mode and float32.
 
     It is an `AlbertFor*`, or with `share=attention` and `share=ffn` a model of `distill.models.modeling_shared_albert`.
-    Its `inherited` maps the names of its tensors to those of the teacher's tensors that they were made from.
+    From a BiLSTM on features it is what it would be from their encoder, with a new head. Its `inherited` maps the names
+    of its tensors to those of the teacher's tensors that they were made from.
 
     Args:
         embedding_dim: width of the embeddings, at most the teacher's; None uses the teacher's.
@@ -67,6 +69,14 @@ def from_teacher(
     Raises:
         UserError: for an option that is out of range, or a teacher with another kind of head or of layers.
     """
+    if isinstance(teacher, FeatureBilstmPreTrainedModel):
+        encoder = teacher.to_transformer()
+        student = from_teacher(
+            encoder, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share, table=table, layer=layer,
+            init=init,
+        )  # fmt: skip
+        name_in_whole(student, encoder=encoder, whole=teacher)
+        return student
     total = _count_layers(teacher)
     depth = max(1, total // 2) if depth is None else depth
     _check_sizes(total, embedding_dim=embedding_dim, groups=groups, depth=depth)
@@ -75,19 +85,24 @@ def from_teacher(
     if share == "none" and groups != 1:
         raise UserError(f"student.share=none shares nothing in groups: leave out student.groups={groups}")
     student = _create_student(teacher, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share)
-    pairs: Pairs = []
-    if init == "teacher":
-        if layer != "random":
-            pairs, student.config.teacher_layers = _copy_layers(teacher, student, layer)
-        pairs += factorize_embeddings(
-            teacher, student, first_layer=list_layers(teacher)[0],
-            projection=student.base_model.encoder.embedding_hidden_mapping_in, method=table,
-        )  # fmt: skip
-        pairs += _copy_head(teacher, student)
+    pairs = _start_from(teacher, student, layer=layer, table=table) if init == "teacher" else []
     teacher_names, student_names = ({id(p): name for name, p in m.named_parameters()} for m in (teacher, student))
     # An attribute of the object only, which is not saved.
     student.inherited = {student_names[id(own)]: teacher_names[id(other)] for own, other in pairs}  # type: ignore[assignment]
     return student.train()
+
+
+def _start_from(
+    teacher: PreTrainedModel, student: PreTrainedModel, *, layer: str | int, table: Literal["svd", "ridge"]
+) -> Pairs:
+    """Starts the student from the teacher's layers, embeddings and head."""
+    pairs: Pairs = []
+    if layer != "random":
+        pairs, student.config.teacher_layers = _copy_layers(teacher, student, layer)
+    projection = student.base_model.encoder.embedding_hidden_mapping_in
+    first_layer = list_layers(teacher)[0]
+    pairs += factorize_embeddings(teacher, student, first_layer=first_layer, projection=projection, method=table)
+    return pairs + _copy_head(teacher, student)
 
 
 def _count_layers(teacher: PreTrainedModel) -> int:
@@ -208,7 +223,7 @@ def _copy_layers(teacher: PreTrainedModel, student: PreTrainedModel, layer: str 
 def _copy_mean(target: nn.Module, sources: list[nn.Module]) -> Pairs:
     """Copies the mean of the tensors of several modules; each tensor is returned with that of the last module."""
     tensors = [dict(source.named_parameters()) for source in sources]
-    pairs = []
+    pairs: Pairs = []
     for name, own in target.named_parameters():
         own.copy_(torch.stack([of[name].float().to(own.device) for of in tensors]).mean(dim=0))
         pairs.append((own, tensors[-1][name]))

@@ -75,6 +75,20 @@ def list_parts(model: PreTrainedModel) -> list[Parts]:
     return []
 
 
+def name_in_whole(student: PreTrainedModel, *, encoder: PreTrainedModel, whole: PreTrainedModel) -> None:
+    """Renames what a student has `inherited` from a model of transformers to its names in a model built on this one.
+
+    What it has from the head of `encoder` is left out, because that head is new.
+    """
+    prefix = f"{encoder.base_model_prefix}."
+    copied: Mapping[str, str] = student.inherited  # type: ignore[assignment]
+    student.inherited = {  # type: ignore[assignment]
+        name: f"{whole.base_model_prefix}.{source.removeprefix(prefix)}"
+        for name, source in copied.items()
+        if source.startswith(prefix)
+    }
+
+
 def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
     """Returns whether the tensors of the layer are those of the layout's modules."""
     names = {name for name, _ in layer.named_parameters() if _GLOBAL not in name}
