@@ -55,6 +55,7 @@ from distill.training.callbacks import describe_callback, read_callbacks
 from distill.training.settings import TrainerSettings
 
 if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds distill.builtin.
+    from students import albert as _albert
     from students import bilstm as _bilstm
     from students import distilbert as _distilbert
     from students import pretrained as _pretrained
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from teachers.loaded import Loaded
     from teachers.pretrained import Pretrained
 else:
+    from distill.builtin.students import albert as _albert
     from distill.builtin.students import bilstm as _bilstm
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import pretrained as _pretrained
@@ -341,6 +343,17 @@ def _distilbert_student(
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init))
 
 
+def _albert_student(**options: Any) -> Student:
+    """An ALBERT of the teacher's width, with narrow embeddings and one set of weights for all layers.
+
+    Args:
+        options: `embedding_dim` (128), `groups` (1), `depth` (half of the teacher's layers), `share` (`all`,
+            `attention`, `ffn` or `none`), `table` (`ridge` or `svd`), `layer` (`last`, `first`, `mean`, `random` or an
+            index) and `init` (`teacher` or `random`), the options of `student=albert`.
+    """
+    return Student("albert", partial(_albert.from_teacher, **options))
+
+
 def _bilstm_student(**options: Any) -> Student:
     """A BiLSTM over the teacher's word pieces, without attention.
 
@@ -362,8 +375,10 @@ def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) ->
     return Student("pretrained", build)
 
 
-students = SimpleNamespace(distilbert=_distilbert_student, bilstm=_bilstm_student, pretrained=_pretrained_student)
-"""The students that `distill` can build: `students.distilbert`, `students.bilstm` and `students.pretrained`."""
+students = SimpleNamespace(
+    albert=_albert_student, bilstm=_bilstm_student, distilbert=_distilbert_student, pretrained=_pretrained_student
+)
+"""The students that `distill` can build: `students.albert`, `.bilstm`, `.distilbert` and `.pretrained`."""
 
 
 def distill(
