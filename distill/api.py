@@ -40,6 +40,8 @@ from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import Interrupted, UserError
 from distill.export.settings import ExportSettings
 from distill.losses import Objective
+from distill.models.chunking import LongTextOptions
+from distill.models.long_texts import AttentionOptions
 from distill.records.loggers import LoggerSettings, Tracking
 from distill.records.record import Run, create_run, create_run_in, open_run
 from distill.records.settings import RecordSettings
@@ -127,6 +129,7 @@ class Teacher(Shown):
         accept_weak: bool = False,
         cache: OutputCache | None = None,
         cache_dir: str | Path | None = None,
+        **options: Unpack[AttentionOptions],
     ) -> "Teacher":
         """A teacher from a directory, the Hugging Face cache or the Hub; only safetensors are read.
 
@@ -139,12 +142,16 @@ class Teacher(Shown):
             accept_weak: whether it may teach although it is not better on dev than a constant prediction.
             cache: the rules for caching its outputs.
             cache_dir: holds fine-tuned teachers and outputs.
+            attention: `own` is that of its class; `local` is for long texts and attends to the tokens nearby.
+            window: tokens around each token that local attention reads, half of them on each side; by default 256.
+            global_tokens: number of first tokens with full attention among local ones.
+            positions: number of tokens that it reads, by repeating its table of positions; by default as it is.
         """
         is_path = Path(name_or_path).expanduser().is_dir()
         where: dict[str, Any] = {"path": str(name_or_path)} if is_path else {"id": str(name_or_path)}
         weights = Pretrained(
             name=name or Path(name_or_path).name, revision=revision, precision=precision,
-            trust_remote_code=trust_remote_code, **where,
+            trust_remote_code=trust_remote_code, **where, **options,
         )  # fmt: skip
         teacher = cls.__new__(cls)
         teacher._set(weights, accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
@@ -331,6 +338,7 @@ def _distilbert_student(
     layers: str | Sequence[int] = "alternate",
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
+    **options: Unpack[LongTextOptions],
 ) -> Student:
     """A student with some of the teacher's layers: a DistilBERT from a BERT, the teacher's own class otherwise.
 
@@ -339,8 +347,16 @@ def _distilbert_student(
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none.
+        attention: `own` is that of the student's class; `local` is for long texts and attends to the tokens nearby;
+            `full` is that of all tokens for a student of a Longformer.
+        window: tokens around each token that local attention reads, half of them on each side; by default 256.
+        global_tokens: number of first tokens with full attention among local ones.
+        positions: number of tokens that the student reads; by default that of the teacher.
+        chunk: tokens of the chunks in which the student reads a text; by default it reads the whole text at once.
+        chunk_overlap: tokens that a chunk has in common with the one before it.
+        chunk_pooling: of the scores of the chunks: `mean`, `max`, or `learned`, a mean with weights from their vectors.
     """
-    return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init))
+    return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 
 
 def _albert_student(**options: Any) -> Student:

@@ -26,6 +26,7 @@ from distill.export.vocabulary import check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
+from distill.models.long_texts import check_exportable
 from distill.models.padding import choose_padding_side
 from distill.records.record import Run
 from distill.storage.cache import open_cache
@@ -227,5 +228,7 @@ def _check_student(
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name, likelihood=task.info.likelihood)
+    if plan.exports:
+        check_exportable(student, name)
     if plan.export.vocabulary == "task" and plan.exports:
         check_cut(tokenizer)

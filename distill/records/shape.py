@@ -253,6 +253,8 @@ class _Record(TypedDict, total=False):
     summary: dict[str, _Summary] | None
     comparison: dict[str, _Difference] | None
     breakdown: dict[str, dict[str, dict[str, Metrics]]] | None
+    lengths: dict[str, dict[str, dict[str, Metrics]]] | None
+    cuts: dict[str, dict[str, dict[str, Metrics]]] | None
     environment: _Environment | None
 
 
@@ -260,7 +262,7 @@ _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
     "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
-    "seconds": {}, "environment": {},
+    "lengths": {}, "cuts": {}, "seconds": {}, "environment": {},
 }  # fmt: skip
 
 

@@ -52,8 +52,9 @@ class TableOptions(TypedDict, total=False):
         dev: the table of the split that selects the checkpoint.
         test: the table of a split that is scored at the end.
         data_dir: a directory with `train` and `dev`, or one file.
-        dev_fraction: share of a single file or table that is held out as dev, the same in every run.
-        splits: names of each split on the Hub and in the files, of which the first one that is there is read.
+        dev_fraction: share of a single file or table, or of train, that is held out as dev, the same in every run.
+        splits: names of each split on the Hub and in the files, of which the first one that is there is read. With no
+            name for dev, `{"dev": []}`, `dev_fraction` of train is held out.
         hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`.
         train_examples: number of training examples that are used; None for all.
         dev_examples: number of dev examples that are used; None for all.

@@ -408,7 +408,8 @@ def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrained
 
 
 def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes the tokenizer's separator and padding to the model's configuration, from which students read them."""
+    """Writes the tokenizer's special tokens to the model's configuration, from which students read them."""
+    model.config.cls_token_id = tokenizer.cls_token_id
     model.config.sep_token_id = tokenizer.sep_token_id
     if getattr(model.config, "pad_token_id", None) is None:  # An existing one determines where positions begin.
         model.config.pad_token_id = tokenizer.pad_token_id
