@@ -246,7 +246,7 @@ class Teacher(Shown):
         Args:
             task: its data, its labels and its metrics; of several tasks each is fitted.
             features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
-                `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
+                `second_to_last`, `sum_last_4`, `concat_last_4`, `sum_all` or `input_embeddings`.
             bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
             adaptation: trains the encoder on a text as a language model first, once too.
             callbacks: one or several of Lightning's callbacks, which the fine-tuning has. One that is cached already is

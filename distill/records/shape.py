@@ -217,6 +217,7 @@ class _Soup(TypedDict):
 
 class _Training(TypedDict, total=False):
     seconds: Required[float]
+    dev_losses: dict[str, float] | None
     steps: int | None
     precision: str | None
     examples_per_second: float | None

@@ -1,5 +1,6 @@
 """The parts that tasks with labelled rows share: columns of text, and texts without labels."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from distill.data.bank import BankSource
 from distill.data.in_memory import Table, TableSplits
 from distill.data.labelled_text import ADVICE, LabelledText
 from distill.data.missing_rows import Missing
-from distill.data.sources import STEMS, TableSource, check_memory
+from distill.data.sources import SINGLE, STEMS, TableSource, check_memory
 from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
@@ -25,6 +26,7 @@ from distill.options import show_value
 from distill.tasks.class_weights import WEIGHTS, weight_column
 
 if TYPE_CHECKING:
+    import datasets
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -35,6 +37,8 @@ Columns = str | int | Sequence[str | int]
 MaxLength = Annotated[int, Field(ge=3, description="at least 3 tokens")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")]
 Amount = Annotated[int, Field(ge=1)]
+# A path, or a table in memory, by name.
+TransferSets = Annotated[Mapping[str, Any], Field(description="a mapping of names to files, directories or tables")]
 UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded as a split.
 
 
@@ -57,6 +61,8 @@ class TableOptions(TypedDict, total=False):
         unlabelled_share: share of them in the examples of every step.
         bank: sentences, of which those near the rows join `unlabelled="auto"`.
         clean: rules for the texts of `unlabelled` and the bank: `web` keeps the prose of web text; None keeps all.
+        transfer: further sets in the same columns by name, such as those of other languages. Every model is scored on
+            them at the end, and they select nothing.
     """
 
     data: Table | TableSplits | str | Path | None
@@ -73,6 +79,7 @@ class TableOptions(TypedDict, total=False):
     unlabelled_share: Share
     bank: Unlabelled | None
     clean: Literal["web"] | None
+    transfer: TransferSets | None
 
 
 class DataOptions(TableOptions, total=False):
@@ -136,8 +143,26 @@ def table_source(
         stems={**STEMS, **{split: tuple(names) for split, names in (options.get("splits") or {}).items()}},
         suffixes=suffixes,
         read_file=read_file,
+        transfer=_transfer_sets(options, text, label[0]),
         **given,
     )
+
+
+def _transfer_sets(options: DataOptions, text: tuple[str, ...], label: str) -> "dict[str, str | datasets.Dataset]":
+    """Returns the sets that are scored besides the splits by name.
+
+    Raises:
+        OptionError: for a name that is no word, or is that of a split.
+    """
+    sets = options.get("transfer") or {}
+    taken = {SINGLE, *STEMS, *(options.get("splits") or {})}
+    for name in sets:
+        if name in taken or not re.fullmatch(r"\w[\w.-]*", name):
+            known = ", ".join(sorted(taken))
+            raise OptionError(
+                "transfer", f"{{{name}: ...}}", f"names of letters, digits, - and _ that are no splits ({known})"
+            )
+    return in_memory.further_tables(sets, text=text, label=label)
 
 
 def text_columns(text: Columns | None, options: DataOptions) -> tuple[str, ...]:

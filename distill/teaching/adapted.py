@@ -121,12 +121,12 @@ class AdaptedWeights:
         if dry_run:
             return
         directory = run_directory / "teacher" / "adaptation"
-        before = training.score() if start.fits else None
+        before = self._measure(training) if start.fits else None
         fit = training.fit(
             directory / "checkpoints", CSVLogger(str(directory), name="", version=""), title="teacher",
             identity={"data": self.text.sha256, "start": self.weights.fingerprint()}, resume=resume,
         )  # fmt: skip
-        metrics = training.score()
+        metrics = self._measure(training)
         self.seconds = time.perf_counter() - started
         record = {
             "text": str(self.adaptation), "name": self.adaptation.name, "sha256": self.text.sha256,
@@ -136,6 +136,11 @@ class AdaptedWeights:
         self._save(replace(start, model=training.module.student.cpu().eval()), record)
         checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
         gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
+
+    def _measure(self, training: TextTraining) -> dict[str, float]:
+        """Returns the metrics of the language model on the held-out text."""
+        metrics: dict[str, float] = training.data.scoring.metrics(training.evaluate())
+        return metrics
 
     def record(self) -> dict[str, Any] | None:
         """Returns the training for run.json; None if it is not in the cache."""

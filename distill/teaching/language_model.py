@@ -6,16 +6,17 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch.loggers import Logger
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_line, print_notice
-from distill.contracts import EncodedSplits, Loader
+from distill.contracts import EncodedSplits, Loader, Scores
 from distill.data import batching
 from distill.errors import UserError
 from distill.losses import Objective
 from distill.models import checks
 from distill.models.added_words import AUTO, AddWords, Growth, can_grow, plan_growth
 from distill.models.causality import check_causal
+from distill.models.heads import heads_of
 from distill.models.loading import CAUSAL, Start
 from distill.models.tokenizer import adopt_special_tokens
 from distill.tasks import CausalLM, MaskedLM
@@ -59,24 +60,28 @@ class TextTraining:
         settings: TrainerSettings,
         cache_dir: Path,
     ) -> "TextTraining":
-        """Tokenizes the text and creates the module; without an objective it has the terms of the text."""
+        """Tokenizes the text and creates the module; without an objective it has the terms of the text.
+
+        The model is trained together with those that the task adds, such as a generator.
+        """
+        model = task.assemble(start.model, start.tokenizer)
         chosen = objective or Objective(name=data.objective, terms=data.terms)
-        size = checks.encoder_size(start.model)
+        size = checks.encoder_size(trained_model(start.model))
         chosen.connect(size, size)
         examples = task.encode(data, start.tokenizer, cache_dir)
         _check_script(examples, start.tokenizer)
         data = data.with_examples(examples)
         loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
         module = DistillationModule(
-            student=start.model, objective=chosen, task=task, scoring=data.scoring,
+            student=model, objective=chosen, task=task, scoring=data.scoring,
             **settings.optimization(len(loaders["train"])),
         )  # fmt: skip
         return cls(task, start, data, examples, loaders, settings, module)
 
-    def score(self) -> dict[str, float]:
-        """Returns the metrics of the model on dev."""
-        model = self.module.student.to(self.settings.device())
-        return self.data.scoring.metrics(evaluate(model, self.task, self.data.scoring, self.loaders["dev"]))
+    def evaluate(self) -> Scores:
+        """Returns the scores of the model on dev."""
+        model = self.module.to(self.settings.device()).student
+        return evaluate(model, self.task, self.data.scoring, self.loaders["dev"])
 
     def estimate_seconds(self) -> float:
         return fitting.estimate_seconds(self.module, self.loaders["train"], self.loaders["dev"], self.settings)
@@ -101,21 +106,28 @@ def load_language_model(weights: Weights, task: MaskedLM | CausalLM, data: TextD
     """Loads the model with a head over its vocabulary, and if needed one for two segments."""
     weights.locate()
     torch.manual_seed(seed)  # For a new head.
-    start = weights.load(task.info.auto_class, None, data.texts())
+    start = weights.load(task.info.auto_class, data.labels or None, data.texts())
     if task.info.auto_class == CAUSAL:
         check_causal(start.model, f"teacher {weights.name}")
     adopt_special_tokens(start.model, start.tokenizer)
     for text in start.notices:
         print_notice(text)
     if not weights.is_new and not start.fits:
-        print_notice(f"teacher {weights.resolved()} gets a language-model head with random weights")
+        print_notice(f"teacher {weights.resolved()} gets a head with random weights")
     checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
-    if task.info.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
+    if "pair_labels" in task.info.label_columns and not hasattr(
+        checks.run_sample(start.model), "seq_relationship_logits"
+    ):
         raise UserError(
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
-            f"{type(start.model).__name__} has none: set task.pair=null"
+            f"{type(start.model).__name__} has none: set task.pair=null, or three_way"
         )
     return start
+
+
+def trained_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the model itself, without a further one that is trained together with it."""
+    return next(iter(heads_of(model).values()))
 
 
 def choose_growth(tokenizer: PreTrainedTokenizerBase, data: TextData, add_words: AddWords) -> Growth | None:

@@ -303,6 +303,10 @@ def score(
     if teacher.comparison is None or teacher.comparison.weakness is None:
         return
     weakness = f"teacher {source.weights.name} {teacher.comparison.weakness}"
+    if scoring.weak_may_teach:
+        teacher.notices.append(weakness)
+        print_notice(weakness)
+        return
     if not source.accept_weak:
         longer = "" if source.finetune is None else f"train it for longer ({source.trainer}.max_epochs=N), "
         raise UserError(

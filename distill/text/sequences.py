@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -22,15 +22,17 @@ from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import write_json
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
 from distill.text.masking import Masker, Masking, check_span
-from distill.text.packing import Packer, TokenSequence, find_continuations, find_separator
+from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1
+_COUNTED = 2**22  # Tokens that are counted at a time.
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
-PAIRS = ("nsp", "sop")
 _CLEANING = "cleaning.json"  # Beside the tokens of a corpus.
+# The column of batches with the labels of pairs: of two orders, which a head of the model predicts, or of three.
+PAIR_COLUMNS = {"nsp": "pair_labels", "sop": "pair_labels", "three_way": "order_labels"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class SequenceSettings:
         text: column of the text in JSONL, Parquet and the Hub.
         documents: unit of the documents in a text file: the `file`, a `paragraph` between blank lines, or a `line`.
         packing: one of `PACKINGS`, as in `packing.Packer`.
-        pair: second objective of `segment_pair`: `nsp`, `sop` or None.
+        pair: second objective of `segment_pair`: `nsp`, `sop`, `three_way` or None.
         max_length: number of tokens in a sequence.
         masking: `dynamic` draws new masks in every epoch. `static` draws `masks` fixed ones for each sequence and
             uses them in turn, one in each epoch, so that teacher outputs can be cached.
@@ -82,7 +84,7 @@ class SequenceSettings:
     def __post_init__(self) -> None:
         for option, value, known in (
             ("packing", self.packing, PACKINGS),
-            ("pair", self.pair, (None, *PAIRS)),
+            ("pair", self.pair, tuple(PAIRS)),
             ("masking", self.masking, ("dynamic", "static")),
             ("streaming", self.streaming, ("auto", True, False)),
             ("documents", self.documents, DOCUMENT_UNITS),
@@ -152,20 +154,34 @@ class Sequences(Dataset[Batch]):
         self.lengths = self.tokens = np.diff(tokens.offsets)[chosen]
         self.sequences, self.longest = np.ones_like(self.lengths), int(self.lengths.max())
         mask, mean = settings.mask, float(self.lengths.mean())
-        self.items_per_example = mean - 1 if mask is None else mean * mask.probability
+        self.items_per_example = mean - 1 if mask is None else mean * (mask.probability + mask.shuffle)
         chosen_rows = None if rows is None else rows.tolist()
         masks = _describe_masks(settings, tokenizer)
         self.digest = entry_key("masked", FORMAT, tokens.digest, chosen_rows, masks, visits)
         self._columns, self._starts = tokens.columns, tokens.offsets[:-1][chosen]
         self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
+        self._pair_column = None if settings.pair is None else PAIR_COLUMNS[settings.pair]
         self._padding = padding_values(tokenizer) | {"labels": IGNORED}
         self._pads_left = tokenizer.padding_side == "left"
         self.mask_token, self.vocabulary = tokenizer.mask_token, len(tokenizer)
         self._masker = None if mask is None else _create_masker(mask, settings.seed, tokenizer)
         self._continues = None if mask is None else _find_continuations(mask, tokenizer)
+        self._predicted = np.ones(_vocabulary_size(tokenizer), dtype=bool)  # Without masks special tokens are too.
+        if mask is not None:
+            self._predicted[tokenizer.all_special_ids] = False
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """Number of times that each token occurs which may have to be predicted, `[V]`; -1 for one that never has to.
+
+        They are those of the whole split, and are counted when they are read for the first time.
+        """
+        ids, size = self._columns["input_ids"], len(self._predicted)
+        parts = (np.bincount(ids[start : start + _COUNTED], minlength=size) for start in range(0, len(ids), _COUNTED))
+        return np.where(self._predicted, sum(parts, np.zeros(size, dtype=np.int64)), -1)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         example_id = np.asarray(indices)
@@ -181,8 +197,8 @@ class Sequences(Dataset[Batch]):
             columns["input_ids"], columns["labels"] = (np.concatenate(arrays) for arrays in zip(*masked, strict=True))
         batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
         batch["example_id"] = example_id
-        if self._pair_labels is not None:
-            batch["pair_labels"] = self._pair_labels[chosen].astype(np.int64)
+        if self._pair_labels is not None and self._pair_column is not None:
+            batch[self._pair_column] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     def share_of(self, token: int) -> float:

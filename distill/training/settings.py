@@ -30,6 +30,7 @@ else:
     Number = PositiveInt | Literal["auto"]
     OptionalNumber = PositiveInt | Literal["auto"] | None
     Decay = Annotated[float, Field(ge=0, lt=1)] | Literal["auto"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 @raise_option_errors
@@ -50,6 +51,8 @@ class TrainerSettings:
         max_steps: number of optimizer steps; None: no limit.
         warmup: share of all steps.
         weight_decay: decay of the weights; biases and norms have none.
+        betas: decays of AdamW's averages of the gradient and of its square.
+        eps: added by AdamW to the root of the average square.
         clip: largest norm of the gradient; 0 does not clip.
         precision: of the forward and backward passes; `auto` is bf16 where the hardware computes it, else float32.
         evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint; 0.25: one in four
@@ -80,6 +83,10 @@ class TrainerSettings:
     max_steps: PositiveInt | None = None
     warmup: Annotated[float, Field(ge=0, le=1, description="a share of the steps from 0 to 1")] = 0.1
     weight_decay: NonNegativeFloat = 0.01
+    betas: Annotated[
+        tuple[Beta, Beta], Field(strict=False, description="two numbers of at least 0 and below 1, like [0.9, 0.98]")
+    ] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
     clip: NonNegativeFloat = 1.0
     precision: Precision = "auto"
     evaluations: Frequency = 1
@@ -165,7 +172,7 @@ class TrainerSettings:
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """Returns the arguments of `DistillationModule` that concern the optimizer."""
-        names = ("learning_rate", "weight_decay", "warmup", "clip", "schedule", "seed")
+        names = ("learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
 
     def key(self) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Tests of the objective of a training on raw text: the chosen one, the task's own terms, and refusals by name."""
 
+import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM
 
 from distill import __main__ as command_line
 from distill.training.module import DistillationModule
@@ -91,6 +94,33 @@ def test_a_chosen_objective_is_trained_recorded_and_resumed(run: Run, tmp_path: 
     assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
 
 
+def test_spans_are_predicted_from_their_boundaries(run: Run) -> None:
+    code, text, record = run("+experiment=spanbert")
+    assert code == 0, text
+    assert "spanbert: mlm, boundary" in text
+    terms = {"mlm": {"weight": 1.0}, "boundary": {"weight": 1.0, "position_width": 200, "positions": 20}}
+    assert record["objective"] == {"name": "spanbert", "terms": terms}
+    with open(record["directory"] / "metrics.csv") as file:
+        losses = [float(row["train/boundary"]) for row in csv.DictReader(file) if row["train/boundary"]]
+    assert losses
+    assert 2 < losses[0] < math.log(300) + 0.5  # That of random weights, over the vocabulary.
+    # The layers of the term are none of the model.
+    assert AutoModelForMaskedLM.from_pretrained(record["directory"] / "teacher" / "model")
+
+
+def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> None:
+    code, text, record = run("+experiment=structbert")
+    assert code == 0, text
+    assert "structbert: mlm, order" in text
+    assert record["objective"] == {"name": "structbert", "terms": {"mlm": {"weight": 1.0}, "order": {"weight": 1.0}}}
+    with open(record["directory"] / "metrics.csv") as file:
+        losses = [float(row["train/order"]) for row in csv.DictReader(file) if row["train/order"]]
+    assert losses
+    assert 0.3 < losses[0] < 2.5  # Random weights have about ln 3.
+    # No head of two orders is in the model, because the term has its own of three.
+    assert AutoModelForMaskedLM.from_pretrained(record["directory"] / "teacher" / "model")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -105,8 +135,36 @@ def test_a_chosen_objective_is_trained_recorded_and_resumed(run: Run, tmp_path: 
             "objective embedding has the term embedding, similarity, which cannot learn task mlm (masked_lm): leave "
             "out objective= for the terms of the task, or set objective.terms.embedding.weight=0",
         ),
+        (
+            ("objective=spanbert", "task=clm", "+teacher=gpt2_tiny"),
+            "objective spanbert: the term boundary learns from tokens that are hidden and chosen for prediction "
+            "(task=mlm), and task clm has none: leave out objective= for the terms of the task, or set "
+            "objective.terms.boundary.weight=0",
+        ),
+        (
+            ("objective=structbert",),
+            "objective structbert: the term order learns from pairs of segments in three orders (task.pair=three_way), "
+            "and task mlm has none",
+        ),
+        (
+            ("objective=spanbert", "task.packing=segment_pair", "task.pair=nsp"),
+            "task.pair=nsp gives pairs of segments with a label (pair_labels), and no term of objective spanbert "
+            "learns from it: set task.pair=null, or leave out objective= for the terms of the task",
+        ),
+        (
+            ("objective=structbert", "task.packing=segment_pair", "task.pair=sop"),
+            "the term order learns from pairs of segments in three orders (task.pair=three_way), and task mlm has none",
+        ),
     ],
-    ids=["a teacher", "the default by name", "another task"],
+    ids=[
+        "a teacher",
+        "the default by name",
+        "another task",
+        "tokens that are not hidden",
+        "no pairs",
+        "pairs without a term",
+        "pairs of two orders",
+    ],
 )
 def test_terms_that_need_a_teacher_or_another_task_are_refused(
     run: Run, options: tuple[str, ...], expected: str

@@ -51,7 +51,7 @@ def toy_start(tokenizer: PreTrainedTokenizerBase, *, layers: int = 4) -> Start:
 def test_the_features_are_those_of_the_paper() -> None:
     assert {name: feature_layers(name, 12) for name in FEATURES} == {
         "last": (12,), "second_to_last": (11,), "sum_last_4": (9, 10, 11, 12), "concat_last_4": (9, 10, 11, 12),
-        "sum_all": tuple(range(1, 13)),
+        "sum_all": tuple(range(1, 13)), "input_embeddings": (0,),
     }  # fmt: skip
     with pytest.raises(ValueError, match="got an encoder of 3 layers for concat_last_4, expected at least 4"):
         feature_layers("concat_last_4", 3)
