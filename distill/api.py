@@ -50,9 +50,10 @@ from distill.storage import mirror
 from distill.storage.cache import open_cache
 from distill.tasks.multi import Tasks
 from distill.teaching import preparation as teaching
+from distill.teaching.adaptation import Adaptation
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.source import TeacherSource, Weights, check_features, make_by_task, make_ensemble
+from distill.teaching.source import TeacherSource, Weights, check_source, make_by_task, make_ensemble
 from distill.training.callbacks import describe_callback, read_callbacks
 from distill.training.settings import TrainerSettings
 
@@ -245,6 +246,7 @@ class Teacher(Shown):
         *,
         features: str | None = None,
         bilstm: Mapping[str, int | float | str] | None = None,
+        adaptation: Adaptation | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         **settings: Any,
     ) -> "Teacher":
@@ -255,6 +257,7 @@ class Teacher(Shown):
             features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
                 `second_to_last`, `sum_last_4`, `concat_last_4`, `sum_all` or `input_embeddings`.
             bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
+            adaptation: trains the encoder on a text as a language model first, once too.
             callbacks: one or several of Lightning's callbacks, which the fine-tuning has. One that is cached already is
                 found again by the classes of its callbacks and their plain attributes, and calls none.
             settings: fields of `TrainerSettings`, for example `max_epochs=3`; the others are chosen from the data and
@@ -274,7 +277,7 @@ class Teacher(Shown):
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
         own = read_callbacks(callbacks)
         for name, one in Tasks.of(task).items():
-            self._fit(name, one, finetune, chosen, own)
+            self._fit(name, one, finetune, chosen, adaptation, own)
         return self
 
     def _fit(
@@ -283,6 +286,7 @@ class Teacher(Shown):
         task: Task,
         finetune: TrainerSettings,
         features: Features | None,
+        adaptation: Adaptation | None,
         callbacks: tuple[Callback, ...],
     ) -> None:
         """Fine-tunes the teacher of one task."""
@@ -293,12 +297,12 @@ class Teacher(Shown):
             )
         source = self.source.of_task(name)
         fitted: dict[str, Any] = {
-            "finetune": finetune, "features": features, "callbacks": callbacks,
+            "finetune": finetune, "features": features, "adaptation": adaptation, "callbacks": callbacks,
             "callback_key": tuple(map(describe_callback, callbacks)),
         }  # fmt: skip
         others = tuple(replace(other, **fitted) for other in source.others)
         source = replace(source, **fitted, others=others)
-        check_features(source, task)
+        check_source(source, task)
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
         silence_libraries()
@@ -328,7 +332,9 @@ class Teacher(Shown):
             if fitted is task:
                 return source
         source = self.source.of_task(name)
-        unfitted: dict[str, Any] = {"finetune": None, "features": None, "callbacks": (), "callback_key": ()}
+        unfitted: dict[str, Any] = {
+            "finetune": None, "features": None, "adaptation": None, "callbacks": (), "callback_key": (),
+        }  # fmt: skip
         others = tuple(replace(other, **unfitted) for other in source.others)
         return replace(source, **unfitted, others=others, by_task={})
 

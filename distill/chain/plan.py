@@ -39,7 +39,7 @@ from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.tasks.multi import Tasks
 from distill.teaching.outputs import check_cache
-from distill.teaching.source import TeacherSource, check_features
+from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
@@ -242,7 +242,7 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
             f"term with targets={name}, or leave out task.{name}"
         )
     _check_unlabelled(plan, info)
-    check_features(source, task)
+    check_source(source, task)
     check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
