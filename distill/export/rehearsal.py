@@ -13,13 +13,15 @@ from distill.console import print_line
 from distill.edge.model_files import session
 from distill.errors import UserError, find_cause, first_line
 from distill.export.onnx import export_onnx
+from distill.models import modeling_local
 from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices
 from distill.storage.files import is_full_disk
 
 # Every `model_type` whose files equal torch at every length, as tests of parity show.
 KNOWN = frozenset({
-    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilstm", "distill_feature_bilstm",
-    "electra", "gpt2", "modernbert", "mpnet", "roberta", "xlm-roberta",
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
+    "distill_feature_bilstm", "distill_shared_albert", "electra", "gpt2", "modernbert", "mpnet", "roberta",
+    "xlm-roberta", *(config.model_type for config in modeling_local.CONFIGS.values()),
 })  # fmt: skip
 SHAPES = ((1, 3), (3, 17))  # Batch and length; the exporter reads others.
 TOLERANCE = 1e-3
