@@ -132,7 +132,7 @@ def words_of(data: LabelledData, splits: Mapping[str, Represented]) -> dict[str,
                 ]
                 found[name] += near[: int(counts[example])]
             else:
-                found[name].append(str(of_split["sentence"][example]).lower().split())
+                found[name].append(of_split.texts[example].lower().split())
     return found
 
 

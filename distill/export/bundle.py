@@ -122,6 +122,23 @@ def write_bundle(
     return Exported(formats, attempts, file_scores)
 
 
+def wrap_file(
+    directory: Path,
+    file: Path,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    splits: Data,
+) -> None:
+    """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
+    for path in list_model_files(file):
+        (directory / path.name).symlink_to(path.absolute())
+    _save_tokenizer(tokenizer, directory / "tokenizer.json")
+    manifest = _create_manifest(model=model, tokenizer=tokenizer, task=task, splits=splits) | {"decoding": {}}
+    _update(manifest, directory, {FLOAT32: file.name})
+
+
 def export_float32(
     model: PreTrainedModel,
     path: Path,

@@ -203,19 +203,27 @@ def _with_share(value: Spread | None, teacher: Spread | None, task: Record) -> s
     return format_spread(value) + ("" if share is None else f" ({share:.1%})")
 
 
-def breakdown_table(models: Record, record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the header and the rows of a split: each type of answer that it has, its number, each model's metric."""
-    metric, types = record["task"]["metric"], next(iter(models.values()))
+def breakdown_table(
+    models: Record, record: Record, kind: str, number: str
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the header and the rows of a split: each group, its number, and each model's metric.
+
+    Args:
+        models: the groups of each model.
+        kind: of the groups, such as `type`, for the header.
+        number: the name of a number of examples or items that each group has.
+    """
+    metric, groups = record["task"]["metric"], next(iter(models.values()))
     rows = [
         (
-            kind,
-            f"{values['number']:,.0f}",
-            *(format_number(breakdown[kind].get(metric), ".4f") for breakdown in models.values()),
+            group,
+            f"{values[number]:,.0f}",
+            *(format_number(breakdown[group].get(metric), ".4f") for breakdown in models.values()),
         )
-        for kind, values in types.items()
-        if values["number"]
+        for group, values in groups.items()
+        if values.get("number") != 0
     ]
-    return ("type", "number", *models), rows
+    return (kind, number, *models), rows
 
 
 def _task_table(record: Record) -> list[tuple[str, ...]]:

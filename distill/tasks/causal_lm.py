@@ -53,6 +53,7 @@ class NextTokenScores(TokenScores):
             "answer": "vocabulary",
             "packing": self.settings.packing,
             "max_length": self.settings.max_length,
+            **splits.describe_cleaning(),
             "pipeline_tag": "text-generation",
             "prediction": "Predicts the next token of a text.",
         }

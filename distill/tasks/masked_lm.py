@@ -106,6 +106,11 @@ class TextData:
             return {"train": StreamedText(self.corpus, self.settings, tokenizer), "dev": dev}
         return dict(keep_sequences(self.corpus, self.settings, tokenizer, cache_dir))
 
+    def describe_cleaning(self) -> dict[str, Any]:
+        """The counts of the cleaning for run.json; none of a corpus that is streamed or kept as it is."""
+        cleaned = getattr(self.examples.get("train"), "cleaned", None)
+        return {} if cleaned is None else {"cleaning": {"rules": self.settings.clean, **cleaned}}
+
     def sizes(self) -> dict[str, int]:
         """The sequences of each split, which can only be counted after tokenization."""
         return {name: len(split) for name, split in self.examples.items() if isinstance(split, Examples)}
@@ -234,6 +239,7 @@ class TokenScores(Scoring):
             "max_length": settings.max_length,
             "pipeline_tag": "fill-mask",
             "prediction": "Fills the masks of a text.",
+            **splits.describe_cleaning(),
             **({} if self.mask_token is None else {"example": f'"a {self.mask_token} sentence"'}),
         }
 

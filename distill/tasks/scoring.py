@@ -185,6 +185,10 @@ class Scoring:
         """Whether each right answer of each type was found, `[number]` (bool); empty without types."""
         return {}
 
+    def rows(self, scores: Scores) -> np.ndarray:
+        """The row of the split that each item belongs to, `[n]`."""
+        return scores.example_id
+
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """The metric of each example `[N]` where the metric is their mean, None where it is no mean."""
         return None

@@ -182,6 +182,6 @@ def test_a_run_scores_every_model_on_a_set_and_a_cut_vocabulary_reads_it_as_befo
     assert record["export"]["fp32"]["metrics"]["far/accuracy"] == record["student"]["metrics"]["far/accuracy"]
     assert "| far | 17 |" in (path.parent / "report.md").read_text()
     rows = pyarrow.parquet.read_table(path.parent / "predictions.parquet").to_pylist()
-    assert [row["sentence"] for row in rows if row["split"] == "far"][-1] == "naïve zebras yawn"
+    assert [row["text"] for row in rows if row["split"] == "far"][-1] == "naïve zebras yawn"
     saved = OmegaConf.load(path.with_name("config.yaml"))
     assert [saved.task.transfer.far, *saved.export.vocabulary_texts] == [str(tmp_path / "far.tsv")] * 2

@@ -27,14 +27,14 @@ def replace_export(monkeypatch: pytest.MonkeyPatch, export: Callable[..., None])
 
 def test_a_known_family_is_not_exported(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_export(monkeypatch, lambda *_, **__: pytest.fail("it was exported"))
-    rehearsal.rehearse_export(toy_bert(len(tokenizer), layers=1), tokenizer, name="distilbert")
+    rehearsal.rehearse_export(toy_bert(len(tokenizer), layers=1), tokenizer, name="distilbert", max_length=40)
 
 
 def test_another_family_whose_file_equals_it_is_trained(
     stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: tensor.clone() for name, tensor in stranger.state_dict().items()}
-    rehearsal.rehearse_export(stranger, tokenizer, name="mine")
+    rehearsal.rehearse_export(stranger, tokenizer, name="mine", max_length=40)
     assert "student mine (BertForSequenceClassification) is exported once before" in capsys.readouterr().out
     assert stranger.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in stranger.state_dict().items())
@@ -51,7 +51,7 @@ def test_a_family_that_cannot_be_exported_is_refused_with_the_first_reason(
 
     replace_export(monkeypatch, fail)
     with pytest.raises(UserError) as error:
-        rehearsal.rehearse_export(stranger, tokenizer, name="mine")
+        rehearsal.rehearse_export(stranger, tokenizer, name="mine", max_length=40)
     assert str(error.value) == (
         "student mine (BertForSequenceClassification) cannot be exported to ONNX (item() of a tensor): set "
         "export.enabled=false, or take +student=bilstm, which follows a teacher of any family"
@@ -69,4 +69,4 @@ def test_a_family_whose_file_differs_is_refused(
 
     replace_export(monkeypatch, export_other)
     with pytest.raises(UserError, match=r"student mine .* has other outputs in ONNX than in torch, by up to \d"):
-        rehearsal.rehearse_export(stranger, tokenizer, name="mine")
+        rehearsal.rehearse_export(stranger, tokenizer, name="mine", max_length=40)

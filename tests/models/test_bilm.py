@@ -143,7 +143,7 @@ def test_added_tokens_have_rows_in_the_table_of_both_ends() -> None:
     after = network(ids).logits
     assert after.shape == (1, 4, 2, VOCABULARY + 3)
     torch.testing.assert_close(after[..., :VOCABULARY], before)
-    assert network(ids + 5).logits.isfinite().all()
+    assert network(ids + 3).logits.isfinite().all()
 
 
 def test_a_student_has_some_of_the_layers_and_a_bilstm_begins_with_the_embeddings() -> None:
@@ -223,6 +223,8 @@ def test_the_exported_file_equals_torch(tmp_path: Path, head: type[BilmPreTraine
                 with torch.no_grad():
                     expected = network(ids, mask).logits.numpy()
                 feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+                if head is None:  # For encoders that read token types.
+                    feed["token_type_ids"] = np.zeros_like(feed["input_ids"])
                 visible = mask.bool().numpy() if expected.shape[:2] == mask.shape else slice(None)
                 result = exported.run(["logits"], feed)[0]
                 np.testing.assert_allclose(result[visible], expected[visible], atol=2e-5)

@@ -21,9 +21,9 @@ from distill.data import tables
 from distill.errors import UserError
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
+from distill.models.tokenizer import adopt_special_tokens
 from distill.tasks import Classification
 from distill.tasks.class_scores import OneClass
-from distill.teaching import preparation as teaching
 from tests.conftest import LABELS, sentences
 from tests.teaching.test_teacher import write_model_cache
 
@@ -97,7 +97,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     start = Pretrained(name=name, id=values.id).load(AUTO_CLASS, LABELS, [])
     assert not start.fits
-    teaching.adopt_special_tokens(start.model, start.tokenizer)
+    adopt_special_tokens(start.model, start.tokenizer)
     return name, start.model.eval(), start.tokenizer
 
 
@@ -110,7 +110,7 @@ def test_a_student_of_the_family_is_built_and_reloaded(family: Any, tmp_path: Pa
     name, teacher, tokenizer = family
     batch = dict(tokenizer(["a lovely film", "dull"], padding=True, return_tensors="pt"))
     if name == "albert_base":
-        with pytest.raises(UserError, match="it can teach a student of another architecture, not give its layers"):
+        with pytest.raises(UserError, match=r"take \+student=albert, whose layers share theirs"):
             distilbert.from_teacher(teacher)
         student: PreTrainedModel = bilstm.from_teacher(teacher, task=Classification(text="sentence"))
     else:

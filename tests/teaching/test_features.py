@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from distill.builtin.students import bilstm, distilbert
+from distill.builtin.students import albert, bilstm, distilbert
 from distill.builtin.teachers.pretrained import Pretrained
 from transformers import BertForTokenClassification, BertModel, PreTrainedTokenizerBase
 
@@ -98,6 +98,12 @@ def test_a_student_of_layers_follows_the_encoder(tokenizer: PreTrainedTokenizerB
     assert not [name for name in student.inherited if "classifier" in name]
     assert student.config.id2label == teacher.config.id2label
     assert bilstm.from_teacher(teacher, task=tagging()).embeddings.weight.shape == (len(tokenizer), 32)
+    shared = albert.from_teacher(teacher, embedding_dim=8)
+    assert type(shared).__name__ == "AlbertForTokenClassification"
+    name = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"
+    assert shared.inherited[name] == "encoder.encoder.layer.3.intermediate.dense.weight"
+    assert torch.equal(shared.get_parameter(name), tensors[shared.inherited[name]])
+    assert not [name for name in shared.inherited if "classifier" in name]
 
 
 @pytest.fixture(scope="module")
