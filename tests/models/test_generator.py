@@ -7,6 +7,8 @@ import pytest
 import torch
 from distill.builtin.teachers.embedded import train_tokenizer
 from transformers import (
+    AlbertConfig,
+    AlbertForTokenClassification,
     AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
@@ -46,6 +48,7 @@ def bert(**options: int) -> PreTrainedModel:
 FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
     "bert": (bert, True),
     "electra": (lambda: ElectraForTokenClassification(ElectraConfig(**SMALL, embedding_size=16)), True),
+    "albert": (lambda: AlbertForTokenClassification(AlbertConfig(**SMALL, embedding_size=16)), True),
     "distilbert": (
         lambda: DistilBertForTokenClassification(
             DistilBertConfig(vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=4, hidden_dim=64, pad_token_id=0)
