@@ -72,7 +72,8 @@ class Items:
             labels of the item and 0 for others; NaN for an item without labels.
         labelled: `[n]` (bool), whether an item has a label.
         likelihood: the meaning of the logits.
-        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples.
+        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples, or
+            every token has several.
         weights: `[n]`, the weight of each item in losses on the labels; None weighs all alike.
         chosen: `[n]` (bool), the items that the task scores; None for all. The others are tokens that a term with
             `positions=all` reads besides.

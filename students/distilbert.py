@@ -9,9 +9,13 @@ import torch
 from torch import nn
 from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 
+from distill.contracts import Task
 from distill.errors import UserError
+from distill.models.chunking import Chunking, ChunkPooling
 from distill.models.forward import model_class
+from distill.models.layers import name_in_whole
 from distill.models.loading import auto_class_of
+from distill.models.long_texts import Attention, LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
 
 Layers = str | Sequence[int]
@@ -46,6 +50,14 @@ def from_teacher(
     layers: Layers = "alternate",
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
+    task: Task | None = None,
+    attention: Attention = "own",
+    window: int | None = None,
+    global_tokens: int = 1,
+    positions: int | None = None,
+    chunk: int | None = None,
+    chunk_overlap: int = 0,
+    chunk_pooling: ChunkPooling = "mean",
 ) -> PreTrainedModel:
     """Creates a student of the teacher's width with some of its layers, in training mode and float32.
 
@@ -60,15 +72,26 @@ def from_teacher(
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none.
+        task: that a student which reads chunks must suit.
+        attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
+        chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
 
     Raises:
-        UserError: if the teacher lacks one of the layers, its layers are not separate modules, or a layer cannot take
-            its place in the student.
+        UserError: if the teacher lacks one of the layers, its layers are not separate modules, a layer cannot take
+            its place in the student, or the student cannot have such attention.
     """
     if init not in ("teacher", "random"):
         raise UserError(f"student.init={init} is unknown, expected teacher or random")
-    if isinstance(teacher, FeatureBilstmPreTrainedModel):
-        return _follow_encoder(teacher, layers=layers, depth=depth, init=init)
+    chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
+    long_texts = LongTexts("student", attention, window, global_tokens, positions)
+    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
+    return chunks.apply(long_texts.apply(follow(teacher, layers, depth, init)), task, teacher=teacher)
+
+
+def _copy_layers(
+    teacher: PreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
+) -> PreTrainedModel:
+    """Creates the student with the attention of its class."""
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     if type(teacher.config) is BertConfig and _is_distilbert(teacher):
         student = _create_distilbert(teacher, len(teacher_layers))
@@ -89,22 +112,12 @@ def from_teacher(
 
 
 def _follow_encoder(
-    teacher: FeatureBilstmPreTrainedModel,
-    *,
-    layers: Layers,
-    depth: int | None,
-    init: Literal["teacher", "random"],
+    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
 ) -> PreTrainedModel:
     """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
     transformer = teacher.to_transformer()
-    student = from_teacher(transformer, layers=layers, depth=depth, init=init)
-    prefix = f"{transformer.base_model_prefix}."
-    inherited = {
-        name: f"{teacher.base_model_prefix}.{copied.removeprefix(prefix)}"
-        for name, copied in student.inherited.items()  # type: ignore[operator, union-attr]
-        if copied.startswith(prefix)
-    }
-    student.inherited = inherited  # type: ignore[assignment]
+    student = _copy_layers(transformer, layers, depth, init)
+    name_in_whole(student, encoder=transformer, whole=teacher)
     return student
 
 
@@ -267,7 +280,7 @@ def _find_layer_prefix(teacher: PreTrainedModel) -> str:
             return f"{name}."
     raise UserError(
         f"a {type(teacher).__name__} has no {total} separate layers to choose from (it may share one set of "
-        "weights): it can teach a student of another architecture, not give its layers to distilbert"
+        "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from distill.errors import UnreachableError, UserError
 from distill.models.loading import Start, check_directory, has_tokenizer, load_directory, read_width
+from distill.models.long_texts import Attention, LongTexts, lengthen
 from distill.storage import hub
 from distill.storage.files import is_full_disk
 
@@ -22,6 +23,7 @@ class Pretrained:
         name: name of the teacher in records and directories.
         precision: precision of the forward passes, `float32` or `bfloat16`, independent of the checkpoint's.
         trust_remote_code: whether to run Python code that comes with the weights.
+        attention, window, global_tokens, positions: changes for long texts, as in `LongTexts`.
     """
 
     is_new = False
@@ -35,8 +37,13 @@ class Pretrained:
         revision: str | None = None,
         precision: str = "float32",
         trust_remote_code: bool = False,
+        attention: Attention = "own",
+        window: int | None = None,
+        global_tokens: int = 1,
+        positions: int | None = None,
     ) -> None:
         check_precision(precision)
+        self.long_texts = LongTexts("teacher", attention, window, global_tokens, positions)
         if path is None and id is None:
             raise UserError(f"teacher {name} has no weights: give teacher.path=DIR or teacher.id=NAME of the Hub")
         self.name, self.id, self.path, self.revision = name, id, path, revision
@@ -105,6 +112,7 @@ class Pretrained:
             if path.suffix in (".json", ".txt", ".model", ".safetensors", ".py"):
                 digest.update(str(path.relative_to(directory)).encode())
                 digest.update(self._digest(path))
+        digest.update(self.long_texts.key().encode())
         return digest.hexdigest()
 
     def _digest(self, path: Path) -> bytes:
@@ -133,9 +141,10 @@ class Pretrained:
 
         Without `labels` the head is over the vocabulary. `texts` are not read, because the model has a vocabulary.
         """
-        return load_directory(
+        start = load_directory(
             self.locate(), auto_class, labels, trust_remote_code=self.trust_remote_code, problem_type=problem_type
         )
+        return lengthen(start, self.long_texts)
 
 
 def check_precision(precision: str) -> None:

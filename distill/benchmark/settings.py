@@ -30,6 +30,8 @@ class BenchmarkSettings:
         threads: number of threads of each runtime; None for as many as the process may use cores.
         seconds: time for each model, format, batch size and length, in s; `auto` for 1.0, or for less where all of them
             would take more than a tenth of a run.
+        max_lengths: lengths that texts are cut to, in tokens, at which the exported files are scored besides
+            `task.max_length`; None for none.
     """
 
     batches: Sizes = (1, 8)
@@ -38,6 +40,7 @@ class BenchmarkSettings:
     teacher: bool = True
     threads: PositiveInt | None = None
     seconds: PositiveFloat | Literal["auto"] = "auto"
+    max_lengths: Sizes | None = None
 
     def longest(self) -> float:
         """Returns the time for each model, format, batch size and length, in s, where nothing limits all of them."""

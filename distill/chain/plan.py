@@ -15,6 +15,7 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_notice
 from distill.contracts import Data, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
+from distill.data.vocabulary_texts import check_texts
 from distill.edge.decode import DECODERS
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import OptionError, UserError, first_line
@@ -38,7 +39,7 @@ from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.tasks.multi import Tasks
 from distill.teaching.outputs import check_cache
-from distill.teaching.source import TeacherSource, check_features
+from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
@@ -241,7 +242,7 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
             f"term with targets={name}, or leave out task.{name}"
         )
     _check_unlabelled(plan, info)
-    check_features(source, task)
+    check_source(source, task)
     check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
@@ -252,6 +253,26 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
     check_abstention(info, plan.export.abstain)
     check_export(plan.export, task)
+    check_max_lengths(plan, info)
+
+
+def check_max_lengths(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for lengths to cut texts to that the task does not read, or that cut nothing."""
+    lengths = plan.benchmark.max_lengths
+    if lengths is None:
+        return
+    shown = f"benchmark.max_lengths={show_value(list(lengths))}"
+    if not plan.exports:
+        raise UserError(f"{shown} is for exported students, and export.enabled=false: leave one of them out")
+    if DECODERS[info.decoder].classes_are_tokens:
+        raise UserError(
+            f"{shown} is for tasks whose texts are cut, and task={info.name} ({info.kind}) loses no token: leave it out"
+        )
+    if (longest := max(lengths)) >= info.max_length:
+        raise UserError(
+            f"got {shown}, expected less than task.max_length={info.max_length}, which is scored anyway: leave "
+            f"{longest} out, or raise task.max_length"
+        )
 
 
 def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> None:
@@ -292,6 +313,7 @@ def check_export(export: ExportSettings, task: Task) -> None:
         return
     if export.enabled is not False:
         check_formats(export.formats)
+    check_texts(export.vocabulary_texts, "export.vocabulary_texts")
     if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
                           f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip

@@ -22,6 +22,8 @@ from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
 TITLE = "Before training"
+MICRO_BATCH = 32_768  # Tokens of a micro-batch, more of which take gigabytes.
+MANY = 0.05  # Share of sequences that are cut, from which on it is said.
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,6 +108,28 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     )
 
 
+def describe_unigram(metrics: Mapping[str, float]) -> str:
+    """Describes the metrics of token frequencies on dev, which a model that has learned something is better than."""
+    values = f"loss {metrics['loss']:.2f}, perplexity {metrics['perplexity']:.0f}"
+    return f"{values} on dev by the frequency of each token in train"
+
+
+def describe_cut(splits: EncodedSplits, max_length: int, *, longest: int) -> str | None:
+    """Describes the share of sequences that are cut, and the option that cuts fewer; None where few are.
+
+    Args:
+        longest: the most tokens that the teacher reads.
+    """
+    tokenized = [split for split in splits.values() if isinstance(split, Examples)]
+    share = sum(split.truncated for split in tokenized) / sum(int(split.sequences.sum()) for split in tokenized)
+    if share < MANY:
+        return None
+    more = f"task.max_length={min(longest, 4 * max_length)} cuts fewer, and takes longer"
+    if longest <= max_length:
+        more = f"the teacher reads no more: +teacher=pretrained with teacher.positions={4 * max_length} makes it do so"
+    return f"{share:.0%} are longer than task.max_length={max_length}, and their rest is cut off; {more}"
+
+
 def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     """Describes the size of an optimizer step and the share of padding."""
     examples, buckets = examples_and_buckets(train)
@@ -143,6 +167,21 @@ def warn_of_stream(train: Loader, settings: TrainerSettings) -> None:
     if train.batch_sampler is None and settings.checkpoint_steps is None and settings.evaluations == 1:
         print_notice(
             "a stream is evaluated and saved only at its end: trainer.checkpoint_steps=n saves it every n steps"
+        )
+
+
+def warn_of_long_texts(train: Loader, settings: TrainerSettings) -> None:
+    """Prints a notice if a micro-batch of long texts needs much memory, with the options that need less."""
+    examples, _ = examples_and_buckets(train)
+    longest, size = int(examples.lengths.max()), settings.batch_size
+    if settings.batch_tokens is not None or size is None or size * longest <= MICRO_BATCH:
+        return
+    smaller = max(1, MICRO_BATCH // longest)
+    accumulate = -(-size * settings.accumulate // smaller)
+    if smaller < size:
+        print_notice(
+            f"a micro-batch has up to {size * longest:,} tokens, {size} texts of up to {longest:,}: "
+            f"trainer.batch_size={smaller} trainer.accumulate={accumulate} needs less memory for as large a step"
         )
 
 

@@ -4,6 +4,7 @@ A run on one task has one of them, whose section is the whole record.
 """
 
 import copy
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.benchmark.comparison import compare_models
 from distill.chain import seeds, summary
 from distill.chain.depth_search import warn_of_budget
+from distill.chain.lengths import break_down_by_length, score_cuts
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
@@ -22,7 +24,7 @@ from distill.data.mixing import MixedExamples
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
-from distill.export.bundle import FILES, Exported, write_bundle
+from distill.export.bundle import FILES, Exported, wrap_file, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
@@ -122,9 +124,12 @@ class TaskRun:
         """Returns the rows of the summary before training that concern the task and its examples."""
         record = self.run.record["task"]
         text = summary.describe_text(record.get("unlabelled"), self.text)
+        max_length, longest = self.task.info.max_length, checks.longest(self.teacher.model, self.teacher.tokenizer)
+        cut = summary.describe_cut(self.examples, max_length, longest=longest)
         return [
             ("task", summary.describe_task(self.task, record, self.data)),
-            ("tokens", summary.describe_lengths(self.examples, self.task.info.max_length)),
+            ("tokens", summary.describe_lengths(self.examples, max_length)),
+            *([("long texts", cut)] if cut else []),
             *([("text", text)] if text else []),
         ]
 
@@ -204,10 +209,13 @@ class TaskRun:
     ) -> None:
         """Records the predictions and the latency, timed in `within` s, of the exported student in its whole bundle."""
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
-        run.update(breakdown=break_down(models, self.scoring))
+        by_length = break_down_by_length(models, self.data, self.teacher.tokenizer)
+        run.update(breakdown=break_down(models, self.scoring), lengths=by_length)
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record)
         run.update(benchmark=self._time(student, exported.formats, within=within))
+        if (lengths := self.plan.benchmark.max_lengths) is not None:
+            run.update(cuts=self._score_cuts(models, lengths))
         self.replace_cards()
 
     def replace_cards(self) -> None:
@@ -280,6 +288,18 @@ class TaskRun:
             models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.data.choices,
             within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
         )  # fmt: skip
+
+    def _score_cuts(self, models: Mapping[str, Mapping[str, Scores]], lengths: Sequence[int]) -> dict[str, Any]:
+        """The `cuts` of run.json: the metric of the exported files on texts that are cut to so many tokens."""
+        with tempfile.TemporaryDirectory() as directory:
+            exported = {name: self.bundle / file["file"] for name, file in self.run.record["export"].items()}
+            if len(self.teacher.members) == 1 and (files := self._teacher_files()):
+                wrap_file(
+                    Path(directory), files["fp32"], model=self.teacher.model, tokenizer=self.teacher.tokenizer,
+                    task=self.task, splits=self.data,
+                )  # fmt: skip
+                exported = {"teacher": Path(directory) / files["fp32"].name, **exported}
+            return score_cuts(exported, models, self.data, lengths, split=first_split(self.run.record["task"]))
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""

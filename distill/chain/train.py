@@ -133,6 +133,7 @@ class Prepared:
         summary.warn_of_stream(self.loaders["train"], self.plan.trainer)
         summary.warn_of_head(self.plan.objective)
         summary.warn_of_parts(self.plan.objective, self.plan.trainer)
+        summary.warn_of_long_texts(self.loaders["train"], self.plan.trainer)
 
     def describe(self, module: DistillationModule) -> list[tuple[str, object]]:
         """Returns the rows of the summary before training."""

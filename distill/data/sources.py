@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # The file or Hub names of each split.
 STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
-# Splits the only table of a source into train and dev.
+# Splits a table, the only one of a source or its train, into train and dev.
 HoldOut = Callable[[Table], dict[str, Table]]
 SINGLE = "data"  # The name of the only table of a source, of which dev is held out.
 
@@ -44,13 +44,15 @@ class TableSource:
         wanted: all columns that may be read.
         tables: data in memory by split, a single table under the name `data`.
         data_dir: a directory with `train` and `dev`, or a single file. None uses the Hub's `hub_id`.
-        stems: possible names of each split's file or Hub split.
+        stems: possible names of each split's file or Hub split. Without names for dev it is held out of train, and the
+            other splits are kept.
         hub_id: a data set of the Hub and, after a colon, its configuration: `nyu-mll/glue:sst2`.
         builtin: whether to use the built-in data.
         suffixes: of the files that `read_file` reads.
         read_file: reads the wanted columns of a file.
-        dev_fraction: share of a single file or table that is held out as dev, the same in every run.
+        dev_fraction: share of a single file or table, or of train, that is held out as dev, the same in every run.
         train_examples, dev_examples: number of examples to use, always the same ones; None uses all.
+        transfer: further sets that are scored as splits of their own, by name: a file, a directory, or a data set.
     """
 
     name: str
@@ -65,32 +67,49 @@ class TableSource:
     dev_fraction: float = 0.1
     train_examples: int | None = None
     dev_examples: int | None = None
+    transfer: "Mapping[str, str | datasets.Dataset]" = field(default_factory=dict)
 
     def read(self, cache_dir: Path, hold_out: HoldOut, is_labelled: Callable[[Table], bool]) -> dict[str, Table]:
-        """Returns the tables of train, of dev and of the other splits that are labelled.
+        """Returns the tables of train, of dev, of the other splits that are labelled, and of the sets of `transfer`.
 
         Args:
-            hold_out: splits the table of a source that has only one.
+            hold_out: splits the table of a source that has only one, or train where there are no names for dev.
 
         Raises:
-            UserError: if a directory, file or split is missing or cannot be read.
+            UserError: if a directory, file or split is missing or cannot be read, and for a set without labels.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = self._read_splits(cache_dir, hold_out)
-        return {name: of for name, of in tables.items() if name in ("train", "dev", SINGLE) or is_labelled(of)}
+        tables = {name: of for name, of in tables.items() if name in ("train", "dev", SINGLE) or is_labelled(of)}
+        further = {name: self._read_further(name, content) for name, content in self.transfer.items()}
+        for name, table in further.items():
+            if not is_labelled(table):
+                raise UserError(f"{table.source} has no labels, expected those of task.transfer.{name}: it is scored")
+        return {**tables, **further}
 
     def _read_splits(self, cache_dir: Path, hold_out: HoldOut) -> dict[str, Table]:
         """Returns the table of each split."""
+        if self.is_single:
+            return hold_out(self._read_single())
+        tables = self._read_several(cache_dir)
+        return tables if self.stems["dev"] else {**hold_out(tables.pop("train")), **tables}
+
+    def _read_several(self, cache_dir: Path) -> dict[str, Table]:
+        """Returns the table of each split that the source has."""
         if self.tables is not None:
-            return self._read_memory(self.tables, hold_out)
+            return self._read_memory(self.tables)
         if self.data_dir is not None:
-            path = Path(self.data_dir).expanduser()
-            return self._read_one_file(path, hold_out) if self.is_single else self._read_directory(path)
+            return self._read_directory(Path(self.data_dir).expanduser())
         if self.builtin:
             from distill.data import docstrings
 
             return self._read_directory(docstrings.prepare_dataset(cache_dir, seed=0))
         return self._read_hub()
+
+    @property
+    def _needed(self) -> list[str]:
+        """Returns the splits that a source of several tables must have."""
+        return [split for split in ("train", "dev") if self.stems[split]]
 
     @property
     def is_on_hub(self) -> bool:
@@ -152,14 +171,22 @@ class TableSource:
         sizes = {"train": self.train_examples, "dev": self.dev_examples}
         return {name: _sample(split, sizes.get(name)) for name, split in splits.items()}
 
-    def _read_memory(self, tables: "Mapping[str, datasets.Dataset]", hold_out: HoldOut) -> dict[str, Table]:
-        if self.is_single:
-            return hold_out(readers.from_dataset(tables[SINGLE], "the data", self.wanted))
+    def _read_single(self) -> Table:
+        """Returns the only table of the source."""
+        if self.tables is not None:
+            return readers.from_dataset(self.tables[SINGLE], "the data", self.wanted)
+        path = Path(str(self.data_dir)).expanduser()
+        if not path.name.endswith(self.suffixes):
+            raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(self.suffixes)}")
+        return self.read_file(path, self.wanted)
+
+    def _read_memory(self, tables: "Mapping[str, datasets.Dataset]") -> dict[str, Table]:
         names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in self.stems.items()}
-        missing = [split for split in ("train", "dev") if names.get(split) is None]
+        missing = [split for split in self._needed if names.get(split) is None]
         if missing:
             raise UserError(
-                f"the data has no split {' and '.join(missing)}, expected train and dev: it has {', '.join(tables)}"
+                f"the data has no split {' and '.join(missing)}, expected {' and '.join(self._needed)}: it has "
+                f"{', '.join(tables)}"
             )
         return {
             split: readers.from_dataset(tables[stem], f"the split {stem}", self.wanted)
@@ -174,16 +201,27 @@ class TableSource:
                 f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file"
             )
         files = find_files(directory, self.stems, self.suffixes)
-        for split in ("train", "dev"):
+        for split in self._needed:
             if split not in files:
                 raise missing_file(directory, self.stems[split], self.suffixes)
         return {split: self.read_file(path, self.wanted) for split, path in files.items()}
 
-    def _read_one_file(self, path: Path, hold_out: HoldOut) -> dict[str, Table]:
-        """Reads a single file and holds out dev."""
+    def _read_further(self, name: str, content: "str | datasets.Dataset") -> Table:
+        """Returns the table of a set of `transfer`: a file, or the one of test, or else of dev, in a directory."""
+        if not isinstance(content, str):
+            return readers.from_dataset(content, f"the set {name}", self.wanted)
+        path = Path(content).expanduser()
+        if path.is_dir():
+            files = find_files(path, {split: self.stems[split] for split in ("test", "dev")}, self.suffixes)
+            if not files:
+                raise missing_file(path, [*self.stems["test"], *self.stems["dev"]], self.suffixes)
+            path = files.get("test") or files["dev"]
+        if not path.is_file():
+            raise UserError(f"task.transfer.{name}={content} does not exist, expected a file, or a directory with test")
         if not path.name.endswith(self.suffixes):
-            raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(self.suffixes)}")
-        return hold_out(self.read_file(path, self.wanted))
+            kinds = ", ".join(self.suffixes)
+            raise UserError(f"task.transfer.{name}={content} is of no known kind, expected one of {kinds}")
+        return self.read_file(path, self.wanted)
 
     def _read_hub(self) -> dict[str, Table]:
         if self.hub_id is None:
@@ -197,7 +235,7 @@ class TableSource:
             name = next((stem for stem in stems if stem in loaded), None)
             if name is not None:
                 tables[split] = readers.from_dataset(loaded[name], f"{self.hub_id} {name}", self.wanted)
-            elif split in ("train", "dev"):
+            elif split in self._needed:
                 raise UserError(f"data set {self.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
         return tables
 

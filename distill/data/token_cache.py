@@ -12,7 +12,7 @@ import pyarrow as pa
 import tokenizers
 
 from distill.data.tables import Split
-from distill.edge.truncation import Truncation
+from distill.edge.truncation import Truncation, chunk_texts
 from distill.storage.cache import entry_key, has_entry, new_entry
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ DTYPES = {
     "input_ids": np.int32, "token_type_ids": np.int8, "words": np.int32, "start_characters": np.int32,
     "end_characters": np.int32,
 }  # fmt: skip
-TEXTS_PER_CALL = 10_000  # The tokenizer returns Python lists, so this limits its memory.
 
 
 class MappedColumns(dict[str, np.ndarray]):
@@ -201,13 +200,26 @@ def create_table(
     return pa.table(lists).replace_schema_metadata({name: str(number) for name, number in metadata.items()})
 
 
-def _cut_texts(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[tuple[Any, bool]]:
-    """Yields the tokens of each example, and whether some were cut off."""
-    backend = tokenizer.backend_tokenizer
-    # The last call of the tokenizer may have set truncation and padding.
+def count_tokens(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """Returns the number of tokens of each whole text, without special tokens, `[texts]`."""
+    backend, counts = _prepare_backend(tokenizer), list[int]()
+    for chunk in chunk_texts(texts, len):
+        counts += map(len, backend.encode_batch_fast(chunk, add_special_tokens=False))
+    return np.array(counts, dtype=np.int64)
+
+
+def _prepare_backend(tokenizer: "PreTrainedTokenizerBase") -> tokenizers.Tokenizer:
+    """Returns the tokenizer without truncation and padding, which its last call may have set."""
+    backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
+
+
+def _cut_texts(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[tuple[Any, bool]]:
+    """Yields the tokens of each example, and whether some were cut off."""
+    backend = _prepare_backend(tokenizer)
     texts = split.texts if split.pairs is None else list(zip(split.texts, split.pairs, strict=True))
     return Truncation(backend, max_length=max_length, side=tokenizer.truncation_side).encode(texts)
 

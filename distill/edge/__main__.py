@@ -160,6 +160,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"
     )
+    parser.add_argument(
+        "--max-length", type=int, metavar="N",
+        help="tokens that texts are cut to, fewer than the bundle reads: a long text then takes less time and memory",
+    )  # fmt: skip
     parser.add_argument("--top-k", type=int, metavar="K", help="pieces for each mask, of a bundle that fills masks")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
     parser.add_argument(
@@ -195,7 +199,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
     try:
-        bundle = Bundle(options.bundle, model=options.model, threads=options.threads, top_k=options.top_k)
+        bundle = Bundle(
+            options.bundle, model=options.model, threads=options.threads, top_k=options.top_k,
+            max_length=options.max_length,
+        )  # fmt: skip
         if bundle.caution is not None:
             _write_notice(f"{bundle.model} did not pass the gate of its export, {bundle.caution}")
         if options.web:

@@ -22,13 +22,15 @@ from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import find_nearest, similarity
 from distill.edge.strings import shorten
-from distill.edge.truncation import Truncation
+from distill.edge.truncation import Truncation, chunk_texts
 from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
 MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
+# Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
+MOST_PAIRS = 2**24
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 OneRecord = str | Mapping[str, Any] | MaskedTokens
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -67,6 +69,7 @@ class Bundle(Shown):
         model: a file of the bundle such as `fp32`, `int8` or `openvino`; None for the recommended one.
         threads: number of threads of the model; None for as many as the process may use cores.
         top_k: number of pieces for each mask, for a bundle that fills masks; None takes that of bundle.json.
+        max_length: tokens that texts are cut to, which are less than those that bundle.json has; None takes those.
 
     Raises:
         UserError: if the directory is not a bundle or lacks the model, or a file is damaged.
@@ -79,11 +82,14 @@ class Bundle(Shown):
         model: str | None = None,
         threads: int | None = None,
         top_k: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         if threads is not None:
             _check_count("threads", threads, most=MOST_THREADS)
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
+        if max_length is not None:
+            _check_count("max_length", max_length, most=self.manifest["max_length"])
         self.labels: list[str] = self.manifest["labels"]
         self.pair: bool = self.manifest["pair"]
         self.truncation_side: str = self.manifest["truncation_side"]
@@ -108,6 +114,8 @@ class Bundle(Shown):
         path = self.directory / models[self.model]
         self._check_files(path)
         self.tokenizer = self._load_tokenizer()
+        if max_length is not None:
+            self._shorten(max_length)
         self.decoder = self._create_decoder(decoder, top_k)
         self._check_weights(path)
         self.threads = cores.count_cores() if threads is None else int(threads)
@@ -233,7 +241,7 @@ class Bundle(Shown):
         Args:
             records: texts, pairs of texts, or mappings with `question` and `context`, `choices` or `tokens`.
             pairs: the second text of each pair, if the records are the first ones.
-            batch_size: rows of a forward pass; None for that of the bundle.
+            batch_size: rows of a forward pass, fewer of long ones; None for that of the bundle.
             truncate: whether to cut a record of more than `max_length` tokens.
             most_rows: windows that a record may have; None for any number.
 
@@ -404,7 +412,9 @@ class Bundle(Shown):
     def _tokenize(self, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[Any, bool]]:
         """Yields the tokens of each sequence, and whether some were cut off; a decoder that cuts gets them all."""
         if self.decoder.cuts:
-            return ((encoding, False) for encoding in self.tokenizer.encode_batch(list(texts)))
+            chunks = chunk_texts(texts, lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))
+            encodings = itertools.chain.from_iterable(map(self.tokenizer.encode_batch, chunks))
+            return ((encoding, False) for encoding in encodings)
         return Truncation(
             self.tokenizer, max_length=self.manifest["max_length"], side=self.truncation_side
         ).encode(texts)  # fmt: skip
@@ -520,6 +530,13 @@ class Bundle(Shown):
         tokenizer.no_padding()
         return tokenizer
 
+    def _shorten(self, length: int) -> None:
+        """Makes the bundle read fewer tokens; raises UserError for less than its special tokens and one more."""
+        special = self.tokenizer.num_special_tokens_to_add(self.pair)
+        if length <= special:
+            raise UserError(f"got max_length={length}, expected more than the {special} special tokens of a text")
+        self.manifest = {**self.manifest, "max_length": int(length)}
+
     def _create_decoder(self, decoder: type[Decoder], top_k: int | None) -> Decoder:
         decoding: dict[str, Any] = dict(self.manifest["decoding"])
         if top_k is not None:
@@ -580,10 +597,16 @@ def _to_list(values: object, name: str) -> list[Any]:
 
 
 def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
-    """Yields the positions of the rows of each batch, those of short sequences first."""
-    order = sorted(range(len(rows)), key=lambda i: max(len(sequence.ids) for sequence in rows[i]))
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
+    """Yields the positions of the rows of each batch, those of short sequences first, fewer of long ones."""
+    lengths = [max(len(sequence.ids) for sequence in row) for row in rows]
+    batch: list[int] = []
+    for i in sorted(range(len(rows)), key=lengths.__getitem__):
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[i] ** 2 > MOST_PAIRS):
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
 
 
 def _count_tokens(rows: Sequence[Row]) -> int:

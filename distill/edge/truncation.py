@@ -6,16 +6,17 @@ end. Here a long text is tokenized only as far as needed, and the tokens that do
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from distill.edge.words import CutEncoding
 
 Texts = str | tuple[str, str]
+T = TypeVar("T")
 
 CHARACTERS_PER_CALL = 1_000_000  # Whole encodings of them are in memory at once, some 100 bytes a token.
 TEXTS_PER_CALL = 10_000
@@ -63,7 +64,7 @@ class Truncation:
 
     def encode(self, texts: Sequence[Texts]) -> Iterator[tuple[Any, bool]]:
         """Yields the tokens of each text or pair, with the attributes of `CutEncoding`, and whether it was cut."""
-        for chunk in _chunks([self._start(each) for each in texts]):
+        for chunk in chunk_texts([self._start(each) for each in texts], lambda parts: sum(part.size for part in parts)):
             yield from self._encode_chunk(chunk)
 
     @cached_property
@@ -183,16 +184,20 @@ def _is_local(step: Any) -> bool:
     return all(map(_is_local, step.values()))
 
 
-def _chunks(inputs: Sequence[list[Part]]) -> Iterator[list[list[Part]]]:
-    """Yields the inputs in their order, of a limited number of characters together, or one."""
-    chunk: list[list[Part]] = []
+def chunk_texts(inputs: Sequence[T], count_characters: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields the inputs in their order, as many together as may be tokenized at once, or one.
+
+    Args:
+        count_characters: returns the number of characters of an input.
+    """
+    chunk: list[T] = []
     characters = 0
-    for parts in inputs:
-        size = sum(part.size for part in parts)
+    for each in inputs:
+        size = count_characters(each)
         if chunk and (characters + size > CHARACTERS_PER_CALL or len(chunk) == TEXTS_PER_CALL):
             yield chunk
             chunk, characters = [], 0
-        chunk.append(parts)
+        chunk.append(each)
         characters += size
     if chunk:
         yield chunk

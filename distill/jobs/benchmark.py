@@ -33,6 +33,7 @@ from distill.records.figures import standalone
 from distill.records.measures import MISSING
 from distill.records.record import RECORD, create_run
 from distill.records.report import render_table
+from distill.records.run_report import draw_cost_by_length
 from distill.records.sweep_plots import Point, draw_cost
 from distill.storage import mirror
 from distill.storage.files import JsonObject, write_json, write_text
@@ -76,6 +77,11 @@ def _check_options(config: DictConfig) -> None:
     refuse_other_options("benchmark")
     if not config.bundles:
         raise UserError("job=benchmark has no bundles to measure: add bundles=[DIR,...], directories with bundle.json")
+    if config.benchmark.max_lengths is not None:
+        raise UserError(
+            "benchmark.max_lengths is for job=distill, which has the labels of the texts: leave it out, or score a "
+            "bundle with python -m distill.edge BUNDLE --evaluate FILE --max-length N"
+        )
 
 
 def _counts(value: object) -> list[int]:
@@ -219,7 +225,10 @@ def _text_cells(content: JsonObject) -> Cells:
 
 
 def _write_plots(content: JsonObject, directory: Path) -> None:
-    """Writes latency against metric for each task, at the first number of threads, batch size and length."""
+    """Writes latency against metric for each task, at the first number of threads, batch size and length.
+
+    Latency against length is written too, where there are enough lengths.
+    """
     for task in dict.fromkeys(bundle["task"] for bundle in content["bundles"]):
         bundles = [bundle for bundle in content["bundles"] if bundle["task"] == task]
         measured = [(of["name"], format, model) for of in bundles for format, model in of["models"].items()]
@@ -246,6 +255,8 @@ def _write_plots(content: JsonObject, directory: Path) -> None:
             references={} if value is None else {"teacher's metric": value},
         )  # fmt: skip
         write_text(directory / f"latency-{task}.svg", standalone(figure))
+    if (by_length := draw_cost_by_length(content["timings"])) is not None:
+        write_text(directory / f"{by_length.name}.svg", standalone(by_length))
 
 
 def _first_timing(content: JsonObject, model: str, format: str) -> JsonObject | None:

@@ -2,6 +2,7 @@
 
 from omegaconf import DictConfig
 
+from distill.chain.lengths import break_down_by_length
 from distill.chain.task_run import save_model, task_record
 from distill.console import print_line, silence_libraries
 from distill.errors import UserError
@@ -12,7 +13,7 @@ from distill.records.run_report import write_report
 from distill.storage.cache import open_cache
 from distill.tasks.multi import Tasks
 from distill.teaching import preparation as teaching
-from distill.teaching.source import check_features, locate
+from distill.teaching.source import check_source, locate
 from distill.training.settings import TrainerSettings
 
 
@@ -30,7 +31,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         return
     silence_libraries()
     requested, cache_dir = build.single_source(config), build.cache_dir(config)
-    check_features(requested, task)
+    check_source(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     open_cache(cache_dir)
     source, substituted = locate(requested, task)
@@ -49,7 +50,8 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         examples = task.encode(data, teacher.tokenizer, cache_dir)
     with run.timed("teacher"):
         teaching.score(teacher, task, data.scoring, examples, source=source, directory=cache_dir / "outputs")
-    run.update(task=task_record(task, data, examples), teacher=teacher.record())
+    by_length = break_down_by_length({"teacher": teacher.scores}, data, teacher.tokenizer)
+    run.update(task=task_record(task, data, examples), teacher=teacher.record(), lengths=by_length)
     write_predictions(
         run.directory, {"teacher": teacher.scores}, splits=data, settings=build.instantiate(config.record)
     )

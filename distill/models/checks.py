@@ -15,6 +15,8 @@ from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
 from distill.models.forward import run_model
+from distill.models.long_texts import attends_locally
+from distill.models.modeling_chunked import ChunkedPreTrainedModel
 
 _EXAMPLES_PER_CALL = 512
 
@@ -66,6 +68,8 @@ def match_spare_rows(
 
 def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the largest number of tokens that the model can read."""
+    if isinstance(model, ChunkedPreTrainedModel):
+        return int(tokenizer.model_max_length)
     positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
@@ -79,12 +83,22 @@ def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
     """Raises UserError if an example may be longer than the model can read."""
     limit = longest(model, tokenizer)
     if max_length > limit:
-        raise UserError(f"task.max_length={max_length}, but the {who} reads {limit} tokens at most")
+        raise UserError(
+            f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "
+            f"which cuts longer texts, or {who}.positions={max_length}, which repeats positions"
+        )
 
 
 def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
-    """Raises UserError if a term needs an output that one of the models lacks."""
+    """Raises UserError if a term needs an output that one of the models lacks, or attention of all pairs of tokens."""
+    terms = ", ".join(sorted({term for name in ("attentions", NAME) for term in objective.needing(name)}))
     for role, model in models.items():
+        if terms and attends_locally(model):
+            raise UserError(
+                f"objective {objective.name}: the term {terms} compares the attention of all pairs of tokens, and the "
+                f"{role} ({type(model).__name__}) attends to those nearby "
+                "alone: set its weight to 0, or take objective=distilbert, whose term cosine reads hidden states"
+            )
         output = run_sample(model, objective.needs)
         for name in sorted(objective.needs):
             if not getattr(output, name, None) or (name == NAME and not _has_all_vectors(model, output[name])):

@@ -50,9 +50,7 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
     Model families have different names for their heads, so the whole `forward` runs, with an encoder that returns these
     states. `encoded` is the output of the encoder, whose pooled output the head may read.
     """
-    output = BaseModelOutputWithPoolingAndCrossAttentions(
-        last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None)
-    )
+    output = _StatesOnly(last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None))
     head = _with_encoder(model, _FixedEncoder(model.base_model, output))
     ids = states.new_zeros((1, len(states)), dtype=torch.long)
     return _with_logits(model, head(input_ids=ids), torch.ones_like(ids))
@@ -115,14 +113,25 @@ def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], 
     inputs: dict[str, Any] = {name: batch[name] for name in (*input_names(model), ENCODER_FEATURES) if name in batch}
     if part is model and takes_choices(model):
         inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
-    if "use_cache" in inspect.signature(part.forward).parameters:
+    accepted = inspect.signature(part.forward).parameters
+    if "use_cache" in accepted:
         inputs["use_cache"] = False  # Of keys and values, which only generation reads.
+    if "global_attention_mask" in accepted and _has_head(model, "AutoModelForQuestionAnswering"):
+        inputs["global_attention_mask"] = _mask_question(model, batch["input_ids"])
     output: ModelOutput = part(
         **inputs,
         output_hidden_states="hidden_states" in needs,
         output_attentions="attentions" in needs,
     )
     return output
+
+
+def _mask_question(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
+    """Returns 1 for the tokens before the first separator, `[B, L]`, which a Longformer gives global attention.
+
+    Its own class does so only for texts with three separators each.
+    """
+    return ((input_ids == model.config.sep_token_id).cumsum(dim=1) == 0).long()
 
 
 def count_outputs(model: PreTrainedModel) -> int:
@@ -153,6 +162,14 @@ def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[P
     classes = mapping[config_class]
     first: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
     return first
+
+
+class _StatesOnly(BaseModelOutputWithPoolingAndCrossAttentions):
+    """An encoder's output for its head, which passes on fields that only its own family has: they are None here."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):  # Of Python's protocols.
+            raise AttributeError(name)
 
 
 class _FixedEncoder:

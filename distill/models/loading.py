@@ -95,6 +95,7 @@ def load_directory(
         with without_warnings():  # `Start.reason` reports a new head.
             config = _load_config(directory, auto_class, **options)
             tokenizer, more_notices = _load_tokenizer(directory, auto_class, config, **options)
+            more_notices += attend_in_full(config)
             order, reason, notices = _fit_labels(config, labels, problem_type, head_activation(config, directory))
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
@@ -149,6 +150,21 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
             f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
         )
     return config
+
+
+def attend_in_full(config: PreTrainedConfig) -> list[str]:
+    """Gives a BigBird full attention, and returns a notice of it.
+
+    Its block-sparse attention fills a matrix of all pairs of tokens too, cannot be exported, and is switched off for
+    all later texts by the first one that is short.
+    """
+    if getattr(config, "attention_type", None) != "block_sparse":
+        return []
+    config.attention_type = "original_full"
+    return [
+        f"the attention of a model of type {config.model_type} is computed in full, not in blocks: in transformers "
+        f"{transformers.__version__} time and memory of both grow with the square of the length"
+    ]
 
 
 def read_width(directory: Path, *, trust_remote_code: bool) -> int:

@@ -4,7 +4,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from xml.sax.saxutils import quoteattr
@@ -79,13 +79,22 @@ def _render(caption: str, plot: Callable[["Axes"], None], height: float, format:
     from matplotlib.figure import Figure as Canvas
 
     content = io.BytesIO()
-    matplotlib.colors.get_named_colors_mapping().update(_MARKS if format == "svg" else _COLORS)
+    _register_colors(_MARKS if format == "svg" else _COLORS)
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": caption}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The page has fonts for letters that matplotlib's own lacks.
         canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
         plot(canvas.add_subplot())
         canvas.savefig(content, format=format, metadata=_METADATA[format])
     return content.getvalue()
+
+
+def _register_colors(colors: Mapping[str, str]) -> None:
+    """Gives the names of colours these values, one by one: `update` would keep what matplotlib has looked up before."""
+    import matplotlib
+
+    known = matplotlib.colors.get_named_colors_mapping()
+    for name, color in colors.items():
+        known[name] = color
 
 
 def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
@@ -97,7 +106,7 @@ def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
     class StyledCanvas(Canvas):
         def draw(self, renderer: RendererBase) -> None:
             # matplotlib looks up names of colours, and the style of ticks, when it draws.
-            matplotlib.colors.get_named_colors_mapping().update(_COLORS)
+            _register_colors(_COLORS)
             with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Of letters that the font lacks.
                 super().draw(renderer)
@@ -107,7 +116,7 @@ def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
             self.savefig(content, format="png", dpi=150)
             return content.getvalue()
 
-    matplotlib.colors.get_named_colors_mapping().update(_COLORS)
+    _register_colors(_COLORS)
     with matplotlib.rc_context(_STYLE):
         canvas = StyledCanvas(figsize=(WIDTH, height), layout="constrained")
         plot(canvas.add_subplot())

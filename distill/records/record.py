@@ -167,7 +167,10 @@ def create_record(**fields: object) -> dict[str, Any]:
 def create_results() -> dict[str, Any]:
     """Returns the fields of a record that concern one task, before it has results."""
     fields = dict.fromkeys(["task", "teacher", "student", "baseline", "retention"])
-    return {**fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {}}
+    return {
+        **fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {},
+        "lengths": {}, "cuts": {},
+    }  # fmt: skip
 
 
 def environment() -> dict[str, Any]:

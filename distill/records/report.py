@@ -30,7 +30,14 @@ from distill.records.paths import hide_paths, show_command
 from distill.records.plain_text import list_text_results
 from distill.records.prediction_analysis import Analysis
 from distill.records.shape import DEV
-from distill.records.tables import breakdown_table, metric_table, seed_table, summary_columns, summary_rows
+from distill.records.tables import (
+    breakdown_table,
+    metric_table,
+    seed_table,
+    summary_columns,
+    summary_rows,
+    transfer_table,
+)
 from distill.records.verdict import find_split
 from distill.records.word_table import WordTable
 
@@ -40,6 +47,11 @@ SECTIONS = (
     "task", "objective", "teacher", "student", "baseline", "training", "export", "attempts", "benchmark", "budget",
     "seconds", "environment", "command",
 )  # fmt: skip
+BY_LENGTH = "length in tokens"
+# Kind of groups of examples -> their field of run.json, and a number that each group has.
+BREAKDOWNS = {
+    "type": ("breakdown", "number"), BY_LENGTH: ("lengths", "number"), "maximum length": ("cuts", "truncated"),
+}  # fmt: skip
 SOFTWARE = ("python", "torch", "transformers", "onnxruntime")
 # Characters of a text that Markdown would read as its own.
 _MARKUP = re.compile(r"([\\`*|<]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|&(?=#?\w+;))")
@@ -71,11 +83,16 @@ def render_report(
         return render_template("unfinished.md.jinja", title=_title(record), **_sections(record), **status)
     columns, *rows = metric_table(record)
     seed_columns, *seed_rows = seed_table(record)
-    breakdown = {split: breakdown_table(models, record) for split, models in record.get("breakdown", {}).items()}
+    breakdowns = {
+        breakdown_heading(record["task"]["metric"], kind): {
+            split: breakdown_table(models, record, kind, number) for split, models in (record.get(field) or {}).items()
+        }
+        for kind, (field, number) in BREAKDOWNS.items()
+    }
     text = _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
-        seed_columns=seed_columns, seed_rows=seed_rows, breakdown=breakdown, analysis=analysis,
-        sections=sections, is_section=is_section, **({} if is_section else status),
+        seed_columns=seed_columns, seed_rows=seed_rows, transfer=transfer_table(record), breakdowns=breakdowns,
+        analysis=analysis, sections=sections, is_section=is_section, **({} if is_section else status),
     )  # fmt: skip
     return re.sub(r"^#", "##", text, flags=re.M) if is_section else text
 
@@ -84,6 +101,11 @@ def render_template(template: str, /, **values: object) -> str:
     """Returns the text of a template without repeated blank lines."""
     text = _templates().get_template(template).render(**values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def breakdown_heading(metric: str, kind: str) -> str:
+    """Returns the heading of the metric of groups of examples, without its marks."""
+    return f"{metric} by {kind}"
 
 
 def section_heading(section: Record) -> str:
@@ -127,6 +149,16 @@ def seed_sentences(record: Record) -> list[str]:
         f"Metrics of students are mean ± standard deviation over the seeds {', '.join(seeds)}; student/ and bundle/ "
         f"are those of seed {seed}, the first one and not the best."
         for seed in seeds[:1]
+    ]
+
+
+def transfer_sentences(record: Record) -> list[str]:
+    """Returns one sentence for each set that selected nothing: the metric of every model on it."""
+    header, *rows = transfer_table(record) or [()]
+    return [
+        f"On {name} ({examples} examples): "
+        + ", ".join(f"{model} {value}" for model, value in zip(header[2:], values, strict=True))
+        for name, examples, *values in rows[1:]
     ]
 
 

@@ -1,7 +1,7 @@
 """Figures of one run: its seeds and predictions."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from distill.records.figures import (
     draw,
     find_range,
     label,
+    set_logarithmic,
     style_of,
 )
 from distill.records.intervals import Estimate
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS = 400  # Of a scatter plot, which would be slow to open with more.
+LENGTHS = 3  # From which on times are drawn against the length.
 
 
 def draw_models(models: Mapping[str, Estimate], *, metric: str, split: str, bars: str) -> Figure:
@@ -141,6 +143,57 @@ def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
         axes.set_ylabel(label(model))
 
     return draw(f"Predictions of {model} and of the teacher on dev", plot, name="predictions")
+
+
+def draw_by_length(models: Mapping[str, Mapping[str, Mapping[str, float]]], *, metric: str, split: str) -> Figure:
+    """Returns the metric of each model for each group of lengths, as the `lengths` of run.json have them.
+
+    Args:
+        models: the groups of each model.
+    """
+    groups = next(iter(models.values()))
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, values) in enumerate(models.items()):
+            found = [values[group].get(metric, np.nan) for group in groups]
+            axes.plot(range(len(groups)), found, label=label(name), markersize=4, linewidth=1.2, **style_of(number))
+        names = [f"{group}\n({values['number']:,.0f})" for group, values in groups.items()]
+        axes.set_xticks(range(len(groups)), names)
+        axes.set_xlim(-0.3, len(groups) - 0.7)
+        axes.set_xlabel("tokens of an example (examples)")
+        axes.set_ylabel(f"{label(metric)} on {split}")
+        add_legend(axes, columns=4)
+
+    return draw(f"{metric} on {split} by the length of an example in tokens", plot, name="metric-by-length")
+
+
+def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -> Figure | None:
+    """Returns the median time of each model against the length of the text; None for fewer than `LENGTHS` lengths.
+
+    Args:
+        rows: of run.json's `benchmark`, of one batch size and one number of threads.
+        conditions: of the times, in words.
+    """
+    times: dict[str, dict[int, float]] = {}
+    for row in rows:
+        times.setdefault(f"{row['model']} {row['format'].removeprefix('onnx-')}", {})[row["length"]] = row["p50_ms"]
+    lengths = sorted({length for of in times.values() for length in of})
+    if len(lengths) < LENGTHS:
+        return None
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, of) in enumerate(times.items()):
+            points = sorted(of.items())
+            axes.plot(*zip(*points, strict=True), label=label(name), markersize=4, linewidth=1.2, **style_of(number))
+        set_logarithmic(axes, "x", lengths)
+        set_logarithmic(axes, "y", [value for of in times.values() for value in of.values()])
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.set_xlabel("tokens of a text")
+        axes.set_ylabel("p50 latency in ms")
+        add_legend(axes, columns=3)
+
+    caption = f"p50 latency against the length of a text, both on logarithmic axes: {conditions}"
+    return draw(caption, plot, name="cost-by-length")
 
 
 def draw_lengths(lengths: Sequence[int]) -> Figure:

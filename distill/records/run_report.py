@@ -14,7 +14,7 @@ from distill.records.measures import task_sections
 from distill.records.page import render_page
 from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
-from distill.records.report import render_report, section_heading
+from distill.records.report import BY_LENGTH, breakdown_heading, render_report, section_heading
 from distill.records.shape import fill_record, metric_name
 from distill.storage.files import JsonObject, write_text
 
@@ -89,6 +89,10 @@ def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis |
     figures[""] = [figure for figure in (_draw_models(record, row), draw_files([row])) if figure]
     if len(record["seeds"]) > 1 and row.values:
         figures["Seeds"] = [_draw_seeds(row)]
+    for split, models in record["lengths"].items():
+        by_length = run_plots.draw_by_length(models, metric=task["metric"], split=split)
+        figures.setdefault(breakdown_heading(task["metric"], BY_LENGTH), []).append(by_length)
+    figures["Latency"] = [cost] if (cost := draw_cost_by_length(record["benchmark"])) else []
     training = [losses] if (losses := curve_plots.draw_losses(curves)) else []
     if scored := curves.get(f"dev/{task.get('metric')}"):
         training.append(curve_plots.draw_dev(scored, metric=task["metric"]))
@@ -125,6 +129,15 @@ def _draw_seeds(row: Row) -> Figure:
         teacher=row.teacher.on(row.split) if row.teacher else None,
         caption=f"{row.task['metric']} on {row.split} of {name_seeds(sorted(row.scores))}, with the mean",
     )  # fmt: skip
+
+
+def draw_cost_by_length(timings: Sequence[JsonObject]) -> Figure | None:
+    """Returns latency against length at the smallest batch and the first number of threads; None for few lengths."""
+    if not timings:
+        return None
+    batch, threads = min(row["batch"] for row in timings), timings[0]["threads"]
+    rows = [row for row in timings if (row["batch"], row["threads"]) == (batch, threads)]
+    return run_plots.draw_cost_by_length(rows, conditions=f"batch {batch}, {threads} thread{'s' * (threads != 1)}")
 
 
 def draw_predictions(analysis: Analysis) -> list[Figure]:

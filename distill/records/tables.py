@@ -18,9 +18,10 @@ from distill.records.measures import (
     format_spread,
     number_format,
     select_timing,
+    share_kept,
     task_sections,
 )
-from distill.records.shape import DEV, metric_name
+from distill.records.shape import DEV, TEST, metric_name
 from distill.records.verdict import (
     find_split,
     measure,
@@ -174,19 +175,55 @@ def seed_table(record: Record) -> list[tuple[str, ...]]:
     return [("seed", "student (torch)", *names, *(["baseline"] if with_baseline else [])), *rows]
 
 
-def breakdown_table(models: Record, record: Record) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the header and the rows of a split: each type of answer that it has, its number, each model's metric."""
-    metric, types = record["task"]["metric"], next(iter(models.values()))
+def transfer_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns the task's metric of teacher, student and files on each set that selects nothing, the header first.
+
+    The share of the teacher's metric on the same set stands behind the others. The first row is the split of the
+    verdict, for comparison. It is empty for a run without such sets, which are the splits besides train, dev and test,
+    and for several tasks, each of which has its own.
+    """
+    task, sizes = record["task"], record["task"]["examples"]
+    further = [name for name in sizes if name not in ("train", DEV, TEST)]
+    if not further or record.get("tasks"):
+        return []
+    whole, exported = ("teacher", "student") if record["student"] else ("model", "model")
+    models = {"student (torch)": "student"} if record["student"] else {}
+    models |= {f"{exported} {format}": format for format in record["export"]}
+    rows = []
+    for name in [find_split(record), *further]:
+        teacher = measure(record, "teacher", name)
+        cells = [_with_share(measure(record, model, name), teacher, task) for model in models.values()]
+        rows.append((name, f"{sizes[name]:,}", format_spread(teacher), *cells))
+    return [("set", "examples", whole, *models), *rows]
+
+
+def _with_share(value: Spread | None, teacher: Spread | None, task: Record) -> str:
+    """Returns a metric, and behind it the share of the teacher's: `0.6120 (97.8%)`."""
+    share = share_kept(value["mean"], teacher["mean"], task) if value and teacher else None
+    return format_spread(value) + ("" if share is None else f" ({share:.1%})")
+
+
+def breakdown_table(
+    models: Record, record: Record, kind: str, number: str
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the header and the rows of a split: each group, its number, and each model's metric.
+
+    Args:
+        models: the groups of each model.
+        kind: of the groups, such as `type`, for the header.
+        number: the name of a number of examples or items that each group has.
+    """
+    metric, groups = record["task"]["metric"], next(iter(models.values()))
     rows = [
         (
-            kind,
-            f"{values['number']:,.0f}",
-            *(format_number(breakdown[kind].get(metric), ".4f") for breakdown in models.values()),
+            group,
+            f"{values[number]:,.0f}",
+            *(format_number(breakdown[group].get(metric), ".4f") for breakdown in models.values()),
         )
-        for kind, values in types.items()
-        if values["number"]
+        for group, values in groups.items()
+        if values.get("number") != 0
     ]
-    return ("type", "number", *models), rows
+    return (kind, number, *models), rows
 
 
 def _task_table(record: Record) -> list[tuple[str, ...]]:

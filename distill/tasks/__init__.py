@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.errors import UserError
+from distill.tasks.bidirectional_lm import BidirectionalLM
 from distill.tasks.causal_lm import CausalLM
 from distill.tasks.classification import Classification
 from distill.tasks.embedding import Embedding
@@ -16,6 +17,7 @@ from distill.tasks.replaced_tokens import ReplacedTokenDetection
 from distill.tasks.token_classification import TokenClassification
 
 __all__ = [
+    "BidirectionalLM",
     "CausalLM",
     "Classification",
     "Embedding",
@@ -30,7 +32,7 @@ __all__ = [
 
 # The classes of one task; a run of several has a bundle for each of them.
 CLASSES: tuple[Any, ...] = (
-    CausalLM, Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression,
+    BidirectionalLM, CausalLM, Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression,
     ReplacedTokenDetection, TokenClassification,
 )  # fmt: skip
 _AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}

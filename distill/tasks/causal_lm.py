@@ -33,7 +33,7 @@ class CausalText(TextData):
     def scoring(self) -> "NextTokenScores":
         """The scores of tokens."""
         scoring = self.token_scores()
-        return NextTokenScores(scoring.settings, tokens=scoring.tokens)
+        return NextTokenScores(scoring.settings, tokens=scoring.tokens, counts=scoring.counts)
 
     @property
     def terms(self) -> dict[str, Term]:
@@ -53,6 +53,7 @@ class NextTokenScores(TokenScores):
             "answer": "vocabulary",
             "packing": self.settings.packing,
             "max_length": self.settings.max_length,
+            **splits.describe_cleaning(),
             "pipeline_tag": "text-generation",
             "prediction": "Predicts the next token of a text.",
         }

@@ -70,7 +70,7 @@ class Classification(ShownTask):
         data_dir: a directory with `train` and `dev`, or one file of which `dev_fraction` is held out as dev.
         dev_fraction: share of a single file or table that becomes dev, drawn class by class, the same in every run.
         splits: names under which a split is found besides the usual ones. Every split but train and dev is scored at
-            the end and selects nothing.
+            the end and selects nothing. With no name for dev, `{"dev": []}`, `dev_fraction` of train is held out.
         hub_id: the Hub's data set and, after a colon, its configuration, e.g. `nyu-mll/glue:sst2`.
         builtin: the data comes with the program.
         train_examples, dev_examples: use only so many examples, always the same ones; None uses all.
@@ -84,6 +84,7 @@ class Classification(ShownTask):
         unlabelled_share: share of unlabelled texts in the examples of every optimizer step.
         bank: sentences or prose in the domain of the task, of which those near the training texts join the texts of
             `unlabelled=auto`: a source as for `unlabelled`. A bank is for single texts.
+        clean: rules for the texts of `unlabelled` and the bank: `web` keeps the prose of web text; None keeps all.
         options: those of `rows.TextOptions`.
 
     Raises:

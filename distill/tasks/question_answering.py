@@ -151,6 +151,10 @@ class AnswerScores(Scoring):
             "probability": answers.probability(threshold).tolist(),
         }
 
+    def rows(self, scores: Scores) -> np.ndarray:
+        """The question of each window, counted from the first one of the split."""
+        return np.unique(scores.columns["question"], return_inverse=True)[1]
+
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """F1 of each question."""
         return np.asarray(self._question_scores(scores)[1][:, 1])

@@ -109,8 +109,8 @@ class DetectionScores(Scoring):
         }
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
-        """The share of the replaced tokens, as the probability of every token."""
-        share = float(scores.columns["replaced"].mean())
+        """The share of the replaced tokens, as the probability of every token; none before a model drew tokens."""
+        share = float(scores.columns["replaced"].mean()) if "replaced" in scores.columns else 0.0
         if not 0 < share < 1:
             return []
 
@@ -182,6 +182,8 @@ class ReplacedTokenDetection(TextTask):
     ) -> None:
         if options.get("pair") is not None:
             raise OptionError("pair", show_value(options["pair"]), "null, because a discriminator has one head")
+        if mask is not None and mask.shuffle:
+            raise OptionError("mask.shuffle", show_value(mask.shuffle), "0, because a generator fills masks alone")
         data_dir = data_dir if data is None else data
         self.settings = settings = SequenceSettings(
             mask=mask or MASK, data_dir=None if data_dir is None else str(data_dir), **options

@@ -1,6 +1,7 @@
 """Tokenizes questions with their contexts into windows, and finds the tokens of the answers."""
 
 import copy
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,13 @@ from distill.data.tables import Split
 from distill.data.token_cache import Tokens
 from distill.edge.decoder import TooLongError
 from distill.edge.spans import NO_ANSWER, Window, cut_windows
+from distill.edge.truncation import chunk_texts
 from distill.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
     from transformers import PreTrainedTokenizerBase
 
-_TEXTS_PER_CALL = 5_000  # Whole encodings of them are in memory at once.
 COLUMNS = ("start_characters", "end_characters")
 
 
@@ -58,18 +59,18 @@ def _create_table(
     backend.no_truncation()
     backend.no_padding()
     texts = list(zip(split.texts, split.pairs or (), strict=True))
+    chunks = chunk_texts(texts, lambda pair: sum(map(len, pair)))
     windows: list[Window] = []
     rows: list[int] = []
-    for first in range(0, len(texts), _TEXTS_PER_CALL):
-        for row, encoding in enumerate(backend.encode_batch(texts[first : first + _TEXTS_PER_CALL]), first):
-            try:
-                cut = cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)
-            except ValueError as error:
-                is_long = isinstance(error, TooLongError)
-                advice = ": shorten it, raise task.max_length, or lower task.doc_stride" if is_long else ""
-                raise UserError(f"{name}, example {row + 1}: {error}{advice}") from error
-            windows += cut
-            rows += [row] * len(cut)
+    for row, encoding in enumerate(itertools.chain.from_iterable(map(backend.encode_batch, chunks))):
+        try:
+            cut = cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)
+        except ValueError as error:
+            is_long = isinstance(error, TooLongError)
+            advice = ": shorten it, raise task.max_length, or lower task.doc_stride" if is_long else ""
+            raise UserError(f"{name}, example {row + 1}: {error}{advice}") from error
+        windows += cut
+        rows += [row] * len(cut)
     values = {
         "input_ids": [window.ids for window in windows],
         "token_type_ids": [window.type_ids for window in windows],

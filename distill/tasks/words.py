@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from distill.edge.truncation import chunk_texts
 from distill.edge.words import cut_between_words, find_first_pieces, locate_words
 
 if TYPE_CHECKING:
@@ -62,10 +63,7 @@ def _tokenize(sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", 
 def _tokenize_each(
     sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", max_length: int
 ) -> Iterator[_Sentence]:
-    from distill.data.token_cache import TEXTS_PER_CALL
-
-    for start in range(0, len(sentences), TEXTS_PER_CALL):
-        part = sentences[start : start + TEXTS_PER_CALL]
+    for part in chunk_texts(sentences, lambda words: sum(map(len, words)) + len(words)):
         texts = [" ".join(words) for words in part]
         # The backend itself would truncate and pad as its file or its last call says.
         encodings = tokenizer(texts, truncation=False, padding=False, verbose=False).encodings

@@ -1,7 +1,7 @@
 """The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from distill.contracts import Batch, Items, Learnable, Outputs, Signal
 from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors, in_chunks
+from distill.models.forward import to_device
 from distill.tasks.scoring import Scoring
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
@@ -121,6 +122,24 @@ class DistillationModule(L.LightningModule):
         for chunk_totals in self._logit_totals(student_outputs, teacher_outputs, items):
             totals = totals + chunk_totals
         return self.objective.weighted(totals, counts), totals.detach()
+
+    @torch.no_grad()
+    def mean_losses(self, loader: Iterable[list[Batch]]) -> dict[str, float]:
+        """Returns the mean of each term over a split, in evaluation mode.
+
+        Args:
+            loader: yields lists of batches.
+        """
+        was_training = self.training
+        self.eval()
+        sums = counts = torch.zeros(len(self.objective.names))
+        for batches in loader:
+            for batch in batches:
+                moved = to_device(batch, self.student.device)
+                sums = sums + self.losses(moved)[1].cpu()
+                counts = counts + self._counts(moved).cpu()
+        self.train(was_training)
+        return dict(zip(self.objective.names, (sums / divisors(counts)).tolist(), strict=True))
 
     def _items(self, batch: Batch) -> Items:
         items = self.task.select(batch)

@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -173,6 +174,15 @@ class TrainerSettings:
         """Returns the arguments of `DistillationModule` that concern the optimizer."""
         names = ("learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
+
+    def key(self) -> dict[str, Any]:
+        """Returns the settings that the result of a training depends on, for the key of a cache."""
+        key = asdict(replace(self, precision=self.resolved_precision()))
+        for name in ("checkpoint_steps", "devices", "strategy"):
+            key.pop(name)  # They do not change the result.
+        if self.processes() > 1:  # A step contains the batches of all ranks.
+            key["processes"] = self.processes()
+        return key | {"device": self.device().type}
 
     def processes(self) -> int:
         """Returns the number of processes that train, the world size."""

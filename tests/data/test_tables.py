@@ -97,6 +97,21 @@ def test_a_validation_file_is_read_as_dev(read: Read):
     assert data.splits["test"].labels.tolist() == [1]
 
 
+def test_dev_is_held_out_of_train_where_the_splits_name_none_for_it(read: Read):
+    rows: list[Row] = [(f"text {number}", number % 2) for number in range(20)]
+    files: dict[str, str | list[Row]] = {"train.tsv": rows, "dev.tsv": [("not read", 1)], "test.tsv": DEV}
+    splits = read(files, splits={"dev": []}, dev_fraction=0.2).splits
+    assert list(splits) == ["train", "dev", "test"]
+    assert splits["test"].texts == ["good", "bad"]
+    assert sorted([*splits["train"].texts, *splits["dev"].texts]) == sorted(text for text, _ in rows)
+    assert np.bincount(splits["dev"].labels).tolist() == [2, 2]  # Of each class alike.
+
+
+def test_a_train_split_is_needed_where_dev_is_held_out_of_it(read: Read):
+    with pytest.raises(UserError, match=r"has no train file \(found test\.tsv\), expected train with one of"):
+        read({"test.tsv": DEV}, splits={"dev": []})
+
+
 def test_a_test_split_without_labels_is_left_out(read: Read):
     assert set(read({"train.tsv": ROWS, "dev.tsv": DEV, "test.tsv": [("a", -1), ("b", -1)]}).splits) == {"train", "dev"}
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge.__main__ import main
-from distill.edge.bundle import Bundle
+from distill.edge.bundle import Bundle, _batches
 from distill.edge.classes import softmax
 from distill.edge.manifest import FIELDS
 from distill.errors import UserError
@@ -390,6 +391,59 @@ def test_an_unknown_model_and_unsupported_pairs_are_refused(bundle: Path, capsys
         Bundle(bundle).logits(["a"], ["b"])
     with pytest.raises(UserError, match=r"got \['a', 'b'\], expected a text"):
         Bundle(bundle).predict([["a", "b"]])
+
+
+def test_texts_are_cut_to_fewer_tokens_than_the_bundle_reads(bundle: Path) -> None:
+    text = "a dull film and a moving film"
+    assert Bundle(bundle).logits([text]).tolist() == [[8, 4]]
+    shortened = Bundle(bundle, max_length=5)
+    assert shortened.logits([text]).tolist() == [[5, 4]]
+    assert shortened.truncates(text)
+    assert not shortened.truncates("film")
+    assert "one text of at most 5 tokens" in repr(shortened.overview())
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (9, "got max_length=9, expected a whole number from 1 to 8"),
+        (0, "got max_length=0, expected a whole number from 1 to 8"),
+        (True, "got max_length=True, expected a whole number from 1 to 8"),
+        (2, "got max_length=2, expected more than the 2 special tokens of a text"),
+    ],
+)
+def test_a_length_that_the_bundle_cannot_read_is_refused(bundle: Path, length: int, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Bundle(bundle, max_length=length)
+    assert str(caught.value) == message
+
+
+def test_a_text_of_a_hundred_thousand_tokens_is_tokenized_as_far_as_it_is_read(bundle: Path) -> None:
+    text = "a dull film " * 40_000
+    loaded = Bundle(bundle)
+    tokenized: list[int] = []
+    backend = loaded.tokenizer
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backend, name)
+
+        def encode_batch(self, texts: list[Any]) -> Any:
+            tokenized.extend(map(len, texts))
+            return backend.encode_batch(texts)
+
+    loaded.tokenizer = Counting()
+    assert loaded.predict(text)["truncated"]
+    assert sum(tokenized) < 1000
+
+
+def test_long_rows_have_smaller_batches() -> None:
+    rows: list[Any] = [
+        [SimpleNamespace(ids=[0] * length)] for length in (4096, 1, 2048, 2048, 2048, 1, 1, 2048, 2048, 5000)
+    ]
+    assert list(_batches(rows, 2)) == [[1, 5], [6, 2], [3, 4], [7, 8], [0], [9]]
+    assert list(_batches(rows, 32)) == [[1, 5, 6, 2], [3, 4, 7, 8], [0], [9]]
+    assert list(_batches([], 32)) == []
 
 
 def test_two_long_texts_do_not_cost_the_product_of_their_lengths(

@@ -286,6 +286,15 @@ def test_a_text_that_is_cut_is_reported_or_refused(
     )
 
 
+def test_texts_are_cut_to_the_length_of_the_command(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(bundle), "--max-length", "4", "--json", "a film", "a dull film"]) == 0
+    out, error = capsys.readouterr()
+    assert [row.get("truncated") for row in map(json.loads, out.splitlines())] == [None, True]
+    assert error == "notice: texts of more than the 4 tokens that the bundle reads were cut: 1\n"
+    assert main([str(bundle), "--max-length", "400", "a film"]) == 2
+    assert capsys.readouterr().err == "error: got max_length=400, expected a whole number from 1 to 8\n"
+
+
 def test_a_model_that_did_not_pass_its_gate_says_so(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
 ) -> None:

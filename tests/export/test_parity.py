@@ -18,6 +18,7 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import input_names, run_model
 from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from distill.models.modeling_local import LocalDistilBertConfig  # type: ignore[attr-defined]
 
 LONGEST = 80
 BATCHES, LENGTHS, SIDES = (1, 3, 8), (1, 7, 64, LONGEST), (None, "left", "right")
@@ -75,6 +76,13 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
         True,
     ),
     "bilstm": (build_bilstm, True),
+    # Half of the window divides none of the lengths.
+    "local": (
+        lambda: build(
+            LocalDistilBertConfig, dim=16, n_layers=1, n_heads=2, hidden_dim=24, attention_window=24, global_tokens=2
+        ),
+        False,
+    ),
 }  # fmt: skip
 
 

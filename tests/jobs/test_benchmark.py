@@ -67,6 +67,7 @@ def test_a_bundle_and_a_teacher_are_measured(
         (["bundles=[nowhere]", "job.threads=[0]"], "got job.threads=[0], expected whole numbers of at least 1"),
         (["bundles=[nowhere]", "job.threads=2"], "got job.threads=2, expected whole numbers of at least 1 in a list"),
         (["bundles=[nowhere]", "benchmark.lengths=[]"], "got benchmark.lengths=[], expected whole numbers"),
+        (["bundles=[nowhere]", "benchmark.max_lengths=[8]"], "benchmark.max_lengths is for job=distill, which has the"),
     ],
 )  # fmt: skip
 def test_invalid_options_are_refused(command: Command, options: list[str], expected: str) -> None:

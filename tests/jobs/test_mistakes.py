@@ -430,6 +430,22 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "student.layers=3 is one number: student.depth=3 copies this many layers",
     ),
     "a fractional depth": (_options("student.depth=1.5"), "student.depth=1.5 is no whole number"),
+    "a window that has no halves": (
+        _options("student.attention=local", "student.window=7"),
+        "got student.window=7, expected an even number",
+    ),
+    "global tokens beyond a text": (
+        _options("student.attention=local", "student.window=8", "student.global_tokens=900"),
+        "got student.global_tokens=900, expected 0 to 4",
+    ),
+    "relations of local attention": (
+        _options("student.attention=local", "student.window=8", "objective=minilmv2"),
+        "objective minilmv2: the term minilmv2 compares the attention of all pairs of tokens, and the student",
+    ),
+    "chunks longer than the positions": (
+        _options("student.chunk=9000"),
+        "student.chunk=9000, but the student reads",
+    ),
     "an empty list of layers": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),
     "a temperature of 0": (
         _options("objective.terms.soft.temperature=0"),
@@ -555,6 +571,15 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         "budget.mb=20 is for exported students, and export.enabled=false: leave one of them out",
     ),
     "a benchmark length of 0": (_options("benchmark.lengths=[0]"), "got benchmark.lengths=[0], expected whole numbers"),
+    "cut texts without an export": (
+        _options("export.enabled=false", "benchmark.max_lengths=[8]"),
+        "benchmark.max_lengths=[8] is for exported students, and export.enabled=false: leave one of them out",
+    ),
+    "texts that are cut to more than is read": (
+        _options("task.max_length=16", "benchmark.max_lengths=[8,16]"),
+        "got benchmark.max_lengths=[8, 16], expected less than task.max_length=16, which is scored anyway: leave 16 "
+        "out, or raise task.max_length",
+    ),
     "a moving average that never moves": (
         _options("trainer.ema=1"),
         "got trainer.ema=1, expected a number of at least 0 and below 1 or auto",

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,36 +76,57 @@ def test_the_default_objective_leaves_a_training_to_the_terms_of_its_task(run: R
     assert "masked_language_modelling: mlm" in text
 
 
-def test_a_chosen_objective_is_trained_recorded_and_resumed(run: Run, tmp_path: Path) -> None:
-    code, text, record = run("objective=supervised", "objective.terms.hard.weight=0.5")
-    assert code == 0, text
-    assert "supervised: hard" in text
-    assert record["objective"] == {"name": "supervised", "terms": {"hard": {"weight": 0.5}}}
-    weights = load_file(record["directory"] / "teacher" / "model" / "model.safetensors")
-    with pytest.MonkeyPatch.context() as patch:
-        stop_at(2, patch)
-        with pytest.raises(RuntimeError, match="stopped"):
-            run("objective=supervised", "objective.terms.hard.weight=0.5", "trainer.checkpoint_steps=1")
-    directory = max((tmp_path / "runs").rglob("run.json"), key=lambda path: path.stat().st_mtime).parent
-    code, text, record = run(f"resume={directory}")
-    assert code == 0, text
-    assert record["directory"] == directory
-    assert record["objective"]["name"] == "supervised"
-    resumed = load_file(directory / "teacher" / "model" / "model.safetensors")
-    assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
-
-
-def test_spans_are_predicted_from_their_boundaries(run: Run) -> None:
-    code, text, record = run("+experiment=spanbert")
+def test_a_training_resumes_with_the_layers_of_its_terms(run: Run, tmp_path: Path) -> None:
+    options = ("+experiment=spanbert", "objective.terms.boundary.weight=0.5")
+    code, text, record = run(*options)
     assert code == 0, text
     assert "spanbert: mlm, boundary" in text
-    terms = {"mlm": {"weight": 1.0}, "boundary": {"weight": 1.0, "position_width": 200, "positions": 20}}
+    terms = {"mlm": {"weight": 1.0}, "boundary": {"weight": 0.5, "position_width": 200, "positions": 20}}
     assert record["objective"] == {"name": "spanbert", "terms": terms}
     with open(record["directory"] / "metrics.csv") as file:
         losses = [float(row["train/boundary"]) for row in csv.DictReader(file) if row["train/boundary"]]
     assert losses
     assert 2 < losses[0] < math.log(300) + 0.5  # That of random weights, over the vocabulary.
+    weights = load_file(record["directory"] / "teacher" / "model" / "model.safetensors")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(2, patch)
+        with pytest.raises(RuntimeError, match="stopped"):
+            run(*options, "trainer.checkpoint_steps=1")
+    directory = max((tmp_path / "runs").rglob("run.json"), key=lambda path: path.stat().st_mtime).parent
+    code, text, record = run(f"resume={directory}")
+    assert code == 0, text
+    assert record["directory"] == directory
+    assert record["objective"]["terms"] == terms  # The command named none of them.
+    resumed = load_file(directory / "teacher" / "model" / "model.safetensors")
+    assert all(tensor.equal(resumed[name]) for name, tensor in weights.items())
     # The layers of the term are none of the model.
+    assert AutoModelForMaskedLM.from_pretrained(directory / "teacher" / "model")
+
+
+def test_a_model_stands_beside_the_frequencies_of_its_tokens(run: Run) -> None:
+    code, text, record = run("objective=supervised")
+    assert code == 0, text
+    assert re.search(r"unigram +loss \d\.\d\d, perplexity \d+ on dev by the frequency of each token in train", text)
+    teacher, losses = record["teacher"], record["training"]["dev_losses"]
+    assert losses == {"hard": pytest.approx(teacher["metrics"]["loss"], rel=1e-5)}
+    constant, difference = teacher["constant"], teacher["against_constant"]
+    assert constant["answer"] == "the frequency of each token in train"
+    expected = teacher["metrics"]["perplexity"] - constant["metrics"]["perplexity"]
+    assert difference["difference"] == pytest.approx(expected, rel=1e-5)
+    assert f"Losses on dev: hard {losses['hard']:.3f}; by the frequency of each token in train" in text
+    assert "the model is worse than a constant prediction on dev" in text  # After three steps.
+
+
+def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> None:
+    code, text, record = run("+experiment=structbert")
+    assert code == 0, text
+    assert "structbert: mlm, order" in text
+    assert record["objective"] == {"name": "structbert", "terms": {"mlm": {"weight": 1.0}, "order": {"weight": 1.0}}}
+    with open(record["directory"] / "metrics.csv") as file:
+        losses = [float(row["train/order"]) for row in csv.DictReader(file) if row["train/order"]]
+    assert losses
+    assert 0.3 < losses[0] < 2.5  # Random weights have about ln 3.
+    # No head of two orders is in the model, because the term has its own of three.
     assert AutoModelForMaskedLM.from_pretrained(record["directory"] / "teacher" / "model")
 
 
@@ -128,8 +150,30 @@ def test_spans_are_predicted_from_their_boundaries(run: Run) -> None:
             "(task=mlm), and task clm has none: leave out objective= for the terms of the task, or set "
             "objective.terms.boundary.weight=0",
         ),
+        (
+            ("objective=structbert",),
+            "objective structbert: the term order learns from pairs of segments in three orders (task.pair=three_way), "
+            "and task mlm has none",
+        ),
+        (
+            ("objective=spanbert", "task.packing=segment_pair", "task.pair=nsp"),
+            "task.pair=nsp gives pairs of segments with a label (pair_labels), and no term of objective spanbert "
+            "learns from it: set task.pair=null, or leave out objective= for the terms of the task",
+        ),
+        (
+            ("objective=structbert", "task.packing=segment_pair", "task.pair=sop"),
+            "the term order learns from pairs of segments in three orders (task.pair=three_way), and task mlm has none",
+        ),
     ],
-    ids=["a teacher", "the default by name", "another task", "tokens that are not hidden"],
+    ids=[
+        "a teacher",
+        "the default by name",
+        "another task",
+        "tokens that are not hidden",
+        "no pairs",
+        "pairs without a term",
+        "pairs of two orders",
+    ],
 )
 def test_terms_that_need_a_teacher_or_another_task_are_refused(
     run: Run, options: tuple[str, ...], expected: str

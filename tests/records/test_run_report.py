@@ -222,6 +222,35 @@ def test_the_first_figure_has_every_model_with_its_interval(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("drawn")
+def test_a_run_has_its_metric_and_its_time_by_the_length_of_the_text(tmp_path: Path) -> None:
+    groups = {"540 to 1,024": {"number": 41.0, "accuracy": 0.9}, "1,025 to 2,900": {"number": 20.0}}
+    lengths = {"dev": {"teacher": groups, "int8": groups}}
+    timings = [row | {"length": length} for row in record()["benchmark"] for length in (512, 1024, 2048)]
+    path = save(tmp_path / "run", lengths=lengths, benchmark=timings)
+    html = write_report(path, read_record(path)).read_text()
+    text = (path / "report.md").read_text()
+    assert "## accuracy by length in tokens\n\nOn dev:\n\n| length in tokens | number | teacher | int8 |" in text
+    assert "| 540 to 1,024 | 41 | 0.9000 | 0.9000 |" in text
+    assert "| 1,025 to 2,900 | 20 | - | - |" in text
+    by_length, cost = html.split("<h2>accuracy by length")[1].split("<h2>Latency")
+    assert "accuracy on dev by the length of an example in tokens" in by_length
+    assert "p50 latency against the length of a text, both on logarithmic axes: batch 1, 2 threads" in cost
+    assert all(f">{tick}</text>" in cost for tick in ("512", "1,024", "2,048"))
+
+
+def test_times_at_two_lengths_have_no_figure_against_the_length() -> None:
+    rows = [{"model": "student", "format": "torch", "length": length, "p50_ms": 1.0} for length in (32, 128)]
+    assert run_plots.draw_cost_by_length(rows, conditions="") is None
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_figure_has_the_colours_of_paper_after_one_of_a_page() -> None:
+    """matplotlib keeps the colours that it has looked up, and a page has marks in their place."""
+    figure = run_plots.draw_lengths([1, 2])
+    assert figure.create_canvas().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.usefixtures("drawn")
 def test_figures_of_several_seeds_name_them(tmp_path: Path) -> None:
     seeds = [
         {"seed": seed, "metrics": {"accuracy": value}, "export": {}, "baseline": {"metrics": {"accuracy": value - 0.1}}}
@@ -261,6 +290,10 @@ def test_every_figure_is_drawn_with_any_names() -> None:
         run_plots.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),
         run_plots.draw_numbers(np.array([[1.0, 1.0]]), model=name),
         run_plots.draw_lengths([0]),
+        run_plots.draw_by_length({name: {name: {name: 0.5, "number": 3}}}, metric=name, split="dev"),
+        run_plots.draw_cost_by_length(
+            [{"model": name, "format": name, "length": length, "p50_ms": 1.0} for length in (1, 2, 3)], conditions=name
+        ),
         sweep_plots.draw_cost(
             [sweep_plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, references={name: 0.6}
         ),

@@ -228,6 +228,20 @@ def test_windows_share_tokens_and_show_every_token_of_the_context(reader: PreTra
     ] == [list(offset) for offset, sequence in zip(encoding.offsets, encoding.sequence_ids, strict=True) if sequence]
 
 
+@pytest.mark.parametrize("words", range(1, 40))
+@pytest.mark.parametrize("doc_stride", [0, 3])
+def test_there_are_as_few_windows_as_can_be_and_each_shows_new_tokens(
+    reader: PreTrainedTokenizerBase, words: int, doc_stride: int
+) -> None:
+    encoding = reader("day", " ".join(["fly"] * words)).encodings[0]
+    context = encoding.sequence_ids.count(1)
+    room = 14 - (len(encoding.ids) - context)
+    windows = spans.cut_windows(encoding, max_length=14, doc_stride=doc_stride)
+    assert len(windows) == max(1, -(-(context - doc_stride) // (room - doc_stride)))
+    last = [int(window.characters[1].max()) for window in windows]
+    assert last == sorted(set(last))
+
+
 @pytest.mark.parametrize(("spare", "doc_stride"), [(0, 2), (0, 9), (1, 9)])
 def test_a_question_that_fits_one_window_with_its_context_is_read(
     reader: PreTrainedTokenizerBase, spare: int, doc_stride: int

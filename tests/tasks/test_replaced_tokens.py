@@ -19,6 +19,7 @@ from distill.models.generator import Generator
 from distill.models.heads import SeveralHeads
 from distill.tasks import ReplacedTokenDetection
 from distill.tasks.replaced_tokens import DetectionScores
+from distill.text.masking import Masking
 from distill.training.module import parameter_groups
 from tests.conftest import sentences
 
@@ -229,6 +230,8 @@ def test_the_constant_has_the_entropy_of_the_replaced_share() -> None:
 def test_options_and_tokenizers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="got pair=nsp, expected null, because a discriminator has one head"):
         ReplacedTokenDetection(packing="segment_pair", pair="nsp")
+    with pytest.raises(OptionError, match=r"got mask.shuffle=0.05, expected 0, because a generator fills masks alone"):
+        ReplacedTokenDetection(mask=Masking(shuffle=0.05))
     (tmp_path / "text.txt").write_text("\n".join(text for text, _ in sentences(60)), encoding="utf-8")
     task = ReplacedTokenDetection(data=tmp_path, documents="line", max_length=16, dev_fraction=0.2)
     data = task.read(tmp_path)

@@ -1,0 +1,222 @@
+"""Models for long texts: more positions than they were trained with, and local attention in place of full."""
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+from torch import Tensor, nn
+from transformers import LongformerConfig, PreTrainedConfig, PreTrainedModel, RobertaConfig
+
+from distill.errors import UserError
+from distill.models import modeling_local
+from distill.models.forward import model_class
+from distill.models.loading import Start, auto_class_of
+
+Attention = Literal["own", "local", "full"]
+WINDOW = 256  # Of a model whose teacher has none.
+# Entries of a configuration that belong to its class.
+_OF_CLASS = ("model_type", "architectures", "auto_map", "transformers_version", "dtype")
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The options of a model for long texts, as in `LongTexts`."""
+
+    attention: Attention
+    window: int | None
+    global_tokens: int
+    positions: int | None
+
+
+@dataclass(frozen=True)
+class LongTexts:
+    """Changes of a model for long texts.
+
+    Args:
+        role: `student` or `teacher`, whose options they are.
+        attention: `own` keeps that of the model's class; `local` makes it that of Longformer in a form that exports;
+            `full` makes that of a Longformer full.
+        window: tokens around each token that it attends to, half of them on each side; None is that of the model, or
+            256 if it has none.
+        global_tokens: number of first tokens that attend to all tokens, and all tokens to them.
+        positions: number of tokens that the model reads; its table of positions is repeated (arXiv 2004.05150, section
+            5). None keeps the table.
+
+    Raises:
+        UserError: for a value out of range, or an option that has no use.
+    """
+
+    role: Literal["student", "teacher"]
+    attention: Attention = "own"
+    window: int | None = None
+    global_tokens: int = 1
+    positions: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.attention not in get_args(Attention):
+            known = ", ".join(get_args(Attention))
+            raise UserError(f"{self.role}.attention={self.attention} is unknown, expected one of {known}")
+        for name, value, least in (
+            ("window", self.window, 2), ("positions", self.positions, 1), ("global_tokens", self.global_tokens, 0),
+        ):  # fmt: skip
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UserError(f"got {self.role}.{name}={value}, expected a whole number of at least {least}")
+        if self.window is not None and self.window % 2:
+            raise UserError(
+                f"got {self.role}.window={self.window}, expected an even number: half of it is on each side of a token"
+            )
+        if self.attention != "local" and self.window is not None:
+            raise UserError(f"{self.role}.window is of local attention: add {self.role}.attention=local")
+
+    @property
+    def is_set(self) -> bool:
+        """Returns whether a model is changed at all."""
+        return self.attention != "own" or self.positions is not None
+
+    def key(self) -> str:
+        """Returns a description for keys of caches, empty if nothing is changed."""
+        return repr(self) if self.is_set else ""
+
+    def apply(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Returns the model with these changes, in the same mode; the given one is not changed.
+
+        Raises:
+            UserError: for a family without such a form, a window as long as the text, more global tokens than half a
+                window, or fewer positions than there are.
+        """
+        if not self.is_set:
+            return model
+        config, create = copy.deepcopy(model.config), type(model)
+        if self.attention != "own":
+            create, config = self._convert(model)
+        if self.positions is not None:
+            config.max_position_embeddings = self.positions + self._check_positions(model)
+        if self.attention == "local":
+            self._check_window(config, int(config.max_position_embeddings) - reserved_positions(model))
+        return rebuild(model, create, config)
+
+    def _convert(self, model: PreTrainedModel) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+        """Returns the class with this attention and the same head, and its configuration."""
+        own = type(model.config)
+        family, local = _PATTERNS.get(own, own), modeling_local.CONFIGS
+        values = {name: value for name, value in model.config.to_dict().items() if name not in _OF_CLASS}
+        window = values.pop("attention_window", None)
+        target = local.get(family, own if own in local.values() else None)
+        families = [*local, *_PATTERNS]
+        if self.attention == "local":
+            values["attention_window"] = self.window or _largest(window) or WINDOW
+            values["global_tokens"] = self.global_tokens
+        else:
+            target, families = (family if own in _PATTERNS else None), [*_PATTERNS]
+        created = None if target is None else model_class(auto_class_of(model), target)
+        if target is None or created is None:
+            known = ", ".join(config.__name__.removesuffix("Config") for config in families)
+            raise UserError(
+                f"{self.role}.attention={self.attention} is for models of {known}, and this is a "
+                f"{type(model).__name__}: leave it out, or take another teacher"
+            )
+        return created, target(**values)
+
+    def _check_positions(self, model: PreTrainedModel) -> int:
+        """Returns the rows of the table of positions that no token has; raises UserError for a size it cannot have."""
+        table = _position_table(model)
+        if table is None:
+            raise UserError(
+                f"{self.role}.positions is for models with a table of positions, and a {type(model).__name__} has "
+                "none: leave it out"
+            )
+        reserved = reserved_positions(model)
+        least = int(model.state_dict()[table].shape[0]) - reserved
+        assert self.positions is not None
+        if self.positions < least:
+            raise UserError(
+                f"got {self.role}.positions={self.positions}, expected at least the {least} that the model has"
+            )
+        return reserved
+
+    def _check_window(self, config: PreTrainedConfig, positions: int) -> None:
+        """Raises UserError for a window that is the whole text, and for more global tokens than half of a window."""
+        if config.attention_window >= positions:
+            raise UserError(
+                f"{self.role}.window={config.attention_window} is as long as the {positions} tokens that the "
+                f"{self.role} reads: take a smaller one, or leave out {self.role}.attention=local"
+            )
+        if self.global_tokens > config.attention_window // 2:
+            raise UserError(
+                f"got {self.role}.global_tokens={self.global_tokens}, expected 0 to {config.attention_window // 2}, "
+                f"half of the window {config.attention_window}"
+            )
+
+
+def lengthen(start: Start, long_texts: LongTexts) -> Start:
+    """Returns a loaded model with the changes, and a tokenizer that cuts no text below the positions."""
+    if long_texts.positions is not None:
+        start.tokenizer.model_max_length = max(start.tokenizer.model_max_length, long_texts.positions)
+    return replace(start, model=long_texts.apply(start.model))
+
+
+def rebuild(model: PreTrainedModel, create: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """Returns a model of this class and configuration with the tensors of another one, and in its mode.
+
+    A longer table of positions repeats the rows. Its `inherited`, if any, has the new names of its tensors.
+    """
+    changed = create(config)
+    renamed, expected, table = _rename(model, changed), changed.state_dict(), _position_table(changed)
+    tensors = {renamed(name): tensor for name, tensor in model.state_dict().items()}
+    if table is not None:
+        tensors[table] = repeat_rows(tensors[table], len(expected[table]), reserved=reserved_positions(model))
+    changed.load_state_dict({name: tensor for name, tensor in tensors.items() if name in expected})
+    inherited = getattr(model, "inherited", None)
+    if inherited is not None:
+        names = {renamed(name): source for name, source in inherited.items()}
+        changed.inherited = {n: source for n, source in names.items() if n in expected}  # type: ignore[assignment]
+    return changed.float().train(model.training)
+
+
+# Families whose own long attention cannot be exported, and the family that has their other layers.
+_PATTERNS: dict[type[PreTrainedConfig], type[PreTrainedConfig]] = {LongformerConfig: RobertaConfig}
+
+
+def _largest(window: int | list[int] | None) -> int | None:
+    """Returns the window of a configuration, which may have one for each layer."""
+    return max(window) if isinstance(window, list | tuple) else window
+
+
+def _rename(model: PreTrainedModel, changed: PreTrainedModel) -> Any:
+    """Returns a function from the names of a model's tensors to those of its new class."""
+    old, new = f"{model.base_model_prefix}.", f"{changed.base_model_prefix}."
+    return lambda name: new + name.removeprefix(old) if name.startswith(old) else name
+
+
+def _position_table(model: PreTrainedModel) -> str | None:
+    """Returns the name of the table of absolute positions, None without one."""
+    names = (name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
+    return next((f"{name}.weight" for name in names if name.rpartition(".")[2] == "position_embeddings"), None)
+
+
+def reserved_positions(model: PreTrainedModel) -> int:
+    """Returns the number of rows of the table of positions in front of that of the first token."""
+    table = _position_table(model)
+    padding = None if table is None else model.get_submodule(table.removesuffix(".weight")).padding_idx
+    return 0 if padding is None else int(padding) + 1
+
+
+def repeat_rows(table: Tensor, rows: int, *, reserved: int = 0) -> Tensor:
+    """Repeats the rows `[P, H]` of a table of positions behind the reserved ones, `[rows, H]`."""
+    repeated = table[reserved:]
+    times = -(-(rows - reserved) // len(repeated))
+    return torch.cat([table[:reserved], repeated.repeat(times, 1)])[:rows]
+
+
+def attends_locally(model: PreTrainedModel) -> bool:
+    """Returns whether each token attends only to those near it."""
+    return getattr(model.config, "attention_window", None) is not None
+
+
+def check_exportable(model: PreTrainedModel, name: str) -> None:
+    """Raises UserError for a student whose attention cannot be exported to ONNX."""
+    if type(model.config) in _PATTERNS:
+        raise UserError(
+            f"student {name} ({type(model).__name__}) cannot be exported to ONNX, because its attention depends on "
+            "values of the text: add student.attention=local, which has the same pattern, or export.enabled=false"
+        )
