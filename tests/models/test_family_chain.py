@@ -117,12 +117,6 @@ ROWS: dict[str, Row] = {
         lambda: family_tokenizer("roberta_base"), teacher="pretrained",
         refused="student distilbert (LongformerForSequenceClassification) cannot be exported to ONNX (",
     ),
-    "big_bird": Row(
-        (transformers.BigBirdConfig, {"max_position_embeddings": 512, "block_size": 8, "num_random_blocks": 1}),
-        lambda: make_sentence_pieces(transformers.BigBirdTokenizer), teacher="pretrained",
-        options=("task.max_length=80",),
-        refused="student distilbert (BigBirdForSequenceClassification) has other outputs in ONNX than in torch, by up",
-    ),
 }  # fmt: skip
 
 
