@@ -43,7 +43,7 @@ def rehearse_export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         path = Path(directory) / "model.onnx"
         try:
             export_onnx(model, path, tokenizer=tokenizer)
-            difference = _compare(_rebuild(model), path, tokenizer, ((2, max_length), *SHAPES))
+            difference = _compare(copy.deepcopy(model).eval(), path, tokenizer, ((2, max_length), *SHAPES))
         except Exception as error:  # Of any library.
             if is_full_disk(error):
                 raise
@@ -52,13 +52,6 @@ def rehearse_export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
         raise UserError(
             f"{kind} has other outputs in ONNX than in torch, by up to {difference:.2g} of the largest: {advice}"
         )
-
-
-def _rebuild(model: PreTrainedModel) -> PreTrainedModel:
-    """Returns the model as it will be loaded again: a BigBird has another attention since it has read a short text."""
-    rebuilt: PreTrainedModel = type(model)(copy.deepcopy(model.config))
-    rebuilt.load_state_dict(model.state_dict())
-    return rebuilt.eval()
 
 
 @torch.no_grad()
