@@ -50,13 +50,15 @@ from distill.storage import mirror
 from distill.storage.cache import open_cache
 from distill.tasks.multi import Tasks
 from distill.teaching import preparation as teaching
+from distill.teaching.adaptation import Adaptation
 from distill.teaching.features import BilstmSettings, Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.source import TeacherSource, Weights, check_features, make_by_task, make_ensemble
+from distill.teaching.source import TeacherSource, Weights, check_source, make_by_task, make_ensemble
 from distill.training.callbacks import describe_callback, read_callbacks
 from distill.training.settings import TrainerSettings
 
 if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds distill.builtin.
+    from students import albert as _albert
     from students import bilstm as _bilstm
     from students import distilbert as _distilbert
     from students import pretrained as _pretrained
@@ -64,6 +66,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from teachers.loaded import Loaded
     from teachers.pretrained import Pretrained
 else:
+    from distill.builtin.students import albert as _albert
     from distill.builtin.students import bilstm as _bilstm
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import pretrained as _pretrained
@@ -243,6 +246,7 @@ class Teacher(Shown):
         *,
         features: str | None = None,
         bilstm: Mapping[str, int | float | str] | None = None,
+        adaptation: Adaptation | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         **settings: Any,
     ) -> "Teacher":
@@ -251,8 +255,9 @@ class Teacher(Shown):
         Args:
             task: its data, its labels and its metrics; of several tasks each is fitted.
             features: trains a BiLSTM on these hidden states of the frozen encoder in place of the fine-tuning: `last`,
-                `second_to_last`, `sum_last_4`, `concat_last_4` or `sum_all`.
+                `second_to_last`, `sum_last_4`, `concat_last_4`, `sum_all` or `input_embeddings`.
             bilstm: its `layers`, `hidden_dim`, `dropout` and `pooling`, 2 layers of 768 by default.
+            adaptation: trains the encoder on a text as a language model first, once too.
             callbacks: one or several of Lightning's callbacks, which the fine-tuning has. One that is cached already is
                 found again by the classes of its callbacks and their plain attributes, and calls none.
             settings: fields of `TrainerSettings`, for example `max_epochs=3`; the others are chosen from the data and
@@ -272,7 +277,7 @@ class Teacher(Shown):
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
         own = read_callbacks(callbacks)
         for name, one in Tasks.of(task).items():
-            self._fit(name, one, finetune, chosen, own)
+            self._fit(name, one, finetune, chosen, adaptation, own)
         return self
 
     def _fit(
@@ -281,6 +286,7 @@ class Teacher(Shown):
         task: Task,
         finetune: TrainerSettings,
         features: Features | None,
+        adaptation: Adaptation | None,
         callbacks: tuple[Callback, ...],
     ) -> None:
         """Fine-tunes the teacher of one task."""
@@ -291,12 +297,12 @@ class Teacher(Shown):
             )
         source = self.source.of_task(name)
         fitted: dict[str, Any] = {
-            "finetune": finetune, "features": features, "callbacks": callbacks,
+            "finetune": finetune, "features": features, "adaptation": adaptation, "callbacks": callbacks,
             "callback_key": tuple(map(describe_callback, callbacks)),
         }  # fmt: skip
         others = tuple(replace(other, **fitted) for other in source.others)
         source = replace(source, **fitted, others=others)
-        check_features(source, task)
+        check_source(source, task)
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
         silence_libraries()
@@ -326,7 +332,9 @@ class Teacher(Shown):
             if fitted is task:
                 return source
         source = self.source.of_task(name)
-        unfitted: dict[str, Any] = {"finetune": None, "features": None, "callbacks": (), "callback_key": ()}
+        unfitted: dict[str, Any] = {
+            "finetune": None, "features": None, "adaptation": None, "callbacks": (), "callback_key": (),
+        }  # fmt: skip
         others = tuple(replace(other, **unfitted) for other in source.others)
         return replace(source, **unfitted, others=others, by_task={})
 
@@ -357,6 +365,17 @@ def _distilbert_student(
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 
 
+def _albert_student(**options: Any) -> Student:
+    """An ALBERT of the teacher's width, with narrow embeddings and one set of weights for all layers.
+
+    Args:
+        options: `embedding_dim` (128), `groups` (1), `depth` (half of the teacher's layers), `share` (`all`,
+            `attention`, `ffn` or `none`), `table` (`ridge` or `svd`), `layer` (`last`, `first`, `mean`, `random` or an
+            index) and `init` (`teacher` or `random`), the options of `student=albert`.
+    """
+    return Student("albert", partial(_albert.from_teacher, **options))
+
+
 def _bilstm_student(**options: Any) -> Student:
     """A BiLSTM over the teacher's word pieces, without attention.
 
@@ -378,8 +397,10 @@ def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) ->
     return Student("pretrained", build)
 
 
-students = SimpleNamespace(distilbert=_distilbert_student, bilstm=_bilstm_student, pretrained=_pretrained_student)
-"""The students that `distill` can build: `students.distilbert`, `students.bilstm` and `students.pretrained`."""
+students = SimpleNamespace(
+    albert=_albert_student, bilstm=_bilstm_student, distilbert=_distilbert_student, pretrained=_pretrained_student
+)
+"""The students that `distill` can build: `students.albert`, `.bilstm`, `.distilbert` and `.pretrained`."""
 
 
 def distill(

@@ -72,7 +72,8 @@ class Items:
             labels of the item and 0 for others; NaN for an item without labels.
         labelled: `[n]` (bool), whether an item has a label.
         likelihood: the meaning of the logits.
-        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples.
+        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples, or
+            every token has several.
         weights: `[n]`, the weight of each item in losses on the labels; None weighs all alike.
         chosen: `[n]` (bool), the items that the task scores; None for all. The others are tokens that a term with
             `positions=all` reads besides.
@@ -123,6 +124,15 @@ class Items:
         chosen = labels != IGNORED
         return replace(self, row=row, labels=labels, labelled=chosen, index=index, chosen=chosen)
 
+    def masked_tokens(self) -> "Items":
+        """Returns the items with a label alone, whose labels are tokens of a vocabulary."""
+        chosen = self.labelled
+        assert self.index is not None
+        return replace(
+            self, row=self.row[chosen], labels=self.labels[chosen], labelled=chosen[chosen], index=self.index[chosen],
+            classes_are_tokens=True,
+        )  # fmt: skip
+
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
         names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")
@@ -148,6 +158,10 @@ class Outputs:
         hidden_states: of the embeddings and each layer, `[B, L, H]`.
         attentions: of each layer, `[B, A, L, L]`.
         segment_logits: `[B, 2]`, for models that predict the order of two segments.
+        replaced: `[n]` (bool), whether the token of an item is another one than in the text, for models that detect it.
+        generator: the outputs at the labelled items of the model that has sampled tokens in their place.
+        last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens.
+        decode: computes logits `[n, V]` from hidden states `[n, H]` with the model's head; of the same tasks.
         attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
         head: computes the logits of the items in a span, where those of all items take too much memory.
         chunk_size: items whose logits fit into memory at once; None for all.
@@ -160,6 +174,10 @@ class Outputs:
     hidden_states: "Sequence[Tensor] | None" = None
     attentions: "Sequence[Tensor] | None" = None
     segment_logits: "Tensor | None" = None
+    replaced: "Tensor | None" = None
+    generator: "Outputs | None" = None
+    last_hidden_state: "Tensor | None" = None
+    decode: "Callable[[Tensor], Tensor] | None" = None
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
     head: "Callable[[slice], Tensor] | None" = None
     chunk_size: int | None = None
@@ -167,15 +185,15 @@ class Outputs:
     span: slice = field(default_factory=lambda: slice(None))
 
     def whole(self) -> "Outputs":
-        """Everything but the logits."""
-        return replace(self, logits=None, head=None, chunk_size=None, soften=None)
+        """Everything but the logits, and what belongs to them alone."""
+        return replace(self, logits=None, head=None, chunk_size=None, soften=None, replaced=None)
 
     def at(self, items: Items) -> "Outputs":
         """Everything with the logits of these items."""
         if self.head is not None:
             return replace(self, logits=self.head(items.span), head=None, chunk_size=None)
-        logits = None if self.logits is None else self.logits[items.span]
-        return replace(self, logits=logits, span=items.span)
+        logits, replaced = (None if of is None else of[items.span] for of in (self.logits, self.replaced))
+        return replace(self, logits=logits, replaced=replaced, span=items.span)
 
     def logits_at(self, temperature: float) -> "Tensor | None":
         """Logits `[n, C]` whose softmax at this temperature is the model's softened distribution."""
@@ -441,12 +459,14 @@ class TaskInfo:
         classes_are_tokens: whether the classes are the tokens of a vocabulary, so that logits are computed in chunks
             and the largest ones alone are cached.
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
+        replaces_tokens: whether a generator, which is trained together with the model, replaces tokens of its input.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
         bank: a source of sentences, of which those near the training texts are labelled by the teacher; None without.
         further_teachers: the options that name other models to learn from, which are given.
         model_settings: entries of a model's configuration that its outputs depend on besides its weights.
+        label_columns: the columns of batches with labels that a term may read by their name.
     """
 
     name: str
@@ -460,12 +480,14 @@ class TaskInfo:
     raw_text: bool = False
     classes_are_tokens: bool = False
     fixed_inputs: bool = True
+    replaces_tokens: bool = False
     can_abstain: bool = False
     can_augment: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"
     bank: Any = None
     further_teachers: Sequence[str] = ()
     model_settings: Mapping[str, Any] = field(default_factory=dict)
+    label_columns: frozenset[str] = frozenset()
 
 
 class Learnable(Protocol):

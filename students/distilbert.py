@@ -13,6 +13,7 @@ from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.chunking import Chunking, ChunkPooling
 from distill.models.forward import model_class
+from distill.models.layers import name_in_whole
 from distill.models.loading import auto_class_of
 from distill.models.long_texts import Attention, LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
@@ -116,13 +117,7 @@ def _follow_encoder(
     """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
     transformer = teacher.to_transformer()
     student = _copy_layers(transformer, layers, depth, init)
-    prefix = f"{transformer.base_model_prefix}."
-    inherited = {
-        name: f"{teacher.base_model_prefix}.{copied.removeprefix(prefix)}"
-        for name, copied in student.inherited.items()  # type: ignore[operator, union-attr]
-        if copied.startswith(prefix)
-    }
-    student.inherited = inherited  # type: ignore[assignment]
+    name_in_whole(student, encoder=transformer, whole=teacher)
     return student
 
 
@@ -285,7 +280,7 @@ def _find_layer_prefix(teacher: PreTrainedModel) -> str:
             return f"{name}."
     raise UserError(
         f"a {type(teacher).__name__} has no {total} separate layers to choose from (it may share one set of "
-        "weights): it can teach a student of another architecture, not give its layers to distilbert"
+        "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
     )
 
 

@@ -91,7 +91,7 @@ class Embedded:
         problem_type: str | None = None,
     ) -> Start:
         """Returns the untrained model and its tokenizer. Without `labels` the head is over the vocabulary."""
-        tokenizer, notices = self._load_tokenizer(texts)
+        tokenizer, notices = self.load_tokenizer(texts)
         config = BertConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.hidden_size,
@@ -112,7 +112,8 @@ class Embedded:
         notices += choose_padding_side(model.eval(), tokenizer)
         return Start(model, tokenizer, fits=False, reason="it is new", notices=notices)
 
-    def _load_tokenizer(self, texts: Iterable[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
+    def load_tokenizer(self, texts: Iterable[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
+        """Returns the given tokenizer or one that is trained on the texts, and notices."""
         directory = self.locate()
         if directory is None:
             return train_tokenizer(texts, self.vocabulary), []

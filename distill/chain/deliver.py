@@ -104,7 +104,8 @@ def close(prepared: Prepared) -> None:
         task_run.replace_cards()
     console.print()
     console.print(report.summary_table(run.record))
-    for sentence in (*describe_verdict(run.record), *report.seed_sentences(run.record)):
+    record = run.record
+    for sentence in (*describe_verdict(record), *report.seed_sentences(record), *report.transfer_sentences(record)):
         print_line(sentence)
     print_line(f"Report   {page}")
     for task_run in prepared.tasks:

@@ -92,8 +92,9 @@ class DepthSearch:
         _separate_tensors(model)
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
-            is_cut = self.plan.export.vocabulary == "task"
-            model, tokenizer = export_float32(model, fp32, tokenizer=tokenizer, cut_for=self.data if is_cut else None)
+            model, tokenizer = export_float32(
+                model, fp32, tokenizer=tokenizer, settings=self.plan.export, data=self.data
+            )
             write_dynamic(Material(fp32, weight_bits(self.plan.export.targets()[0])), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(

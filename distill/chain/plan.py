@@ -15,6 +15,7 @@ from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_notice
 from distill.contracts import Data, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
+from distill.data.vocabulary_texts import check_texts
 from distill.edge.decode import DECODERS
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import OptionError, UserError, first_line
@@ -38,7 +39,7 @@ from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.tasks.multi import Tasks
 from distill.teaching.outputs import check_cache
-from distill.teaching.source import TeacherSource, check_features
+from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
@@ -223,26 +224,25 @@ def _check_several(plan: Plan) -> None:
 def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     """Raises UserError for options that contradict each other in a plan for one task."""
     info, objective = task.info, plan.objective
+    if info.replaces_tokens:
+        raise UserError(
+            f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
+            f"job=finetune task={info.name} trains a model further, which then teaches another task by teacher.path"
+        )
     if info.raw_text and plan.baseline is True:
         raise UserError(f"baseline=true is for other tasks than task={info.name}: +ablation=mlm_alone has no teacher")
     if source.others and (info.classes_are_tokens or info.likelihood == "vector"):
         raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
     if info.raw_text and info.pair:
         raise UserError(f"task.pair is for job=pretrain: a student of task={info.name} learns from tokens alone")
-    unsuited = objective.unsuited(likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens)
-    if unsuited:
-        raise UserError(
-            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
-            f"({info.kind}): take objective={default_objective(task).name} or another one, or set "
-            f"objective.terms.{unsuited[0]}.weight=0"
-        )
+    check_terms(objective, info, alternative=f"take objective={default_objective(task).name} or another one")
     for name in set(info.further_teachers) - objective.targets:
         raise UserError(
             f"task.{name} is given, and no term of objective {objective.name} learns from it: raise the weight of a "
             f"term with targets={name}, or leave out task.{name}"
         )
     _check_unlabelled(plan, info)
-    check_features(source, task)
+    check_source(source, task)
     check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
@@ -275,6 +275,27 @@ def check_max_lengths(plan: Plan, info: TaskInfo) -> None:
         )
 
 
+def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> None:
+    """Raises UserError if the objective has a term that cannot learn the task, or finds no labels in its batches.
+
+    Args:
+        alternative: an advice besides leaving out the term, in words.
+    """
+    unsuited = objective.unsuited(
+        likelihood=info.likelihood, classes_are_tokens=info.classes_are_tokens, replaces_tokens=info.replaces_tokens
+    )
+    if unsuited:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
+            f"({info.kind}): {alternative}, or set objective.terms.{unsuited[0]}.weight=0"
+        )
+    for name in objective.names_where(lambda term: not term.label_columns <= info.label_columns):
+        raise UserError(
+            f"objective {objective.name}: the term {name} learns from {objective.needing_data()[name]}, and task "
+            f"{info.name} has none: {alternative}, or set objective.terms.{name}.weight=0"
+        )
+
+
 def _check_without_export(plan: Plan, info: TaskInfo) -> None:
     """Raises UserError for limits of an exported student that there is not, or prints a notice that there is none."""
     if plan.budget.is_set:
@@ -292,6 +313,7 @@ def check_export(export: ExportSettings, task: Task) -> None:
         return
     if export.enabled is not False:
         check_formats(export.formats)
+    check_texts(export.vocabulary_texts, "export.vocabulary_texts")
     if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
                           f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip

@@ -21,11 +21,13 @@ from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
+from distill.export.rehearsal import rehearse_export
 from distill.export.vocabulary import check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.models.long_texts import check_exportable
+from distill.models.padding import choose_padding_side
 from distill.records.record import Run
 from distill.storage.cache import open_cache
 from distill.teaching import preparation as teaching
@@ -125,10 +127,15 @@ class _Reading:
             UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
                 too.
         """
-        plan, task = self.plan, self.task
+        plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
         model, _ = _make_student(student, teacher, task, self.data, tokenizer)
         _check_student(model, student.name, plan, task, teacher, tokenizer)
+        if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
+            for notice in choose_padding_side(model.eval(), tokenizer):
+                print_notice(notice)
+        if is_first and plan.exports:
+            rehearse_export(model, tokenizer, name=student.name, max_length=task.info.max_length)
         if self.name:
             check_encoder(model, student.name)
         examples = encode(model)

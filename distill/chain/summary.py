@@ -108,6 +108,12 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
     )
 
 
+def describe_unigram(metrics: Mapping[str, float]) -> str:
+    """Describes the metrics of token frequencies on dev, which a model that has learned something is better than."""
+    values = f"loss {metrics['loss']:.2f}, perplexity {metrics['perplexity']:.0f}"
+    return f"{values} on dev by the frequency of each token in train"
+
+
 def describe_cut(splits: EncodedSplits, max_length: int, *, longest: int) -> str | None:
     """Describes the share of sequences that are cut, and the option that cuts fewer; None where few are.
 

@@ -12,6 +12,7 @@ from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledTables
 from distill.errors import UserError
+from distill.readers.cleaning import WebCleaner, check_left, describe_cleaning
 from distill.readers.sentences import split_sentences
 
 FEWEST, MOST = 12, 400  # Characters of a sentence.
@@ -39,10 +40,12 @@ class BankSource:
 
     Args:
         column: of the texts in a table, which may also be called `text`.
+        clean: whether only the prose of web text is read, as `WebCleaner` leaves it.
     """
 
     source: Unlabelled
     column: str
+    clean: bool = False
 
     def read(self) -> Bank:
         """Returns the sentences; of more than `MOST_IN_BANK` as many are taken, evenly spaced.
@@ -52,7 +55,12 @@ class BankSource:
         """
         column = self.column
         tables = UnlabelledTables(self.source, (column,), (column, USUAL), (), option="task.bank", nested=True)
-        found = list(dict.fromkeys(sentence for table in tables.read() for sentence in _read_sentences(table, column)))
+        cleaner = WebCleaner() if self.clean else None
+        sentences = (sentence for table in tables.read() for sentence in _read_sentences(table, column, cleaner))
+        found = list(dict.fromkeys(sentences))
+        if cleaner is not None:
+            check_left(cleaner, tables.name)
+            print_line(f"{tables.name}: {describe_cleaning(cleaner.record())}")
         if not found:
             raise UserError(
                 f"{tables.name} has no sentence of {FEWEST} to {MOST} characters: give texts in the domain of the task"
@@ -65,7 +73,7 @@ class BankSource:
         return Bank(found, tables.origin)
 
 
-def _read_sentences(table: Table, column: str) -> Iterator[str]:
+def _read_sentences(table: Table, column: str, cleaner: WebCleaner | None = None) -> Iterator[str]:
     """Yields the sentences of a table; an empty value has none."""
     name = column if column in table.names else USUAL
     if name not in table.names:
@@ -73,7 +81,8 @@ def _read_sentences(table: Table, column: str) -> Iterator[str]:
     texts = read_text_column(table, name, may_be_empty=True, optional=True)
     # The lines of a plain text are rows; a text of another table may have several lines.
     for lines in [texts] if table.names == (column,) else (text.splitlines() for text in texts):
-        for passage in join_wrapped_lines([line.strip() for line in lines]):
+        passages = join_wrapped_lines([line.strip() for line in lines])
+        for passage in passages if cleaner is None else cleaner.clean_lines(passages):
             for sentence in split_sentences(" ".join(_MARKUP.sub(" ", passage).split())):
                 if FEWEST <= len(sentence) <= MOST and _is_prose(sentence):
                     yield sentence

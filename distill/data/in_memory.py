@@ -1,6 +1,7 @@
 """Converts data in memory to tables: lists, pandas frames, and data sets of the `datasets` library."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set, Sized
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import SkipValidation
@@ -55,6 +56,20 @@ def tables(
     if isinstance(data, Mapping) and not any(column in data for column in (*text, label)):
         return {str(name): _to_table(value, text=text, label=label) for name, value in data.items()}
     return {"data": _to_table(data, text=text, label=label)}
+
+
+def further_tables(
+    sets: "Mapping[str, str | Path | Table]", *, text: Sequence[str], label: str
+) -> "dict[str, str | datasets.Dataset]":
+    """Returns further sets by name, each the path that it was given as, or a table.
+
+    Raises:
+        UserError: for data of another type.
+    """
+    return {
+        name: str(value) if isinstance(value, str | Path) else _to_table(value, text=text, label=label)
+        for name, value in sets.items()
+    }
 
 
 def text_table(value: object, text: Sequence[str]) -> "datasets.Dataset":

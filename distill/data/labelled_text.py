@@ -76,9 +76,8 @@ class LabelledText:
             text=self.text, label=self.label, kind=self._kind, names=self.label_names, missing=self.missing
         )
         tables, unlabelled = rules.set_aside(tables)
-        if SINGLE in tables:
-            tables = {**self._hold_out_dev(tables.pop(SINGLE)), **tables}
-        return tables, unlabelled
+        single = tables.pop(SINGLE, None)
+        return ({} if single is None else self._hold_out_dev(single)) | tables, unlabelled
 
     @property
     def _kind(self) -> Kind:

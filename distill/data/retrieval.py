@@ -65,6 +65,10 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     Raises:
         UserError: if a directory, file or column is missing, and for a text, an id or a judgement that is invalid.
     """
+    if source.transfer:
+        raise UserError(
+            "task.transfer is for rows, and a retrieval set has its splits in qrels: name them in task.splits"
+        )
     directory = _check_directory(source)
     corpus = _read_texts(_find_file(directory, "corpus"), ("title", "text"))
     queries = _read_texts(_find_file(directory, "queries"), ("text",))

@@ -52,6 +52,7 @@ class TableSource:
         read_file: reads the wanted columns of a file.
         dev_fraction: share of a single file or table, or of train, that is held out as dev, the same in every run.
         train_examples, dev_examples: number of examples to use, always the same ones; None uses all.
+        transfer: further sets that are scored as splits of their own, by name: a file, a directory, or a data set.
     """
 
     name: str
@@ -66,19 +67,25 @@ class TableSource:
     dev_fraction: float = 0.1
     train_examples: int | None = None
     dev_examples: int | None = None
+    transfer: "Mapping[str, str | datasets.Dataset]" = field(default_factory=dict)
 
     def read(self, cache_dir: Path, hold_out: HoldOut, is_labelled: Callable[[Table], bool]) -> dict[str, Table]:
-        """Returns the tables of train, of dev and of the other splits that are labelled.
+        """Returns the tables of train, of dev, of the other splits that are labelled, and of the sets of `transfer`.
 
         Args:
             hold_out: splits the table of a source that has only one, or train where there are no names for dev.
 
         Raises:
-            UserError: if a directory, file or split is missing or cannot be read.
+            UserError: if a directory, file or split is missing or cannot be read, and for a set without labels.
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = self._read_splits(cache_dir, hold_out)
-        return {name: of for name, of in tables.items() if name in ("train", "dev", SINGLE) or is_labelled(of)}
+        tables = {name: of for name, of in tables.items() if name in ("train", "dev", SINGLE) or is_labelled(of)}
+        further = {name: self._read_further(name, content) for name, content in self.transfer.items()}
+        for name, table in further.items():
+            if not is_labelled(table):
+                raise UserError(f"{table.source} has no labels, expected those of task.transfer.{name}: it is scored")
+        return {**tables, **further}
 
     def _read_splits(self, cache_dir: Path, hold_out: HoldOut) -> dict[str, Table]:
         """Returns the table of each split."""
@@ -198,6 +205,23 @@ class TableSource:
             if split not in files:
                 raise missing_file(directory, self.stems[split], self.suffixes)
         return {split: self.read_file(path, self.wanted) for split, path in files.items()}
+
+    def _read_further(self, name: str, content: "str | datasets.Dataset") -> Table:
+        """Returns the table of a set of `transfer`: a file, or the one of test, or else of dev, in a directory."""
+        if not isinstance(content, str):
+            return readers.from_dataset(content, f"the set {name}", self.wanted)
+        path = Path(content).expanduser()
+        if path.is_dir():
+            files = find_files(path, {split: self.stems[split] for split in ("test", "dev")}, self.suffixes)
+            if not files:
+                raise missing_file(path, [*self.stems["test"], *self.stems["dev"]], self.suffixes)
+            path = files.get("test") or files["dev"]
+        if not path.is_file():
+            raise UserError(f"task.transfer.{name}={content} does not exist, expected a file, or a directory with test")
+        if not path.name.endswith(self.suffixes):
+            kinds = ", ".join(self.suffixes)
+            raise UserError(f"task.transfer.{name}={content} is of no known kind, expected one of {kinds}")
+        return self.read_file(path, self.wanted)
 
     def _read_hub(self) -> dict[str, Table]:
         if self.hub_id is None:

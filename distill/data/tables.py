@@ -11,6 +11,7 @@ import numpy as np
 from distill.console import print_notice
 from distill.data.auto_text import SHARE
 from distill.data.sources import TableSource
+from distill.errors import UserError
 from distill.readers.lines import Lines
 from distill.readers.problems import find_doubled, find_shared
 
@@ -245,14 +246,19 @@ def create_data(
 ) -> LabelledData:
     """Returns the data of all splits, those of train and dev limited, and prints how many rows they have in common.
 
+    The digest does not cover the sets of `transfer`, on which nothing that is trained depends.
+
     Args:
         labels: names of the classes.
         list_content: returns the content of the splits, of which the digest is computed.
         lines: of the rows of the limited splits, where a row has one label; None for labels that are not compared.
     """
     splits = source.sample(splits)
+    for name in source.transfer.keys() - splits.keys():
+        raise UserError(f"the set task.transfer.{name} has no row with a text and a label, expected at least one")
     _report_shared_texts(splits, lines)
-    return LabelledData(labels, splits, compute_digest(list_content(splits)))
+    own = {name: split for name, split in splits.items() if name not in source.transfer}
+    return LabelledData(labels, splits, compute_digest(list_content(own)))
 
 
 def _report_shared_texts(splits: Mapping[str, Split], lines: Mapping[str, Lines] | None) -> None:

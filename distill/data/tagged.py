@@ -96,7 +96,9 @@ class TaggedText:
         if named is None:
             sentences = _cut_letters(sentences)
         _check_unseen(sentences, strict=named is None and not self.source.is_single)
-        labels = _name_labels(named, sentences)
+        own = {name: of_split for name, of_split in sentences.items() if name not in self.source.transfer}
+        labels = _name_labels(named, own)
+        _check_sets({name: sentences[name] for name in self.source.transfer}, labels)
         index = {label: number for number, label in enumerate(labels)}
         splits = {
             name: tagged_split(
@@ -210,6 +212,16 @@ def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences
     if unnamed := sorted(used - set(names)):
         raise UserError(f"the tags {_show(unnamed)} are not among those of train ({_show(names)}): write them alike")
     return names
+
+
+def _check_sets(sets: Mapping[str, _Sentences], labels: Sequence[str]) -> None:
+    """Raises UserError for a tag of a further set that the splits lack, because sets add no classes."""
+    for name, of_set in sets.items():
+        if strange := sorted(of_set.counts().keys() - set(labels)):
+            raise UserError(
+                f"{of_set.place(strange[0])}: tag {strange[0]} of the set {name} is unknown, expected one of "
+                f"{_show(labels)}"
+            )
 
 
 def _cut_letters(sentences: Mapping[str, _Sentences]) -> dict[str, _Sentences]:

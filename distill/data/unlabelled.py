@@ -17,6 +17,7 @@ from distill.data.columns import read_text_column
 from distill.data.readers import Table
 from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
+from distill.readers.cleaning import WebCleaner, check_left, describe_cleaning
 from distill.storage import hub
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class UnlabelledText:
         option: sets `text` on the command line, for messages.
         split_words: splits a text into words, which are joined with spaces, for a task of words. Its tables may also
             have lists of words. None keeps texts as they are.
+        clean: whether only the prose of web text stays, as `WebCleaner` leaves it; for single texts.
     """
 
     source: "Unlabelled"
@@ -158,6 +160,7 @@ class UnlabelledText:
     label: tuple[str, ...]
     option: str = "task.text=[{}]"
     split_words: Callable[[str], Sequence[str]] | None = None
+    clean: bool = False
 
     def add_to(self, data: LabelledData) -> LabelledData:
         """Returns the data with the texts that are in none of its splits, each once, as its pool.
@@ -167,7 +170,8 @@ class UnlabelledText:
         """
         needs = "pairs of texts" if len(self.text) == 2 else None
         tables = UnlabelledTables(self.source, self.text, (*self.text, USUAL), self.label, needs)
-        return fill_pool(data, tables, map(self._select, tables.read()))
+        parts = map(self._select, tables.read())
+        return fill_pool(data, tables, _clean_texts(parts, tables.name) if self.clean else parts)
 
     def _select(self, table: Table) -> Split:
         """Returns the texts of a table; an empty value is an empty text."""
@@ -194,6 +198,15 @@ class UnlabelledText:
         texts = read_text_column(replace(table, columns={name: joined}), name, may_be_empty=True, optional=True)
         rows = zip(texts, values, strict=True)
         return [text if _are_words(value) else " ".join(split_words(text)) for text, value in rows]
+
+
+def _clean_texts(parts: Iterable[Split], name: str) -> Iterator[Split]:
+    """Yields the single texts of all parts after the cleaning of web text; one of which nothing is left is empty."""
+    cleaner = WebCleaner()
+    for part in parts:
+        yield text_split([cleaner.clean(text).strip() for text in part.texts])
+    check_left(cleaner, name)
+    print_line(f"{name}: {describe_cleaning(cleaner.record())}")
 
 
 def _are_words(value: object) -> TypeGuard[list[str]]:

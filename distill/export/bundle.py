@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_line, print_notice
 from distill.contracts import Data, Scores, Task
+from distill.data.vocabulary_texts import read_texts
 from distill.edge import bundle as edge
 from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
@@ -90,7 +91,7 @@ def write_bundle(
         teacher: the name and the metrics of the teacher, to be shown beside those of the student.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
-    export = partial(export_float32, tokenizer=tokenizer, cut_for=splits if is_cut else None)
+    export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits)
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
     about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
@@ -107,7 +108,7 @@ def write_bundle(
     smaller = _score_files(directory, names, scorer)
     names = {"fp32": _Name(fp32.name, FORMATS[FLOAT32].recipe, ANY), **{name: names[name] for name in smaller}}
     file_scores = {"fp32": fp32_scores, **smaller}
-    _report_truncated(file_scores["fp32"])
+    _report_reading(file_scores["fp32"], pieces=f"{len(reader):,} of {len(tokenizer):,} pieces")
     formats = {
         name: _describe(directory / entry.file, entry, file_scores[name], scorer, settings=settings)
         for name, entry in names.items()
@@ -139,15 +140,23 @@ def wrap_file(
 
 
 def export_float32(
-    model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, cut_for: Data | None
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: ExportSettings,
+    data: Data,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has.
 
     Args:
-        cut_for: the data whose texts the vocabulary is cut for; None keeps all of it.
+        settings: whether the vocabulary is cut, and further texts that it is cut for.
+        data: the data whose texts it is cut for.
     """
-    if cut_for is not None:
-        model, tokenizer = cut_vocabulary(model, tokenizer, cut_for.labelled_texts(), cut_for.unlabelled_texts())
+    if settings.vocabulary == "task":
+        further = read_texts(settings.vocabulary_texts, "export.vocabulary_texts")
+        labelled = itertools.chain(data.labelled_texts(), further)
+        model, tokenizer = cut_vocabulary(model, tokenizer, labelled, data.unlabelled_texts())
     export_onnx(model, path, tokenizer=tokenizer)
     return model, tokenizer
 
@@ -407,8 +416,16 @@ class Scorer:
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
 
 
-def _report_truncated(scores: Mapping[str, Scores]) -> None:
-    """Prints how many items a smaller vocabulary truncates that torch has."""
+def _report_reading(scores: Mapping[str, Scores], *, pieces: str) -> None:
+    """Prints the size of a smaller vocabulary, and how many items it reads as other pieces, or truncates.
+
+    Args:
+        pieces: the size of the vocabulary in words.
+    """
+    reread = {split: of.columns[REREAD] for split, of in scores.items() if REREAD in of.columns}
+    if reread:
+        shares = ", ".join(f"{split} {int(items.sum()):,} of {len(items):,}" for split, items in reread.items())
+        print_line(f"  vocabulary: {pieces}; items read as other pieces: {shares}")
     for split, split_scores in scores.items():
         truncated = int(split_scores.columns.get(TRUNCATED, np.zeros(0)).sum())
         if truncated:

@@ -129,33 +129,52 @@ def smooth(model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: 
 
     One scale holds for all channels of an activation, so that a channel with values far above the others takes the
     precision of all of them. Such a channel is divided by its excess, and its row of the matrix multiplied (after
-    SmoothQuant, arXiv 2211.10438, equation 3, which scales every channel).
+    SmoothQuant, arXiv 2211.10438, equation 3, which scales every channel). Inputs that are multiplied with one matrix
+    have the same factors, by the largest values of all.
 
     Args:
         largest: the largest absolute value of each channel `[I]` of the input of each product.
         quantile: of the channels, whose value no channel exceeds afterwards.
     """
-    products: dict[str, list[Product]] = {}
-    for product in find_products(model):
-        products.setdefault(product.source, []).append(product)
-    for source, readers in products.items():
-        limit = np.quantile(largest[source], quantile)
+    for products in _join_products(find_products(model)):
+        sources = list(dict.fromkeys(product.source for product in products))
+        values = np.maximum.reduce([largest[source] for source in sources])
+        limit = np.quantile(values, quantile)
         if limit <= 0:
             continue
-        factors = np.maximum(1.0, largest[source] / limit).astype(np.float32)
-        divisor, smoothed = f"{source}_divisor", f"{source}_smoothed"
+        factors = np.maximum(1.0, values / limit).astype(np.float32)
+        divisor = f"{sources[0]}_divisor"
         model.graph.initializer.append(numpy_helper.from_array(1 / factors, divisor))
-        known, names = constants(model), {product.name: product for product in readers}
-        nodes = [node for node in model.graph.node if node.name in names]
-        for node in nodes:
-            product = names[node.name]
-            weight = numpy_helper.to_array(known[product.weight])
-            scaled = weight * factors[:, None]
-            name = f"{product.weight}_{product.name}_smoothed"  # Other nodes may read the same matrix.
-            model.graph.initializer.append(numpy_helper.from_array(scaled, name))
-            node.input[0], node.input[1] = smoothed, name
-        _insert(model, nodes[0], [helper.make_node("Mul", [source, divisor], [smoothed], name=f"{source}_smooth")])
+        known = constants(model)
+        for weight in dict.fromkeys(product.weight for product in products):
+            scaled = numpy_helper.to_array(known[weight]) * factors[:, None]
+            # Under another name, because other nodes may read the same matrix.
+            model.graph.initializer.append(numpy_helper.from_array(scaled, f"{weight}_smoothed"))
+        for source in sources:
+            names = {product.name: product for product in products if product.source == source}
+            nodes = [node for node in model.graph.node if node.name in names]
+            smoothed = f"{source}_smoothed"
+            for node in nodes:
+                node.input[0], node.input[1] = smoothed, f"{names[node.name].weight}_smoothed"
+            _insert(model, nodes[0], [helper.make_node("Mul", [source, divisor], [smoothed], name=f"{source}_smooth")])
     drop_unused(model)
+
+
+def _join_products(products: Sequence[Product]) -> list[list[Product]]:
+    """Returns the products in groups, which share their factors: those of one input, and those of one matrix.
+
+    The layers of a model with shared weights multiply several inputs with one matrix, which thus stays one.
+    """
+    groups: list[list[Product]] = []
+    for product in products:
+        joined = [
+            group
+            for group in groups
+            if any(other.source == product.source or other.weight == product.weight for other in group)
+        ]
+        groups = [group for group in groups if group not in joined]
+        groups.append([*(other for group in joined for other in group), product])
+    return groups
 
 
 def halve_weights(model: onnx.ModelProto) -> None:

@@ -90,13 +90,17 @@ def _keep_residuals_apart(program: torch.onnx.ONNXProgram) -> None:
 
 @contextlib.contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silences the exporter's progress messages and its warnings about optional libraries."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    """Silences the exporter's progress messages, its warnings, and the graph that it prints where it fails."""
+    names = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        hidden = io.StringIO()
+        with (
+            warnings.catch_warnings(), contextlib.redirect_stdout(hidden), contextlib.redirect_stderr(hidden)
+        ):  # fmt: skip
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -9,7 +9,7 @@ from distill.edge.processor import Target, this_target
 from distill.errors import OptionError
 from distill.export.formats import FLOAT32, FORMATS
 from distill.export.quantization import RECIPES
-from distill.options import STRICT, raise_option_errors
+from distill.options import STRICT, raise_option_errors, show_value
 
 Share = Annotated[float, Field(ge=0, le=1)]
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class ExportSettings:
         qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
         target: processors that int8 files are written for; `auto` for the one of this machine. The first one counts.
         vocabulary: `full`, or `task` to drop the rows of the embedding that the task's texts do not need.
+        vocabulary_texts: files or directories with texts, such as those of other languages, whose pieces stay too.
         max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
             the bundle recommends to run texts one by one.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
@@ -57,6 +58,7 @@ class ExportSettings:
     qat_epochs: NonNegativeInt = 1
     target: Literal["auto"] | Target | Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = "auto"
     vocabulary: Literal["full", "task"] = "full"
+    vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     max_batch_diff: Share = 0.1
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
@@ -65,6 +67,10 @@ class ExportSettings:
             complete = f"[{','.join((FLOAT32, *self.formats))}]"
             raise OptionError(
                 "formats", f"[{','.join(self.formats)}]", f"{FLOAT32} too, from which others are made: {complete}"
+            )
+        if self.vocabulary_texts and self.vocabulary != "task":
+            raise OptionError(
+                "vocabulary_texts", show_value(self.vocabulary_texts), "[], because vocabulary=full keeps every piece"
             )
 
     def targets(self) -> tuple[str, ...]:

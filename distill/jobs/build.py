@@ -16,9 +16,13 @@ from transformers import PreTrainedModel
 
 from distill.chain.plan import Plan, Student
 from distill.errors import UserError, first_line
+from distill.jobs.conf import config_directory
+from distill.losses import Objective
+from distill.options import show_value
 from distill.records.loggers import Tracking
 from distill.storage import mirror
 from distill.tasks.multi import Tasks
+from distill.teaching.adaptation import Adaptation
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.source import SeveralWeights, TeacherSource, make_by_task, make_ensemble
@@ -55,13 +59,57 @@ def plan(config: DictConfig) -> Plan:
     )
 
 
+def chosen_objective(config: DictConfig) -> Objective | None:
+    """Returns the objective that the user chose; None for the default of `conf/config.yaml`, which is no choice.
+
+    A command that resumes a run does not repeat its options, so that other content than the default's is a choice too.
+    """
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    is_named = any(option.lstrip("+~").startswith(("objective=", "objective.")) for option in given)
+    if not is_named and OmegaConf.to_container(config.objective, resolve=True) == _default("objective"):
+        return None
+    objective: Objective = instantiate(config.objective)
+    return objective
+
+
+def _default(group: str) -> Any:
+    """Returns the content of the YAML that `conf/config.yaml` takes of a group."""
+    defaults = OmegaConf.load(config_directory() / "config.yaml").defaults
+    [name] = [entry[group] for entry in defaults if OmegaConf.is_dict(entry) and group in entry]
+    return OmegaConf.to_container(OmegaConf.load(config_directory() / group / f"{name}.yaml"), resolve=True)
+
+
 def source(config: DictConfig) -> TeacherSource:
     """Returns the source of the teacher, with the built-in teacher as its substitute."""
     if not config.teacher.get("cache"):
         raise UserError("the teacher's YAML has no cache: add /cache@cache: default to its defaults list")
     cache = instantiate(config.teacher.cache)
     substitute = lambda: _source(config.substitute, cache)  # noqa: E731
-    return _source(config.teacher, cache, substitute=substitute)
+    return _source(config.teacher, cache, substitute=substitute, adaptation=_adaptation(config))
+
+
+def _adaptation(config: DictConfig) -> Adaptation | None:
+    """Returns the adaptation of the teacher to a text, None for none.
+
+    Raises:
+        UserError: for words to add that no training would read.
+    """
+    if "_target_" not in config.adapt:
+        is_text = getattr(hydra.utils.get_class(config.task._target_), "raw_text", False)
+        if added_words(config) and not is_text:
+            raise UserError(
+                f"adapt.add_words={show_value(added_words(config))} would change nothing with adapt=none: set "
+                "adapt=domain adapt.data_dir=DIR, or adapt=task"
+            )
+        return None
+    found: Adaptation = instantiate(config.adapt)
+    return found
+
+
+def added_words(config: DictConfig) -> Any:
+    """Returns the words that become pieces of the vocabulary of a language model."""
+    words = config.adapt.add_words
+    return list(words) if OmegaConf.is_list(words) else words
 
 
 def single_source(config: DictConfig) -> TeacherSource:
@@ -73,7 +121,11 @@ def single_source(config: DictConfig) -> TeacherSource:
 
 
 def _source(
-    config: DictConfig, cache: OutputCache, *, substitute: Callable[[], TeacherSource] | None = None
+    config: DictConfig,
+    cache: OutputCache,
+    *,
+    substitute: Callable[[], TeacherSource] | None = None,
+    adaptation: Adaptation | None = None,
 ) -> TeacherSource:
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
@@ -91,8 +143,9 @@ def _source(
         finetune, substitute = features.bilstm.trainer, None  # The substitute has no pre-trained encoder.
     weights = _create("teacher", values)
     make = partial(
-        TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak, features=features
-    )
+        TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak,
+        features=features, adaptation=adaptation,
+    )  # fmt: skip
     if not isinstance(weights, SeveralWeights):
         return make(weights=weights)
     if isinstance(weights.members, Mapping):

@@ -49,6 +49,7 @@ KINDS = {
     "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor|rows)-\d+")),
     "frozen_outputs": Kind("targets by other models", re.compile(rf"{_HEX}{{20}}")),
     "banks": Kind("banks of sentences", re.compile(rf"{_HEX}{{20}}")),
+    "adaptation": Kind("training texts of tasks", re.compile(rf"{_HEX}{{20}}")),
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),

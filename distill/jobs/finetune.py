@@ -13,7 +13,7 @@ from distill.records.run_report import write_report
 from distill.storage.cache import open_cache
 from distill.tasks.multi import Tasks
 from distill.teaching import preparation as teaching
-from distill.teaching.source import check_features, locate
+from distill.teaching.source import check_source, locate
 from distill.training.settings import TrainerSettings
 
 
@@ -31,7 +31,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         return
     silence_libraries()
     requested, cache_dir = build.single_source(config), build.cache_dir(config)
-    check_features(requested, task)
+    check_source(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     open_cache(cache_dir)
     source, substituted = locate(requested, task)

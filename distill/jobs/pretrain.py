@@ -4,26 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import summary
-from distill.chain.plan import check_export
+from distill.chain.plan import check_export, check_hooks, check_terms
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
-from distill.contracts import Loader
-from distill.data import batching
-from distill.errors import UserError
+from distill.contracts import EncodedSplits, Loader, Scores
+from distill.errors import OptionError, UserError
 from distill.export.bundle import write_bundle
 from distill.export.settings import ExportSettings
 from distill.export.wheel import write_wheel
 from distill.jobs import build
 from distill.losses import Objective
 from distill.models import checks
-from distill.models.causality import check_causal
-from distill.models.loading import CAUSAL, Start
+from distill.models.added_words import check_option, grow_vocabulary
+from distill.models.heads import heads_of
+from distill.models.loading import Start
 from distill.records import report
 from distill.records.record import Run
 from distill.records.run_report import write_report
@@ -31,11 +30,12 @@ from distill.storage.cache import open_cache
 from distill.storage.files import atomic_directory, write_text
 from distill.tasks import CausalLM, MaskedLM
 from distill.tasks.masked_lm import TextData
-from distill.teaching.preparation import adopt_special_tokens
-from distill.teaching.source import TeacherSource, check_features
-from distill.training import auto, fitting
-from distill.training.evaluate import evaluate, evaluate_splits
-from distill.training.module import DistillationModule
+from distill.tasks.scoring import Scoring
+from distill.teaching.constants import compare_with_constant, measure_constant
+from distill.teaching.language_model import TextTraining, choose_growth, load_language_model, trained_model
+from distill.teaching.source import TeacherSource, check_source
+from distill.training import auto
+from distill.training.evaluate import evaluate_splits
 from distill.training.settings import TrainerSettings, check_budget, check_processes
 
 
@@ -50,46 +50,40 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     task: MaskedLM | CausalLM = build.instantiate(config.task)
     source, export, tracking = build.single_source(config), build.instantiate(config.export), build.tracking(config)
     _check(config, settings, task, source, export, from_scratch=from_scratch)
+    chosen = _chosen_objective(config, settings, task)
     silence_libraries()
     open_cache(build.cache_dir(config))
     with run.timed("data"):
         data: Any = task.read(build.cache_dir(config))
-    start = _load(source, task, data, seed=config.seed)
-    if not from_scratch and not start.fits:
-        print_notice(f"teacher {source.weights.resolved()} gets a language-model head with random weights")
-    objective = Objective(name=data.objective, terms=data.terms)
+    start = load_language_model(source.weights, task, data, seed=config.seed)
+    growth = choose_growth(start.tokenizer, data, build.added_words(config))
+    start = start if growth is None else grow_vocabulary(start, growth.words)
     with run.timed("data"):
-        examples = task.encode(data, start.tokenizer, build.cache_dir(config))
-    data = data.with_examples(examples)
-    loaders = batching.all_loaders(examples, steps=settings.max_steps, **settings.batches())
-    run.update(task=task_record(task, data, examples), objective=objective.record())
-    scoring, device, dev = data.scoring, settings.device(), loaders["dev"]
-    before = scoring.metrics(evaluate(start.model.to(device), task, scoring, dev)) if start.fits else None
-    module = DistillationModule(
-        student=start.model, objective=objective, task=task, scoring=scoring,
-        **settings.optimization(len(loaders["train"])),
-    )  # fmt: skip
-    about = {
-        "task": summary.describe_task(task, run.record["task"], data),
-        "tokens": summary.describe_lengths(examples, task.info.max_length),
-    }
-    _show(module, about, loaders, settings, start, source.weights.resolved(), before)
+        training = TextTraining.prepare(
+            task, data, start, objective=chosen, settings=settings, cache_dir=build.cache_dir(config)
+        )
+    data, dev, module = training.data, training.loaders["dev"], training.module
+    run.update(task=task_record(task, data, training.examples), objective=module.objective.record())
+    before = data.scoring.metrics(training.evaluate()) if start.fits else None
+    about = _describe_text(task, data, training.examples, dev, run)
+    _show(training, about, source.weights.resolved(), before)
     if config.dry_run:
         return
-    with tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
+    with tracking.open(run.directory, metric=data.scoring.metric, selects=data.scoring.selects) as loggers:
         with run.timed("training"):
-            fit = fitting.fit(
-                module, loaders["train"], dev, settings=settings, checkpoints=run.directory / "checkpoints",
-                logger=loggers.lightning, title="teacher", resume=bool(config.resume),
+            fit = training.fit(
+                run.directory / "checkpoints", loggers.lightning, title="teacher", resume=bool(config.resume),
                 identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
             )  # fmt: skip
-            metrics = scoring.metrics(evaluate(module.student.to(device), task, scoring, dev))
+            scores = training.evaluate()
+            losses = {"dev_losses": module.mean_losses(dev)}
+        described = _teacher_record(source, start, from_scratch=from_scratch) | {"before": before}
+        described |= {} if growth is None else {"vocabulary": growth.record()}
         run.update(
-            training=training_record(fit, module),
-            teacher=_teacher_record(source, start, from_scratch=from_scratch) | {"metrics": metrics, "before": before},
+            training=training_record(fit, module) | losses, teacher=described | _measure(data.scoring, scores, losses)
         )
         directory = run.directory / "teacher" / "model"
-        save_model(module.student.eval().cpu(), start.tokenizer, directory)
+        _save(module.student.eval().cpu(), start.tokenizer, directory)
         if export.enabled is True:
             _export(module.student, start.tokenizer, task, data, dev, run, export)
         loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
@@ -101,7 +95,7 @@ def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) 
     return {
         "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
         "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
-        "parameters": checks.count_parameters(start.model),
+        "parameters": checks.count_parameters(trained_model(start.model)),
     }  # fmt: skip
 
 
@@ -117,7 +111,8 @@ def _check(
     """Raises UserError for options that contradict each other, before anything is read."""
     if not task.info.raw_text:
         raise UserError(f"job={config.job.name} is not for task={task.info.name}: take a task over text, task=mlm")
-    check_features(source, task)
+    check_source(source, task)
+    check_option(build.added_words(config), "adapt.add_words")
     if config.baseline is True:
         raise UserError(
             f"baseline=true is for other tasks than task={task.info.name}: +ablation=mlm_alone has no teacher"
@@ -126,6 +121,8 @@ def _check(
         check_export(export, task)
         if task.info.pair:
             raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
+    if task.info.replaces_tokens and settings.strategy == "fsdp":
+        raise OptionError("trainer.strategy", "fsdp", f"ddp, because the models of task={task.info.name} share weights")
     check_processes(settings, "trainer")
     check_budget(settings.batch_tokens, task.info.max_length, "trainer")
     if source.weights.is_new != from_scratch:
@@ -136,6 +133,62 @@ def _check(
             else f"job=finetune begins with a trained model, and teacher {config.teacher.name} has random weights: "
             "job=pretrain trains it"
         )
+
+
+def _describe_text(
+    task: MaskedLM | CausalLM, data: TextData, examples: EncodedSplits, dev: Loader, run: Run
+) -> dict[str, str]:
+    """Returns the rows of the summary on the text: its size, its lengths, and what token frequencies reach on dev."""
+    rows = {
+        "task": summary.describe_task(task, run.record["task"], data),
+        "tokens": summary.describe_lengths(examples, task.info.max_length),
+    }
+    unigram = measure_constant(data.scoring, task, dev)
+    return rows if unigram is None else rows | {"unigram": summary.describe_unigram(unigram)}
+
+
+def _measure(scoring: Scoring, scores: Scores, losses: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Returns the metrics of the model on dev beside those of token frequencies, and prints them.
+
+    Args:
+        losses: `dev_losses`, the mean of each term.
+    """
+    record: dict[str, Any] = {"metrics": scoring.metrics(scores)}
+    terms = ", ".join(f"{name} {value:.3f}" for name, value in losses["dev_losses"].items())
+    comparison = compare_with_constant(scoring, {"dev": scores})
+    if comparison is None:
+        print_line(f"Losses on dev: {terms}")
+        return record
+    print_line(f"Losses on dev: {terms}; by {comparison.answer} {comparison.metrics['loss']:.3f}")
+    if comparison.weakness is not None:
+        print_notice(f"the model {comparison.weakness}: it has not learned yet, train it longer")
+    return record | comparison.record()
+
+
+def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: MaskedLM | CausalLM) -> Objective | None:
+    """Returns the objective that the user chose, None for the terms of the task.
+
+    Raises:
+        UserError: if it has a term that needs a teacher, or cannot learn the task.
+    """
+    objective = build.chosen_objective(config)
+    if objective is None:
+        return None
+    without = "leave out objective= for the terms of the task"
+    check_terms(objective, task.info, alternative=without)
+    taught = objective.names_where(lambda term: term.needs_teacher)
+    if taught:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(taught)}, which learns from a teacher, and "
+            f"job={config.job.name} has none: {without}, or set objective.terms.{taught[0]}.weight=0"
+        )
+    if unread := task.info.label_columns - {"labels"} - objective.label_columns:
+        raise UserError(
+            f"task.pair={task.settings.pair} gives pairs of segments with a label ({', '.join(unread)}), and no term "
+            f"of objective {objective.name} learns from it: set task.pair=null, or {without}"
+        )
+    check_hooks(objective, settings)
+    return objective
 
 
 def _close(run: Run, model: Path) -> None:
@@ -171,46 +224,36 @@ def _export(
         write_wheel(run.directory)
 
 
-def _load(source: TeacherSource, task: MaskedLM | CausalLM, data: TextData, *, seed: int) -> Start:
-    """Loads the model with a head over its vocabulary, and if needed one for two segments."""
-    source.weights.locate()
-    torch.manual_seed(seed)  # For a new head.
-    start = source.weights.load(task.info.auto_class, None, data.texts())
-    if task.info.auto_class == CAUSAL:
-        check_causal(start.model, f"teacher {source.weights.name}")
-    adopt_special_tokens(start.model, start.tokenizer)
-    for text in start.notices:
-        print_notice(text)
-    checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
-    if task.info.pair and not hasattr(checks.run_sample(start.model), "seq_relationship_logits"):
-        raise UserError(
-            f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
-            f"{type(start.model).__name__} has none: set task.pair=null"
-        )
-    return start
+def _describe_models(training: TextTraining, name: str) -> str:
+    """Describes the model and, after it, one that is trained together with it."""
+    model, *further = heads_of(training.module.student).items()
+    sizes = [f"{name}, {checks.count_parameters(model[1]) / 1e6:.1f} M parameters"]
+    total = checks.count_parameters(training.module.student)
+    sizes += [f"with its {key} {total / 1e6:.1f} M" for key, _ in further]
+    return ", ".join(sizes)
 
 
-def _show(
-    module: DistillationModule,
-    about: Mapping[str, str],
-    loaders: Mapping[str, Loader],
-    settings: TrainerSettings,
-    start: Start,
-    name: str,
-    before: dict[str, float] | None,
-) -> None:
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Saves the model, and those that were trained together with it in folders of their names beside its files."""
+    first, *further = heads_of(model).items()
+    save_model(first[1], tokenizer, directory)
+    for name, other in further:
+        save_model(other, tokenizer, directory / name)
+
+
+def _show(training: TextTraining, about: Mapping[str, str], name: str, before: dict[str, float] | None) -> None:
     """Prints the summary before training."""
-    seconds = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+    module, start, train, settings = training.module, training.start, training.loaders["train"], training.settings
     metric = module.scoring.metric
     summary.show(
         [
-            ("model", f"{name}, {checks.count_parameters(start.model) / 1e6:.1f} M parameters"),
+            ("model", _describe_models(training, name)),
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
             *about.items(),
-            ("batches", summary.describe_batches(loaders["train"], settings)),
+            ("batches", summary.describe_batches(train, settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            ("training", summary.describe_training(module, settings, seconds)),
+            ("training", summary.describe_training(module, settings, training.estimate_seconds())),
         ]
     )
-    summary.warn_of_stream(loaders["train"], settings)
+    summary.warn_of_stream(train, settings)

@@ -10,9 +10,11 @@ from distill.errors import UserError
 # Prefixes of the options that a job which creates a run may read or ignore.
 OPTIONS = (
     "student", "seed", "seeds", "baseline", "teacher.finetune", "teacher.cache", "trainer", "export", "benchmark",
-    "objective", "logger", "budget", "augment", "task.unlabelled", "task.unlabelled_share", "task.bank",
+    "objective", "logger", "budget", "augment", "adapt", "task.unlabelled", "task.unlabelled_share", "task.bank",
 )  # fmt: skip
-_TEXT_TRAINING = ("seed", "baseline", "trainer", "logger", "task.unlabelled", "task.unlabelled_share", "task.bank")
+_TEXT_TRAINING = (
+    "seed", "baseline", "trainer", "objective", "logger", "task.unlabelled", "task.unlabelled_share", "task.bank",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,13 @@ class Job:
 
 JOBS: dict[str, Job] = {
     "distill": Job(
-        "distill.jobs.distill:run_distill", OPTIONS, tuple(name for name in OPTIONS if name != "teacher.finetune")
+        "distill.jobs.distill:run_distill", OPTIONS,
+        tuple(name for name in OPTIONS if name not in ("teacher.finetune", "adapt")),
     ),
-    "finetune": Job("distill.jobs.finetune:run_finetune", ("teacher.finetune", "teacher.cache"), _TEXT_TRAINING),
+    "finetune": Job(
+        "distill.jobs.finetune:run_finetune", ("teacher.finetune", "teacher.cache", "adapt"),
+        (*_TEXT_TRAINING, "adapt"),
+    ),
     "pretrain": Job("distill.jobs.pretrain:run_pretrain", _TEXT_TRAINING),
     # Imports neither torch nor transformers.
     "cache": Job(

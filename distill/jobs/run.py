@@ -35,10 +35,11 @@ _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "expo
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
-_PATHS = ("task.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
+_PATHS = ("task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
 _PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model")  # An id of the Hub is no path that can be missing.
+_TEXTS = "export.vocabulary_texts"  # A list of paths.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.
-_PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled", "bank"), "teacher.paths": ("",)}
+_PATHS_BY_TASK = {"task.tasks": ("data_dir", "unlabelled", "bank"), "teacher.paths": ("",), "task.transfer": ("",)}
 
 
 def limit_threads() -> None:
@@ -176,7 +177,8 @@ def _path_options(config: DictConfig) -> list[str]:
         tasks = OmegaConf.select(config, group)
         if OmegaConf.is_dict(tasks):
             options += [".".join(filter(None, (group, str(task), name))) for task in tasks for name in names]
-    return options
+    texts = OmegaConf.select(config, _TEXTS) or ()
+    return [*options, *(f"{_TEXTS}[{place}]" for place in range(len(texts)))]
 
 
 def _parent_directory(config: DictConfig) -> Path:

@@ -1,9 +1,11 @@
 """Loss terms that learn from the labels of the data."""
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from distill.contracts import IGNORED, Items, Outputs
 from distill.losses.term import (
+    EncoderSize,
     Term,
     binary_cross_entropy_sum,
     cross_entropy_sum,
@@ -61,6 +63,8 @@ class SegmentOrder(Term):
     needs_teacher = False
     reads_logits = False
     tokens_only = True
+    needs_data = "pairs of segments in two orders (task.pair=nsp or task.pair=sop)"
+    label_columns = frozenset({"pair_labels"})
 
     def count(self, items: Items) -> Tensor:
         return (items["pair_labels"] != IGNORED).sum()
@@ -69,3 +73,41 @@ class SegmentOrder(Term):
         if student.segment_logits is None:
             raise ValueError("got a model without a head for two segments, expected segment_logits [B, 2]")
         return cross_entropy_sum(student.segment_logits, items["pair_labels"]), self.count(items)
+
+
+class ThreeWayOrder(Term):
+    """Cross-entropy of the prediction whether the second segment is the next one, the previous one, or of another text.
+
+    The sentence structural objective of StructBERT (Wang et al., arXiv 1908.04577, section 2.2). The classes 0, 1 and 2
+    of the batch's `order_labels [B]` are in this order.
+
+    Unlike in the paper, the term owns the layer that predicts, and this layer reads the last hidden state of the first
+    token without the pooler between them. It thus suits encoders without a pooler, and a saved model has no head more.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    tokens_only = True
+    needs_data = "pairs of segments in three orders (task.pair=three_way)"
+    label_columns = frozenset({"order_labels"})
+
+    def __init__(self, *, weight: float = 1.0) -> None:
+        super().__init__(weight=weight)
+        self.classifier: nn.Linear | None = None
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Creates the layer that predicts, with random weights."""
+        self.classifier = nn.Linear(student.width, 3)
+
+    def count(self, items: Items) -> Tensor:
+        return (items["order_labels"] != IGNORED).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.last_hidden_state is None:
+            raise ValueError("got outputs without last_hidden_state, expected those of a task whose classes are tokens")
+        if self.classifier is None:
+            raise ValueError("the order has no layer yet: call connect() with the size of the encoder first")
+        first = items["attention_mask"].int().argmax(dim=1)  # With padding on the left it is not token 0.
+        rows = torch.arange(len(first), device=first.device)
+        logits = self.classifier(student.last_hidden_state[rows, first])
+        return cross_entropy_sum(logits, items["order_labels"]), self.count(items)

@@ -96,10 +96,13 @@ class Objective(nn.Module):
         """Returns whether a term reads logits of tokens that the task does not score."""
         return any(term.reads_every_token for term in self._terms())
 
-    def unsuited(self, *, likelihood: Likelihood, classes_are_tokens: bool) -> list[str]:
+    def unsuited(self, *, likelihood: Likelihood, classes_are_tokens: bool, replaces_tokens: bool = False) -> list[str]:
         """Returns the names of the terms that do not suit such a task."""
         return self.names_where(
-            lambda term: not term.suits(likelihood=likelihood, classes_are_tokens=classes_are_tokens)
+            lambda term: (
+                term.replaced_only != replaces_tokens
+                or not term.suits(likelihood=likelihood, classes_are_tokens=classes_are_tokens)
+            )
         )
 
     @property
@@ -132,6 +135,11 @@ class Objective(nn.Module):
     def needing_data(self) -> dict[str, str]:
         """Returns the terms that not every task has examples for, with the examples that they learn from in words."""
         return {name: term.needs_data for name, term in self._named() if term.needs_data}
+
+    @property
+    def label_columns(self) -> frozenset[str]:
+        """Returns the columns of batches with labels that the terms read by their name."""
+        return frozenset().union(*(term.label_columns for term in self._terms()))
 
     def count(self, name: str, items: Items) -> int:
         """Returns the number of items that a term averages over."""

@@ -1,11 +1,12 @@
 """The contract of a loss term, and the sums that several terms share."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from distill.contracts import IGNORED, Items, Likelihood, Outputs
 
@@ -48,8 +49,10 @@ class Term(nn.Module):
             `logits_at` then restore `[n, C]`, which `teacher.logits` has not.
         likelihoods: the meanings of logits that the term can learn from.
         tokens_only: whether the term is only for tasks whose classes are tokens.
+        replaced_only: whether the term is for tasks with replaced tokens alone, which no other term can learn.
         across_examples: whether the term compares the examples of a micro-batch with each other.
         needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
+        label_columns: the columns of batches with labels that the term reads by their name. A task must have them.
         targets: the option of the task with another model whose outputs the term learns from, for some terms.
         fits_teacher: whether `fit` must be called with the teacher's logits before the training, after `connect`.
     """
@@ -63,8 +66,10 @@ class Term(nn.Module):
     accepts_top_k = False
     likelihoods: frozenset[Likelihood] = frozenset({"softmax", "sigmoid", "gaussian"})
     tokens_only = False
+    replaced_only = False
     across_examples = False
     needs_data = ""
+    label_columns: frozenset[str] = frozenset()
     targets = ""
     fits_teacher = False
 
@@ -110,6 +115,20 @@ def count_items(items: Items) -> Tensor:
     return torch.tensor(len(items), device=items.labels.device)
 
 
+def in_chunks(compute: Callable[[Items], Tensor], items: Items, size: int | None) -> Iterator[Tensor]:
+    """Yields `compute(items)`, or where there are more than `size` items its results for chunks of so many.
+
+    The values inside `compute` are freed after a chunk and computed again in the backward pass, so that memory does not
+    grow with the number of items.
+    """
+    if size is None or len(items) <= size:
+        yield compute(items)
+        return
+    for first in range(0, len(items), size):
+        chunk = items.part(first, min(len(items), first + size))
+        yield checkpoint(compute, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
+
+
 def get_logits(outputs: Outputs) -> Tensor:
     """Returns the logits `[n, C]` of the items.
 
@@ -142,9 +161,13 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor | None = N
     """
     labelled = labels != IGNORED
     if weights is not None:
-        losses = F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="none")
+        losses = F.cross_entropy(_at_least_float32(logits[labelled]), labels[labelled], reduction="none")
         return (losses * weights[labelled]).sum()
-    return F.cross_entropy(logits[labelled].float(), labels[labelled], reduction="sum")
+    return F.cross_entropy(_at_least_float32(logits[labelled]), labels[labelled], reduction="sum")
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def binary_cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:

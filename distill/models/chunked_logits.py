@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
 
 from distill.contracts import Items, Outputs
 from distill.models.forward import ENCODE, collect_outputs, run_encoder, run_head
@@ -21,6 +22,7 @@ def run_encoder_pass(
     needs: frozenset[str] = frozenset(),
     *,
     segments: bool = False,
+    select_states: Callable[[ModelOutput], Tensor] | None = None,
 ) -> Outputs:
     """Runs the encoder, and the head at the items alone when their logits `[n, V]` are read, in chunks.
 
@@ -28,18 +30,28 @@ def run_encoder_pass(
 
     Args:
         segments: whether to run the head for two segments too.
+        select_states: returns the states `[n, D]` that the head reads at the items; None for the last hidden states of
+            their tokens.
     """
     # A method if FSDP has sharded the model.
     encode: Callable[..., Any] = getattr(model, ENCODE, partial(run_encoder, model))
     output = encode(batch, needs)
-    states = output.last_hidden_state.flatten(0, 1)[items.index]  # [n, H]
+    states = (  # [n, H]
+        output.last_hidden_state.flatten(0, 1)[items.index] if select_states is None else select_states(output)
+    )
     segment_logits: Tensor | None = None
     if segments:  # The head for two segments reads only the pooled output.
         segment_logits = run_head(model, output, output.last_hidden_state[:, 0]).seq_relationship_logits
 
-    def run_head_at(span: slice) -> Tensor:
-        logits: Tensor = run_head(model, output, states[span]).logits[0]
+    def decode(states: Tensor) -> Tensor:
+        logits: Tensor = run_head(model, output, states).logits[0]
         return logits
 
-    chunk_size = max(1, CHUNK_LOGITS // int(model.config.vocab_size))
-    return replace(collect_outputs(output), segment_logits=segment_logits, head=run_head_at, chunk_size=chunk_size)
+    return replace(
+        collect_outputs(output),
+        segment_logits=segment_logits,
+        last_hidden_state=output.last_hidden_state,
+        decode=decode,
+        head=lambda span: decode(states[span]),
+        chunk_size=max(1, CHUNK_LOGITS // int(model.config.vocab_size)),
+    )

@@ -1,4 +1,7 @@
-"""Several models as one: a student with an encoder that its heads share, or the teachers of several tasks."""
+"""Several models as one: a student with an encoder that its heads share, teachers of several tasks, or a pair.
+
+The pair is a discriminator and its generator.
+"""
 
 from collections.abc import Mapping
 
@@ -9,9 +12,9 @@ from distill.errors import UserError
 
 
 class SeveralHeads(PreTrainedModel):
-    """The models of several tasks by name, each a complete model of transformers with its own head.
+    """Models by name, such as those of several tasks, each a complete model of transformers with its own head.
 
-    `config` is that of the first one. Where the models share an encoder, it is one module with one set of weights.
+    `config` is that of the first one. What the models share is one module with one set of weights.
     """
 
     config_class = PreTrainedConfig
@@ -23,7 +26,7 @@ class SeveralHeads(PreTrainedModel):
         self.heads = nn.ModuleDict(heads)
 
     def head(self, name: str) -> PreTrainedModel:
-        """Returns the model of a task."""
+        """Returns the model with this name, that of a task for example."""
         model = self.heads[name]
         assert isinstance(model, PreTrainedModel)
         return model
@@ -75,7 +78,7 @@ def check_encoder(model: PreTrainedModel, name: str) -> None:
 
 
 def heads_of(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
-    """Returns the models of several tasks by name, and another model under the empty name."""
+    """Returns the models that this one stands for by name, and another model under the empty name."""
     return {name: model.head(name) for name in model.heads} if isinstance(model, SeveralHeads) else {"": model}
 
 

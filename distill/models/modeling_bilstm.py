@@ -9,7 +9,6 @@ loads the model from there.
 import copy
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +31,9 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
+
+from .modeling_bilm import BilmConfig  # noqa: F401  # Registers the encoder of features with the auto classes.
+from .modeling_recurrent import BilstmLayer, EncodedTexts, gather, locate_text
 
 
 class BilstmConfig(PreTrainedConfig):
@@ -83,69 +85,6 @@ class BilstmConfig(PreTrainedConfig):
         return 2 * self.hidden_dim
 
 
-class BilstmLayer(nn.Module):
-    """A bidirectional LSTM layer whose backward direction starts at the last token of each text.
-
-    The backward direction of a bidirectional `nn.LSTM` would start in the padding. Packed sequences would avoid that,
-    but cannot be exported.
-    """
-
-    def __init__(self, input_dim: int, hidden_dim: int) -> None:
-        super().__init__()
-        self.forwards = nn.LSTM(input_dim, hidden_dim, batch_first=True)
-        self.backwards = nn.LSTM(input_dim, hidden_dim, batch_first=True)
-
-    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """Encodes `states [N, W, D]` of texts of `lengths [N]` -> `[N, W, 2 * hidden_dim]`."""
-        position = torch.arange(states.shape[1], device=states.device)
-        reversed_position = (lengths[:, None] - 1 - position).clamp(min=0)  # [N, W], its own inverse within a text.
-        forward_states, _ = self.forwards(states)
-        backward_states, _ = self.backwards(_gather(states, reversed_position))
-        return torch.cat([forward_states, _gather(backward_states, reversed_position)], dim=-1)
-
-
-@dataclass
-class EncodedTexts:
-    """The states of texts, which begin at the position 0 whatever padding the batch has.
-
-    Attributes:
-        states: of the embeddings and each layer, `[B * T, W, D]`, for T texts in a row of the batch.
-        starts: first position of each text in the batch, `[B, T]`.
-        lengths: tokens of each text, `[B, T]`.
-        mask: `[B, L]`.
-        width: W, which an export cannot read from the states.
-    """
-
-    states: list[Tensor]
-    starts: Tensor
-    lengths: Tensor
-    mask: Tensor
-    width: int
-
-    def last_hidden_state(self) -> Tensor:
-        """Returns the states of the last layer at the positions of the tokens, `[B, L, D]`."""
-        return self._restore_positions(self.states[-1])
-
-    def hidden_states(self, requested: bool) -> tuple[Tensor, ...] | None:
-        """Returns the states of the embeddings and each layer at the positions of the tokens, if they are requested."""
-        if not requested:
-            return None
-        return tuple(map(self._restore_positions, self.states))
-
-    def _restore_positions(self, states: Tensor) -> Tensor:
-        """Moves states of texts `[B * T, W, D]` to the positions of their tokens, `[B, L, D]`, 0 for padding."""
-        batch, texts = self.starts.shape
-        position = torch.arange(self.mask.shape[1], device=self.mask.device).expand(batch, -1)
-        if texts == 1:
-            within = (position - self.starts).clamp(min=0, max=self.width - 1)
-            return _gather(states, within) * self.mask[..., None]
-        # An empty second text starts at 0 and has no tokens.
-        text = ((position >= self.starts[:, 1:]) & (self.starts[:, 1:] > self.starts[:, :1])).long()
-        within = (position - self.starts.gather(1, text)).clamp(min=0, max=self.width - 1)
-        by_row = states.unflatten(0, (batch, texts)).flatten(1, 2)
-        return _gather(by_row, text * self.width + within) * self.mask[..., None]
-
-
 class BilstmPreTrainedModel(PreTrainedModel):
     """Embeddings of token ids, or features -> BiLSTM layers; the subclasses have the heads."""
 
@@ -189,7 +128,7 @@ class BilstmPreTrainedModel(PreTrainedModel):
         position = torch.arange(width, device=input_ids.device)
         source = (starts[:, :, None] + position).clamp(max=input_ids.shape[1] - 1).flatten(1)  # [B, T * W]
         if features is not None:
-            embedded = _gather(self._sum_layers(features), source)
+            embedded = gather(self._sum_layers(features), source)
         elif self.embeddings is not None:
             embedded = self.embeddings(input_ids.gather(1, source))
         else:
@@ -211,7 +150,7 @@ class BilstmPreTrainedModel(PreTrainedModel):
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
         is_token = mask.bool()
         if not pair:
-            return is_token.int().argmax(dim=1, keepdim=True), is_token.sum(dim=1, keepdim=True)
+            return locate_text(is_token)
         separators = ((input_ids == self.config.sep_token_id) & is_token).long()
         in_second = is_token & (separators.cumsum(dim=1) - separators > 0)
         in_first = is_token & ~in_second
@@ -258,7 +197,7 @@ class BilstmTextScorer(BilstmPreTrainedModel):
         if self.config.pooling == "max":
             largest = states.masked_fill(~is_token, torch.finfo(states.dtype).min).amax(dim=1)
             return largest * (lengths > 0)[:, None]
-        last = _gather(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
+        last = gather(states, (lengths - 1).clamp(min=0)[:, None])[:, 0]
         half = self.config.hidden_dim
         return torch.cat([last[:, :half], states[:, 0, half:]], dim=-1) * (lengths > 0)[:, None]
 
@@ -389,16 +328,18 @@ class BilstmForQuestionAnswering(BilstmTokenScorer):
         )
 
 
-FEATURES = ("last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all")
+FEATURES = ("last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all", "input_embeddings")
 
 
 def feature_layers(features: str, depth: int) -> tuple[int, ...]:
-    """Returns the layers of an encoder of `depth` layers, counted from 1, whose hidden states are the features.
+    """Returns the layers of an encoder of `depth` layers, whose hidden states are the features; 0: its embeddings.
 
     Raises:
         ValueError: for an unknown name, or an encoder with too few layers.
     """
     first = {"last": 0, "second_to_last": 1, "sum_last_4": 3, "concat_last_4": 3, "sum_all": depth - 1}.get(features)
+    if features == "input_embeddings":
+        return (0,)
     if first is None:
         raise ValueError(f"got features={features}, expected one of {', '.join(FEATURES)}")
     if first >= depth:
@@ -458,7 +399,7 @@ class FeatureBilstmConfig(PreTrainedConfig):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states are the features."""
+        """Layers whose hidden states are the features, counted from 1; 0 stands for the embeddings."""
         return feature_layers(self.features, self.num_hidden_layers)
 
 
@@ -544,11 +485,6 @@ class FeatureBilstmForQuestionAnswering(FeatureBilstmPreTrainedModel):
 
     head_class = BilstmForQuestionAnswering
     family = AutoModelForQuestionAnswering
-
-
-def _gather(states: Tensor, positions: Tensor) -> Tensor:
-    """Selects `states [N, W, D]` at `positions [N, K]` -> `[N, K, D]`."""
-    return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
 _MODELS: dict[Any, Sequence[type[PreTrainedModel]]] = {

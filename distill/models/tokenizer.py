@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
 # Attributes of a tokenizer that tokenizer.json does not have.
@@ -54,6 +54,14 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 def read_attributes(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the settings of a tokenizer that its file does not have, by name."""
     return {name: getattr(tokenizer, name) for name in _ATTRIBUTES}
+
+
+def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the tokenizer's special tokens to the model's configuration, from which students read them."""
+    model.config.cls_token_id = tokenizer.cls_token_id
+    model.config.sep_token_id = tokenizer.sep_token_id
+    if getattr(model.config, "pad_token_id", None) is None:  # An existing one determines where positions begin.
+        model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _reads_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -30,7 +30,14 @@ from distill.records.paths import hide_paths, show_command
 from distill.records.plain_text import list_text_results
 from distill.records.prediction_analysis import Analysis
 from distill.records.shape import DEV
-from distill.records.tables import breakdown_table, metric_table, seed_table, summary_columns, summary_rows
+from distill.records.tables import (
+    breakdown_table,
+    metric_table,
+    seed_table,
+    summary_columns,
+    summary_rows,
+    transfer_table,
+)
 from distill.records.verdict import find_split
 from distill.records.word_table import WordTable
 
@@ -84,8 +91,8 @@ def render_report(
     }
     text = _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
-        seed_columns=seed_columns, seed_rows=seed_rows, breakdowns=breakdowns, analysis=analysis,
-        sections=sections, is_section=is_section, **({} if is_section else status),
+        seed_columns=seed_columns, seed_rows=seed_rows, transfer=transfer_table(record), breakdowns=breakdowns,
+        analysis=analysis, sections=sections, is_section=is_section, **({} if is_section else status),
     )  # fmt: skip
     return re.sub(r"^#", "##", text, flags=re.M) if is_section else text
 
@@ -142,6 +149,16 @@ def seed_sentences(record: Record) -> list[str]:
         f"Metrics of students are mean ± standard deviation over the seeds {', '.join(seeds)}; student/ and bundle/ "
         f"are those of seed {seed}, the first one and not the best."
         for seed in seeds[:1]
+    ]
+
+
+def transfer_sentences(record: Record) -> list[str]:
+    """Returns one sentence for each set that selected nothing: the metric of every model on it."""
+    header, *rows = transfer_table(record) or [()]
+    return [
+        f"On {name} ({examples} examples): "
+        + ", ".join(f"{model} {value}" for model, value in zip(header[2:], values, strict=True))
+        for name, examples, *values in rows[1:]
     ]
 
 

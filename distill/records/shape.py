@@ -36,10 +36,30 @@ class _Difference(TypedDict):
     split: NotRequired[str | None]
 
 
+class _Pieces(TypedDict):
+    before: float
+    after: float
+
+
+class _Adapted(TypedDict, total=False):
+    text: Required[str]
+    steps: Required[int]
+    words: int
+    pieces_per_word: _Pieces
+
+
+class _Cleaning(TypedDict):
+    rules: str
+    lines: int
+    kept: int
+    dropped: dict[str, int]
+
+
 class _Teacher(_Model, total=False):
     resolved: Required[str]
     metrics: Required[Metrics]
     origin: str | None
+    adapted: _Adapted | None
     constant: _Constant | None
     against_constant: _Difference | None
 
@@ -64,6 +84,7 @@ class _Task(TypedDict, total=False):
     choices: int | None
     packing: str | None
     unlabelled: _Unlabelled | None
+    cleaning: _Cleaning | None
 
 
 class _Sensitivity(TypedDict, total=False):
@@ -196,6 +217,7 @@ class _Soup(TypedDict):
 
 class _Training(TypedDict, total=False):
     seconds: Required[float]
+    dev_losses: dict[str, float] | None
     steps: int | None
     precision: str | None
     examples_per_second: float | None

@@ -18,9 +18,10 @@ from distill.records.measures import (
     format_spread,
     number_format,
     select_timing,
+    share_kept,
     task_sections,
 )
-from distill.records.shape import DEV, metric_name
+from distill.records.shape import DEV, TEST, metric_name
 from distill.records.verdict import (
     find_split,
     measure,
@@ -172,6 +173,34 @@ def seed_table(record: Record) -> list[tuple[str, ...]]:
         for entry in seeds
     ]  # fmt: skip
     return [("seed", "student (torch)", *names, *(["baseline"] if with_baseline else [])), *rows]
+
+
+def transfer_table(record: Record) -> list[tuple[str, ...]]:
+    """Returns the task's metric of teacher, student and files on each set that selects nothing, the header first.
+
+    The share of the teacher's metric on the same set stands behind the others. The first row is the split of the
+    verdict, for comparison. It is empty for a run without such sets, which are the splits besides train, dev and test,
+    and for several tasks, each of which has its own.
+    """
+    task, sizes = record["task"], record["task"]["examples"]
+    further = [name for name in sizes if name not in ("train", DEV, TEST)]
+    if not further or record.get("tasks"):
+        return []
+    whole, exported = ("teacher", "student") if record["student"] else ("model", "model")
+    models = {"student (torch)": "student"} if record["student"] else {}
+    models |= {f"{exported} {format}": format for format in record["export"]}
+    rows = []
+    for name in [find_split(record), *further]:
+        teacher = measure(record, "teacher", name)
+        cells = [_with_share(measure(record, model, name), teacher, task) for model in models.values()]
+        rows.append((name, f"{sizes[name]:,}", format_spread(teacher), *cells))
+    return [("set", "examples", whole, *models), *rows]
+
+
+def _with_share(value: Spread | None, teacher: Spread | None, task: Record) -> str:
+    """Returns a metric, and behind it the share of the teacher's: `0.6120 (97.8%)`."""
+    share = share_kept(value["mean"], teacher["mean"], task) if value and teacher else None
+    return format_spread(value) + ("" if share is None else f" ({share:.1%})")
 
 
 def breakdown_table(

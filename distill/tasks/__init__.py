@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.errors import UserError
+from distill.tasks.bidirectional_lm import BidirectionalLM
 from distill.tasks.causal_lm import CausalLM
 from distill.tasks.classification import Classification
 from distill.tasks.embedding import Embedding
@@ -12,9 +13,11 @@ from distill.tasks.multi import MultiTask
 from distill.tasks.multiple_choice import MultipleChoice
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.regression import Regression
+from distill.tasks.replaced_tokens import ReplacedTokenDetection
 from distill.tasks.token_classification import TokenClassification
 
 __all__ = [
+    "BidirectionalLM",
     "CausalLM",
     "Classification",
     "Embedding",
@@ -23,12 +26,14 @@ __all__ = [
     "MultipleChoice",
     "QuestionAnswering",
     "Regression",
+    "ReplacedTokenDetection",
     "TokenClassification",
 ]
 
 # The classes of one task; a run of several has a bundle for each of them.
 CLASSES: tuple[Any, ...] = (
-    CausalLM, Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression, TokenClassification,
+    BidirectionalLM, CausalLM, Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression,
+    ReplacedTokenDetection, TokenClassification,
 )  # fmt: skip
 _AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}
 

@@ -14,15 +14,11 @@ from typing import TYPE_CHECKING, Any
 from distill.contracts import Batch, Items, Outputs, Scores, TaskInfo
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
-from distill.tasks.masked_lm import TextData, TokenScores
-from distill.tasks.overview import ShownTask
+from distill.tasks.masked_lm import TextData, TextTask, TokenScores
 from distill.text.sequences import SequenceSettings, open_corpus
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.text.sequences import Sequences
-    from distill.text.stream import StreamedText
+    from transformers import PreTrainedModel
 
 PACKINGS = ("full_sentences", "doc_sentences", "sentence")
 
@@ -35,9 +31,9 @@ class CausalText(TextData):
 
     @property
     def scoring(self) -> "NextTokenScores":
-        """The scores of tokens; before they are packed it knows no tokenizer."""
-        scoring = super().scoring
-        return NextTokenScores(scoring.settings, tokens=scoring.tokens)
+        """The scores of tokens."""
+        scoring = self.token_scores()
+        return NextTokenScores(scoring.settings, tokens=scoring.tokens, counts=scoring.counts)
 
     @property
     def terms(self) -> dict[str, Term]:
@@ -57,12 +53,13 @@ class NextTokenScores(TokenScores):
             "answer": "vocabulary",
             "packing": self.settings.packing,
             "max_length": self.settings.max_length,
+            **splits.describe_cleaning(),
             "pipeline_tag": "text-generation",
             "prediction": "Predicts the next token of a text.",
         }
 
 
-class CausalLM(ShownTask):
+class CausalLM(TextTask):
     """Causal language modelling: every token of a sequence is predicted from those before it (GPT-2 and its relatives).
 
     Documents are separated by the token for the end of a text, across which the next document is predicted too. No
@@ -81,7 +78,6 @@ class CausalLM(ShownTask):
 
     kinds = ("causal_lm",)
     auto_class = "AutoModelForCausalLM"
-    raw_text = True
 
     def __init__(
         self,
@@ -105,11 +101,6 @@ class CausalLM(ShownTask):
 
     def read(self, cache_dir: Path) -> CausalText:
         return CausalText(open_corpus(self.settings, cache_dir), self.settings)
-
-    def encode(
-        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        return data.encode(tokenizer, cache_dir)
 
     def select(self, batch: Batch) -> Items:
         """The tokens that follow another one, each at the position of the token before it, in the order of the batch.

@@ -84,6 +84,7 @@ class Classification(ShownTask):
         unlabelled_share: share of unlabelled texts in the examples of every optimizer step.
         bank: sentences or prose in the domain of the task, of which those near the training texts join the texts of
             `unlabelled=auto`: a source as for `unlabelled`. A bank is for single texts.
+        clean: rules for the texts of `unlabelled` and the bank: `web` keeps the prose of web text; None keeps all.
         options: those of `rows.TextOptions`.
 
     Raises:

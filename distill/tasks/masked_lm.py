@@ -7,6 +7,7 @@ False
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
@@ -14,14 +15,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from distill.contracts import IGNORED, Batch, EncodedSplits, Examples, Items, Outputs, Scores, TaskInfo
+from distill.contracts import IGNORED, Batch, Constant, EncodedSplits, Examples, Items, Outputs, Scores, TaskInfo
 from distill.edge.masks import MaskedTokens
-from distill.losses import MaskedLanguageModelling, SegmentOrder, Term
+from distill.losses import MaskedLanguageModelling, SegmentOrder, Term, ThreeWayOrder
 from distill.tasks.overview import ShownTask
 from distill.tasks.scoring import Scoring, expected_calibration_error, list_by_example
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
 from distill.text.sequences import (
+    PAIR_COLUMNS,
     SequenceSettings,
     dev_of_stream,
     held_out_of,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from distill.text.sequences import Sequences
 
+UNIGRAM = "the frequency of each token in train"
 TOP_K = 5  # Pieces of a mask that a bundle names.
 VOCABULARY_TEXT = 50_000_000  # Characters that a new vocabulary is learned from.
 
@@ -67,16 +70,25 @@ class TextData:
         return replace(self, examples=examples)
 
     @property
-    def scoring(self) -> "TokenScores":
+    def scoring(self) -> Scoring:
+        """The scores of tokens."""
+        return self.token_scores()
+
+    def token_scores(self) -> "TokenScores":
         """The scores of tokens; before they are packed it knows no tokenizer."""
-        dev = cast("Sequences | None", self.examples.get("dev"))
-        return TokenScores(self.settings) if dev is None else TokenScores(self.settings, dev.mask_token, dev.vocabulary)
+        if not self.examples:
+            return TokenScores(self.settings)
+        dev, train = cast("Sequences", self.examples["dev"]), cast("Sequences | StreamedText", self.examples["train"])
+        return TokenScores(self.settings, dev.mask_token, dev.vocabulary, train.token_counts)
 
     @property
     def terms(self) -> dict[str, Term]:
         """The prediction of masked tokens and, for pairs, of the order of two segments."""
-        pair = {} if self.settings.pair is None else {self.settings.pair: SegmentOrder()}
-        return {"mlm": MaskedLanguageModelling(), **pair}
+        pair = self.settings.pair
+        order: dict[str, Term] = (
+            {} if pair is None else {pair: ThreeWayOrder() if pair == "three_way" else SegmentOrder()}
+        )
+        return {"mlm": MaskedLanguageModelling(), **order}
 
     @property
     def sha256(self) -> str:
@@ -93,6 +105,11 @@ class TextData:
             dev = dev_of_stream(self.corpus, self.settings, tokenizer)
             return {"train": StreamedText(self.corpus, self.settings, tokenizer), "dev": dev}
         return dict(keep_sequences(self.corpus, self.settings, tokenizer, cache_dir))
+
+    def describe_cleaning(self) -> dict[str, Any]:
+        """The counts of the cleaning for run.json; none of a corpus that is streamed or kept as it is."""
+        cleaned = getattr(self.examples.get("train"), "cleaned", None)
+        return {} if cleaned is None else {"cleaning": {"rules": self.settings.clean, **cleaned}}
 
     def sizes(self) -> dict[str, int]:
         """The sequences of each split, which can only be counted after tokenization."""
@@ -130,16 +147,19 @@ class TokenScores(Scoring):
         settings: of the sequences.
         mask_token: of the tokenizer, None before the text is packed; so is `tokens`.
         tokens: of the tokenizer. A model may have more rows, which no metric counts.
+        counts: `[V]`, as in `Sequences.token_counts`, of train.
     """
 
     names = ("perplexity", "loss", "accuracy")
     selects = "min"
     compared_column = "loss"
     compares_with_teacher = True
+    weak_may_teach = True
 
     settings: SequenceSettings
     mask_token: str | None = None
     tokens: int | None = None
+    counts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
         """Cross-entropy, prediction and correctness of every item."""
@@ -205,6 +225,10 @@ class TokenScores(Scoring):
         confidences = scores.columns["probability"].astype(np.float64)
         return expected_calibration_error(confidences, scores.columns["correct"] == 1)
 
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The frequencies of the tokens in train, whatever the text: the loss is the unigram entropy."""
+        return [] if self.counts is None else [Constant(UNIGRAM, partial(_predict_frequencies, self.counts))]
+
     def describe(self, splits: TextData) -> dict[str, Any]:
         settings = self.settings
         return {
@@ -215,6 +239,7 @@ class TokenScores(Scoring):
             "max_length": settings.max_length,
             "pipeline_tag": "fill-mask",
             "prediction": "Fills the masks of a text.",
+            **splits.describe_cleaning(),
             **({} if self.mask_token is None else {"example": f'"a {self.mask_token} sentence"'}),
         }
 
@@ -222,7 +247,22 @@ class TokenScores(Scoring):
         return "the tokens of the vocabulary"
 
 
-class MaskedLM(ShownTask):
+class TextTask(ShownTask):
+    """A kind of task on raw text."""
+
+    raw_text = True
+
+    def encode(
+        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> "dict[str, Sequences | StreamedText]":
+        return data.encode(tokenizer, cache_dir)
+
+    def assemble(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+        """Returns the model that is trained on the text: the loaded one, or together with a further one."""
+        return model
+
+
+class MaskedLM(TextTask):
     """Masked language modelling (arXiv 1810.04805, section 3.1), with an objective on two segments if `pair` names one.
 
     Args:
@@ -238,7 +278,6 @@ class MaskedLM(ShownTask):
 
     kinds = ("masked_lm",)
     auto_class = "AutoModelForMaskedLM"
-    raw_text = True
 
     def __init__(
         self,
@@ -253,21 +292,18 @@ class MaskedLM(ShownTask):
         self.settings = SequenceSettings(
             mask=mask or Masking(), data_dir=None if data_dir is None else str(data_dir), **options
         )
-        settings, pair = self.settings, self.settings.pair is not None
+        settings, column = self.settings, PAIR_COLUMNS.get(self.settings.pair or "")
         self.info = TaskInfo(
-            # A second head predicts the order of the two segments of a pair.
-            name=name, kind=self.kinds[0], auto_class="AutoModelForPreTraining" if pair else self.auto_class,
-            likelihood="softmax", decoder="masks", max_length=settings.max_length, pair=pair, builtin=settings.builtin,
+            # A second head predicts the order of the two segments of a pair, where there are two orders.
+            name=name, kind=self.kinds[0],
+            auto_class="AutoModelForPreTraining" if column == "pair_labels" else self.auto_class, likelihood="softmax",
+            decoder="masks", max_length=settings.max_length, pair=column is not None, builtin=settings.builtin,
             raw_text=self.raw_text, classes_are_tokens=True, fixed_inputs=settings.masking == "static",
+            label_columns=frozenset({"labels"} if column is None else {"labels", column}),
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> TextData:
         return TextData(open_corpus(self.settings, cache_dir), self.settings)
-
-    def encode(
-        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        return data.encode(tokenizer, cache_dir)
 
     def select(self, batch: Batch) -> Items:
         """The tokens chosen for prediction, in the order of the batch."""
@@ -299,6 +335,19 @@ def _score_logits(logits: "Tensor", labels: "Tensor") -> "dict[str, Tensor]":
         "probability": (logits.gather(-1, best.unsqueeze(-1)).squeeze(-1) - log_sum).exp(),
         "correct": (best == labels).float(),
     }
+
+
+def _predict_frequencies(counts: np.ndarray, scores: Scores) -> Scores:
+    """Returns the scores of a model that gives every token its share of the counts `[V]`, each one more than it is."""
+    probabilities = (counts + 1) / (counts + 1).sum()  # A token that never has to be predicted has none.
+    best = int(probabilities.argmax())
+    columns = {
+        "loss": -np.log(probabilities[scores.labels]),
+        "prediction": np.full(len(scores.labels), best),
+        "probability": np.full(len(scores.labels), probabilities[best]),
+        "correct": scores.labels == best,
+    }
+    return replace(scores, columns={name: column.astype(np.float32) for name, column in columns.items()})
 
 
 class SequenceRecords(Sequence[MaskedTokens]):

@@ -158,5 +158,5 @@ def _check_part(name: str, task: Task) -> None:
     """Raises an error for a task that cannot be learned beside others."""
     if not NAME.fullmatch(name):
         raise OptionError("tasks", show_value(name), "names of letters, digits, _ and -")
-    if task.info.classes_are_tokens or task.info.likelihood == "vector":
+    if task.info.raw_text or task.info.likelihood == "vector":
         raise UserError(f"task {name} ({task.info.kind}) cannot be one of several: its students learn nothing else")

@@ -1,9 +1,10 @@
 """The parts that tasks with labelled rows share: columns of text, and texts without labels."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from distill.data.bank import BankSource
 from distill.data.in_memory import Table, TableSplits
 from distill.data.labelled_text import ADVICE, LabelledText
 from distill.data.missing_rows import Missing
-from distill.data.sources import STEMS, TableSource, check_memory
+from distill.data.sources import SINGLE, STEMS, TableSource, check_memory
 from distill.data.tables import LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
@@ -25,6 +26,7 @@ from distill.options import show_value
 from distill.tasks.class_weights import WEIGHTS, weight_column
 
 if TYPE_CHECKING:
+    import datasets
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -35,6 +37,8 @@ Columns = str | int | Sequence[str | int]
 MaxLength = Annotated[int, Field(ge=3, description="at least 3 tokens")]
 Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")]
 Amount = Annotated[int, Field(ge=1)]
+# A path, or a table in memory, by name.
+TransferSets = Annotated[Mapping[str, Any], Field(description="a mapping of names to files, directories or tables")]
 UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded as a split.
 
 
@@ -57,6 +61,9 @@ class TableOptions(TypedDict, total=False):
         unlabelled: examples that only the teacher labels: a file, a directory, a data set of the Hub or a table.
         unlabelled_share: share of them in the examples of every step.
         bank: sentences, of which those near the rows join `unlabelled="auto"`.
+        clean: rules for the texts of `unlabelled` and the bank: `web` keeps the prose of web text; None keeps all.
+        transfer: further sets in the same columns by name, such as those of other languages. Every model is scored on
+            them at the end, and they select nothing.
     """
 
     data: Table | TableSplits | str | Path | None
@@ -72,6 +79,8 @@ class TableOptions(TypedDict, total=False):
     unlabelled: Unlabelled | None
     unlabelled_share: Share
     bank: Unlabelled | None
+    clean: Literal["web"] | None
+    transfer: TransferSets | None
 
 
 class DataOptions(TableOptions, total=False):
@@ -135,8 +144,26 @@ def table_source(
         stems={**STEMS, **{split: tuple(names) for split, names in (options.get("splits") or {}).items()}},
         suffixes=suffixes,
         read_file=read_file,
+        transfer=_transfer_sets(options, text, label[0]),
         **given,
     )
+
+
+def _transfer_sets(options: DataOptions, text: tuple[str, ...], label: str) -> "dict[str, str | datasets.Dataset]":
+    """Returns the sets that are scored besides the splits by name.
+
+    Raises:
+        OptionError: for a name that is no word, or is that of a split.
+    """
+    sets = options.get("transfer") or {}
+    taken = {SINGLE, *STEMS, *(options.get("splits") or {})}
+    for name in sets:
+        if name in taken or not re.fullmatch(r"\w[\w.-]*", name):
+            known = ", ".join(sorted(taken))
+            raise OptionError(
+                "transfer", f"{{{name}: ...}}", f"names of letters, digits, - and _ that are no splits ({known})"
+            )
+    return in_memory.further_tables(sets, text=text, label=label)
 
 
 def text_columns(text: Columns | None, options: DataOptions) -> tuple[str, ...]:
@@ -230,13 +257,14 @@ def pool_source(options: TableOptions, create: Callable[[Unlabelled], AddRows]) 
     """The source of a task's rows without labels; `create` makes it from the option `unlabelled`.
 
     Raises:
-        OptionError: for `auto` and for a bank, which other tasks have (`text_pool`).
+        OptionError: for `auto`, a bank and a cleaning, which other tasks have (`text_pool`).
     """
     source, others = options.get("unlabelled"), "classification and regression"
     if is_auto(source):
         raise OptionError("unlabelled", AUTO, f"null or texts, because {AUTO} is for {others}; a file auto is ./auto")
-    if options.get("bank") is not None:
-        raise OptionError("bank", show_value(options.get("bank")), f"null, because a bank is for {others}")
+    for option, of_words in (("bank", "a bank is"), ("clean", "the rules are")):
+        if options.get(option) is not None:
+            raise OptionError(option, show_value(options.get(option)), f"null, because {of_words} for {others}")
     return PoolSource(None if source is None else create(source), options.get("unlabelled_share", SHARE))
 
 
@@ -249,18 +277,22 @@ def text_pool(options: TableOptions, labelled: LabelledText) -> PoolSource:
     """The source of texts without labels for a task with these rows; by default they are chosen from the data.
 
     Raises:
-        OptionError: for a bank beside other texts, or none.
+        OptionError: for a bank beside other texts, or none, and for a cleaning of pairs.
     """
+    clean = options.get("clean") is not None
+    if clean and len(labelled.text) == 2:
+        raise OptionError("clean", show_value(options.get("clean")), "null, because the rules are for single texts")
     source, bank, share = options.get("unlabelled", AUTO), options.get("bank"), options.get("unlabelled_share", SHARE)
     if is_auto(source):
-        return PoolSource(None, share, is_auto=True, bank=None if bank is None else BankSource(bank, labelled.text[0]))
+        chosen = None if bank is None else BankSource(bank, labelled.text[0], clean)
+        return PoolSource(None, share, is_auto=True, bank=chosen)
     if bank is not None:
         raise OptionError(
             "bank", show_value(bank), "null, because sentences are chosen with task.unlabelled=auto alone"
         )
     if source is None:
         return PoolSource(None, share)
-    return PoolSource(UnlabelledText(source, text=labelled.text, label=labelled.label).add_to, share)
+    return PoolSource(UnlabelledText(source, text=labelled.text, label=labelled.label, clean=clean).add_to, share)
 
 
 def encode_rows(

@@ -32,6 +32,7 @@ class Scoring:
             function of them where these are too many to be kept.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         compares_with_teacher: whether `compare` has columns.
+        weak_may_teach: whether a teacher that is no better than a constant prediction gets a notice alone.
         scores_text: whether `text_metrics` are those of plain text.
         functions: the metrics that the user wrote, by name.
     """
@@ -42,6 +43,7 @@ class Scoring:
     compared_column = "logits"
     can_abstain = False
     compares_with_teacher = False
+    weak_may_teach = False
     scores_text = False
 
     @property

@@ -1,12 +1,12 @@
 """Comparison of a teacher with the best constant prediction, which a teacher worth having is better than."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from distill.contracts import Constant, Scores
+from distill.contracts import Batch, Constant, Learnable, Scores
 from distill.tasks.scoring import Scoring
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import Difference, compare_examples
@@ -66,6 +66,24 @@ def compare_with_constant(scoring: Scoring, scores: Mapping[str, Scores]) -> Com
         weakness = _describe(scoring.metric, value, of_constant, constant.answer, difference, is_worse=max(ends) < 0)
     metrics = split_metrics(scoring, {split: constant.predict(of_split) for split, of_split in scores.items()})
     return Comparison(constant.answer, metrics, difference, weakness)
+
+
+def measure_constant(scoring: Scoring, task: Learnable, loader: Iterable[list[Batch]]) -> dict[str, float] | None:
+    """Returns the metrics of the best constant prediction for a split, which follow from its labels without a model.
+
+    None for a task without a constant prediction.
+
+    Args:
+        loader: yields lists of batches.
+    """
+    items = [task.select(batch) for batches in loader for batch in batches]
+    labels, example_id = (
+        np.concatenate([tensor.numpy() for tensor in tensors])
+        for tensors in zip(*((of.labels, of.example_id()) for of in items), strict=True)
+    )
+    scores = Scores({}, labels, example_id)
+    constant = _choose(scoring, scores)
+    return None if constant is None else scoring.metrics(constant.predict(scores))
 
 
 def _choose(scoring: Scoring, dev: Scores) -> Constant | None:

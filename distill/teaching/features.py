@@ -60,8 +60,8 @@ class Features:
 
     Args:
         name: the hidden states that are the features: of the `last` layer, of the one before (`second_to_last`), the
-            last four one behind the other (`concat_last_4`), or the sum of the last four (`sum_last_4`) or of all
-            layers (`sum_all`), with learned weights.
+            last four one behind the other (`concat_last_4`), the sum of the last four (`sum_last_4`) or of all layers
+            (`sum_all`) with learned weights, or the embeddings below the first layer (`input_embeddings`).
         bilstm: its sizes and its training.
 
     Raises:

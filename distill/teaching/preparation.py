@@ -24,11 +24,12 @@ from distill.losses.objective import supervised_objective
 from distill.models.checks import check_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
-from distill.models.tokenizer import read_vocabulary
+from distill.models.tokenizer import adopt_special_tokens, read_vocabulary
 from distill.stages import stages
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.tasks.scoring import Scoring
+from distill.teaching.adapted import AdaptedWeights
 from distill.teaching.computation import cached_scores
 from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import mix_scores
@@ -97,6 +98,7 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
 
 def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    source, adapted = _plan_adaptation(source, preparation)
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and not task.info.raw_text:
         source, chosen = _choose_finetuning(source, splits)
@@ -115,12 +117,9 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         else:
             examples = task.encode(splits, start.tokenizer, cache_dir)
             preparation.rehearse(start.model, start.tokenizer, examples)
-            print_line(
-                f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}"
-            )
-            for line in auto.describe_choices(chosen):
-                print_line(f"         {line}")
-            seconds = _finetune(source, start, preparation, labelled_only(examples), directory)
+            start = start if adapted is None else _adapt(adapted, source, preparation)
+            _print_finetuning(source, task, start, chosen)
+            seconds = _finetune(source, start, preparation, labelled_only(examples), directory, adapted)
             origin = _origin(source, preparation)
             notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
     is_saved = origin == "kept" or seconds > 0
@@ -138,11 +137,42 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         load, model = partial(_load, directory, task, trust_remote_code=trust), None
     return PreparedTeacher(
         requested=requested, resolved=source.resolved(), substituted=substituted, origin=origin,
-        tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights, seconds=seconds,
+        tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights,
+        seconds=seconds + (0.0 if adapted is None else adapted.seconds), adapted=_read_adapted(directory, adapted),
         device=preparation.device, model=model, notices=notices,
         features=None if source.features is None else source.features.record(),
         trained_by=None if origin in (AS_IT_IS, RESCALED) else source.finetune,
     )  # fmt: skip
+
+
+def _plan_adaptation(source: TeacherSource, preparation: Preparation) -> tuple[TeacherSource, AdaptedWeights | None]:
+    """Returns the source with its adapted weights, and these; None without an adaptation."""
+    if source.adaptation is None:
+        return source, None
+    adapted = AdaptedWeights(source.weights, source.adaptation, preparation.splits, preparation.cache_dir)
+    return replace(source, weights=adapted), adapted
+
+
+def _adapt(adapted: AdaptedWeights, source: TeacherSource, preparation: Preparation) -> Start:
+    """Adapts the teacher, and loads it with a new head."""
+    adapted.train(preparation.run_directory, resume=preparation.resume, dry_run=preparation.dry_run)
+    return load_start(source, preparation.task, preparation.splits)
+
+
+def _print_finetuning(source: TeacherSource, task: Task, start: Start, chosen: Mapping[str, dict[str, Any]]) -> None:
+    """Prints the reason of a fine-tuning and the values of its options that were `auto`."""
+    print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}")
+    for line in auto.describe_choices(dict(chosen)):
+        print_line(f"         {line}")
+
+
+def _read_adapted(directory: Path, adapted: AdaptedWeights | None) -> dict[str, Any] | None:
+    """Returns the record of the adaptation, which stands with the fine-tuned teacher too."""
+    if adapted is None:
+        return None
+    path = directory / _METADATA
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return record.get("adapted") or adapted.record()
 
 
 def _choose_finetuning(source: TeacherSource, splits: Data) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
@@ -273,6 +303,10 @@ def score(
     if teacher.comparison is None or teacher.comparison.weakness is None:
         return
     weakness = f"teacher {source.weights.name} {teacher.comparison.weakness}"
+    if scoring.weak_may_teach:
+        teacher.notices.append(weakness)
+        print_notice(weakness)
+        return
     if not source.accept_weak:
         longer = "" if source.finetune is None else f"train it for longer ({source.trainer}.max_epochs=N), "
         raise UserError(
@@ -304,14 +338,7 @@ def _set_scores(teacher: PreparedTeacher, scoring: Scoring, scores: Mapping[str,
 
 
 def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
-    settings = None
-    if source.finetune is not None:
-        settings = asdict(replace(source.finetune, precision=source.finetune.resolved_precision()))
-        for name in ("checkpoint_steps", "devices", "strategy"):
-            settings.pop(name)  # They do not change the result.
-        if source.finetune.processes() > 1:  # A step contains the batches of all ranks.
-            settings["processes"] = source.finetune.processes()
-        settings["device"] = source.finetune.device().type
+    settings = None if source.finetune is None else source.finetune.key()
     parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, task.info.max_length, settings]
     parts += [list(source.callback_key)] if source.callback_key else []
     parts += [dict(task.info.model_settings)] if task.info.model_settings else []
@@ -321,7 +348,12 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
 
 
 def _finetune(
-    source: TeacherSource, start: Start, preparation: Preparation, examples: EncodedSplits, target: Path
+    source: TeacherSource,
+    start: Start,
+    preparation: Preparation,
+    examples: EncodedSplits,
+    target: Path,
+    adapted: AdaptedWeights | None,
 ) -> float:
     """Trains on the hard labels, saves the result in `target`, and returns the duration in seconds.
 
@@ -347,7 +379,7 @@ def _finetune(
         student=trained, objective=objective, task=task, scoring=splits.scoring, **settings.optimization(steps)
     )
     estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
-    stages.expect(teacher=estimate)
+    stages.expect(teacher=estimate + (0.0 if adapted is None else adapted.seconds))
     length = f"{module.total_steps:,} steps of {settings.step_size()}"
     print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
     if preparation.dry_run:
@@ -358,16 +390,21 @@ def _finetune(
         identity={"data": splits.sha256, "start": source.weights.fingerprint()},
         resume=preparation.resume, callbacks=source.callbacks,
     )  # fmt: skip
-    with new_entry(target) as temporary:
-        start.model.save_pretrained(temporary)
-        start.tokenizer.save_pretrained(temporary)
-        notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
-        metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
-        write_json(temporary / _METADATA, metadata)
+    notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
+    metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+    _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
     return time.perf_counter() - started
+
+
+def _save(start: Start, metadata: Mapping[str, Any], target: Path) -> None:
+    """Caches a fine-tuned teacher with its tokenizer."""
+    with new_entry(target) as temporary:
+        start.model.save_pretrained(temporary)
+        start.tokenizer.save_pretrained(temporary)
+        write_json(temporary / _METADATA, metadata)
 
 
 def _describe_rise(source: TeacherSource, metric: str, fit: fitting.Fit, *, steps: int) -> str:
@@ -401,11 +438,3 @@ def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrained
         )
     configure(model, task.info.model_settings)
     return model
-
-
-def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes the tokenizer's special tokens to the model's configuration, from which students read them."""
-    model.config.cls_token_id = tokenizer.cls_token_id
-    model.config.sep_token_id = tokenizer.sep_token_id
-    if getattr(model.config, "pad_token_id", None) is None:  # An existing one determines where positions begin.
-        model.config.pad_token_id = tokenizer.pad_token_id

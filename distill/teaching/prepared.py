@@ -20,11 +20,12 @@ from distill.training.settings import TrainerSettings
 class PreparedTeacher:
     """A teacher that fits its task, the mean of several, or the teachers of several tasks, with their scores and size.
 
-    `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint`
-    is a digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its
-    training on the task, in this run or an earlier one that cached it; None if it was not trained. `members` are the
-    teachers of an ensemble, else the teacher itself, and `shares` the weight of each. `by_task` has the teacher of each
-    of several tasks by its name; it is empty for that of one task.
+    `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint` is a
+    digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its training on
+    the task, in this run or an earlier one that cached it; None if it was not trained. `adapted` is the record of its
+    adaptation to a text before that, None without one. `members` are the teachers of an ensemble, else the teacher
+    itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
+    for that of one task.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PreparedTeacher:
         model: PreTrainedModel | None = None,
         notices: Sequence[str] = (),
         features: Mapping[str, Any] | None = None,
+        adapted: Mapping[str, Any] | None = None,
         trained_by: TrainerSettings | None = None,
         members: "Sequence[PreparedTeacher]" = (),
         shares: tuple[float, ...] = (1.0,),
@@ -56,6 +58,7 @@ class PreparedTeacher:
         self.comparison: Comparison | None = None  # With the best constant prediction.
         self.notices = list(notices)
         self.features, self.trained_by, self.shares = features, trained_by, shares
+        self.adapted = adapted
         self._members, self.by_task = members, by_task or {}
         self._load = load
         self._model = None if model is None else freeze(model)
@@ -102,8 +105,8 @@ class PreparedTeacher:
     def record(self) -> dict[str, Any]:
         """Returns the `teacher` of run.json."""
         fields = (
-            "requested", "resolved", "substituted", "origin", "features", "precision", "metrics", "parameters",
-            "notices",
+            "requested", "resolved", "substituted", "origin", "features", "adapted", "precision", "metrics",
+            "parameters", "notices",
         )  # fmt: skip
         comparison = (
             {"constant": None, "against_constant": None} if self.comparison is None else self.comparison.record()

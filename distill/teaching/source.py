@@ -12,6 +12,7 @@ from distill.contracts import Task
 from distill.errors import OptionError, UnreachableError, UserError
 from distill.models.loading import Start
 from distill.options import show_value
+from distill.teaching.adaptation import Adaptation
 from distill.teaching.features import Features
 from distill.teaching.mixture import normalize_shares
 from distill.teaching.output_cache import OutputCache
@@ -95,6 +96,7 @@ class TeacherSource:
         by_task: the source of the teacher of each of several tasks by its name; empty if this one teaches all.
         callbacks: those of Lightning that the fine-tuning has.
         callback_key: describes them before their first use, as a part of the key of the fine-tuned teacher.
+        adaptation: of the weights to a text before the fine-tuning; None for none.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -111,6 +113,7 @@ class TeacherSource:
     by_task: "Mapping[str, TeacherSource]" = field(default_factory=dict)
     callbacks: tuple[Callback, ...] = ()
     callback_key: tuple[str, ...] = ()
+    adaptation: Adaptation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):
@@ -131,9 +134,11 @@ class TeacherSource:
         return name if self.features is None else f"{name} ({self.features})"
 
 
-def check_features(source: TeacherSource, task: Task) -> None:
-    """Raises UserError if a teacher is to be made of features and cannot be, before anything is read."""
+def check_source(source: TeacherSource, task: Task) -> None:
+    """Raises UserError if a teacher is to be adapted or made of features and cannot be, before anything is read."""
     for one in (source, *source.others):
+        if one.adaptation is not None:
+            one.adaptation.check(task, is_new=one.weights.is_new, is_finetuned=one.finetune is not None)
         if one.features is not None:
             one.features.check(task, one.cache, is_new=one.weights.is_new)
 

@@ -4,12 +4,13 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from distill.errors import UnreachableError, UserError
+from distill.readers.cleaning import WebCleaner, check_left
 from distill.readers.lines import format_reason, reading_errors
 from distill.storage import files, hub
 from distill.text import readers
@@ -74,6 +75,7 @@ class Corpus:
         column: column of JSONL, Parquet and Hub rows. Each row is one document.
         split_by: unit of the documents in text files: "file", "paragraph" (separated by blank lines) or "line".
         split: split of the Hub data set.
+        clean: `web` drops what is no prose from the documents, as `WebCleaner`; None keeps them as they are.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Corpus:
         column: str = "text",
         split_by: str = "file",
         split: str = "train",
+        clean: str | None = None,
     ) -> None:
         if split_by not in DOCUMENT_UNITS:
             raise ValueError(f"split_by is {split_by!r}, expected one of {', '.join(DOCUMENT_UNITS)}")
@@ -96,6 +99,7 @@ class Corpus:
         self._column = "sentence" if self._builtin_file else column
         self._split_by = split_by
         self._split = split
+        self._clean = clean
 
     def describe(self) -> str:
         """Returns a name for messages: `task.data_dir=...`, `data set owner/name` or `the built-in sentences`."""
@@ -131,17 +135,22 @@ class Corpus:
         world_size: int = 1,
         select: Callable[[str], bool] | None = None,
         position: Position | None = None,
+        cleaner: WebCleaner | None = None,
     ) -> Iterator[Document]:
         """Yields the documents of one process in a fixed order. Each document belongs to one process.
+
+        Documents are cleaned if the corpus is. Those of which nothing is left are not yielded.
 
         Args:
             select: returns whether to read the document with a key. An unselected text file that is one document is
                 not opened.
             position: start of the reading, updated after each document. At most one file is read again to reach it.
+            cleaner: knows the spans of all files; None has one that forgets them after each file, so that the reading
+                can begin at any.
 
         Raises:
-            UserError: if a file cannot be read, a column is missing or contains other values than text, or the corpus
-                contains no text.
+            UserError: if a file cannot be read, a column is missing or contains other values than text, the corpus
+                contains no text, or the cleaning leaves none.
             UnreachableError: if a data set is not in the cache and cannot be downloaded from the Hub.
         """
         if not 0 <= rank < world_size:
@@ -149,17 +158,28 @@ class Corpus:
         position = Position() if position is None else position
         by_file = len(self._sources) >= MIN_FILES_PER_PROCESS * world_size
         sources = self._sources[rank::world_size] if by_file else self._sources
+        forgets, cleaner = cleaner is None, cleaner or (WebCleaner() if self._clean else None)
         for index in range(position.file, len(sources)):
             if index > position.file:
                 position.file, position.parts = index, 0
-            for document in itertools.islice(self._read_source(sources[index], select), position.parts, None):
+            if cleaner is not None and forgets:
+                cleaner.forget()
+            documents = _clean(self._read_source(sources[index], select), cleaner)
+            for document in itertools.islice(documents, position.parts, None):
                 position.parts += 1
                 position.documents += document.chunk == 0
-                if by_file or (position.documents - 1) % world_size == rank:
+                is_own = by_file or (position.documents - 1) % world_size == rank
+                if is_own and document.text and not document.text.isspace():
                     yield document
         # Only this process's files may be empty.
         if not position.documents and not any(True for source in self._sources for _ in self._read_source(source)):
             raise self._no_text_error()
+        if cleaner is not None:
+            check_left(cleaner, self.describe())
+
+    def create_cleaner(self) -> WebCleaner | None:
+        """Returns a cleaner for the whole corpus, None if it is read as it is."""
+        return WebCleaner() if self._clean else None
 
     def _no_text_error(self) -> UserError:
         return UserError(f"{self.describe()} contains no text, expected at least one word")
@@ -175,7 +195,8 @@ class Corpus:
         data set, it includes only the name and the split.
         """
         hub_source = [self._hub_id, self._split] if self._hub_id else None
-        digest = hashlib.sha256(json.dumps([FORMAT, self._column, self._split_by, hub_source]).encode())
+        options = [FORMAT, self._column, self._split_by, hub_source, *([self._clean] if self._clean else [])]
+        digest = hashlib.sha256(json.dumps(options).encode())
         hash_content = (self.count_bytes() or 0) <= MAX_HASHED_BYTES
         for name, path in self._files:
             status = readers.read_status(path)
@@ -263,6 +284,12 @@ class Corpus:
             str(self._hub_id), source, advice="with text files, or go online", streaming=True, split=self._split
         )
         return dataset
+
+
+def _clean(documents: Iterable[Document], cleaner: WebCleaner | None) -> Iterator[Document]:
+    """Yields the documents after the cleaning, which may leave no text of one."""
+    for document in documents:
+        yield document if cleaner is None else replace(document, text=cleaner.clean(document.text))
 
 
 def is_held_out(key: str, *, fraction: float, seed: int) -> bool:

@@ -1,4 +1,4 @@
-"""Masking: the choice of the tokens to predict, and what replaces them in the input.
+"""Masking: the choice of the tokens to predict, and what replaces them in the input, or shuffles them.
 
 The shares are those of BERT (Devlin et al., arXiv 1810.04805, section 3.1): 15% of the tokens are chosen, of which 80%
 become [MASK], 10% become a random token and 10% stay. Unlike in BERT, special tokens are neither counted nor drawn.
@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from distill.contracts import IGNORED
 from distill.errors import UserError
 from distill.options import STRICT, raise_option_errors
+from distill.text.shuffling import shuffle_runs
 
 Unit = Literal["token", "whole_word", "span"]
 Shares = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
@@ -38,6 +39,9 @@ class Masking:
         span_p: parameter of the geometric distribution of a span's length in words (SpanBERT, arXiv 1907.10529,
             section 3.1).
         span_longest: length of the longest span, in words. The distribution is truncated there and normalized.
+        shuffle: share of the ordinary tokens in runs whose order is shuffled, among tokens that are not chosen. They
+            are to be predicted too (StructBERT, arXiv 1908.04577, section 2.2).
+        shuffle_size: number of tokens of such a run.
     """
 
     probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
@@ -52,17 +56,24 @@ class Masking:
     ] = (0.8, 0.1, 0.1)
     span_p: Annotated[float, Field(gt=0, le=1)] = 0.2
     span_longest: PositiveInt = 10
+    shuffle: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    shuffle_size: Annotated[int, Field(ge=2)] = 3
 
 
-def check_span(masking: Masking, max_length: int) -> None:
-    """Checks that the longest span fits into a sequence, of whose `max_length` tokens two are special.
+def check_masking(masking: Masking, max_length: int) -> None:
+    """Checks that spans and shuffled runs fit into a sequence, of whose `max_length` tokens two are special.
 
     A span longer than the budget of masked tokens is allowed, because it is shortened.
 
     Raises:
-        UserError: if the longest span does not fit.
+        UserError: if the longest span or a run does not fit.
     """
     room = max(0, max_length - 2)
+    if masking.shuffle and masking.shuffle_size > room:
+        raise UserError(
+            f"got task.mask.shuffle_size={masking.shuffle_size}, expected at most {room}, the ordinary tokens of a "
+            f"sequence of task.max_length={max_length}: lower task.mask.shuffle_size or raise task.max_length"
+        )
     if masking.unit == "span" and masking.span_longest > room:
         raise UserError(
             f"got task.mask.span_longest={masking.span_longest}, expected at most {room}, the ordinary tokens of a "
@@ -82,6 +93,8 @@ class Masker:
     No word and no span continues after a special token.
 
     If the budget is too small for any word, one of the shortest words is chosen.
+
+    With `shuffle` runs of the other ordinary tokens are shuffled, none across a special or a chosen token.
     """
 
     def __init__(
@@ -108,7 +121,7 @@ class Masker:
     def __call__(
         self, ids: np.ndarray, continues: np.ndarray, *, example: int, visit: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns inputs and labels `[n]` of one sequence without padding; labels are -100 at tokens not chosen.
+        """Returns inputs and labels `[n]` of one sequence without padding; labels are -100 at tokens not to predict.
 
         `continues [n]` (bool) marks tokens that continue the word of the token before them.
         """
@@ -129,7 +142,17 @@ class Masker:
             inputs[chosen[draws < masked]] = self.mask_id
             randomized = chosen[(draws >= masked) & (draws < masked + replaced)]
             inputs[randomized] = self._ordinary_ids[random.integers(len(self._ordinary_ids), size=len(randomized))]
+            if self.masking.shuffle:
+                self._shuffle(random, ids, inputs, labels)
         return inputs, labels
+
+    def _shuffle(self, random: np.random.Generator, ids: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> None:
+        """Shuffles runs of tokens in `inputs`, and makes the right ones their labels."""
+        ordinary, size = ~self._special[ids], self.masking.shuffle_size
+        number = self.masking.shuffle * int(ordinary.sum()) / size
+        runs = shuffle_runs(ordinary & (labels == IGNORED), number=number, size=size, random=random)
+        inputs[np.sort(runs, axis=1)] = ids[runs]
+        labels[runs] = ids[runs]
 
     def _choose_tokens(
         self, random: np.random.Generator, ordinary: np.ndarray, continues: np.ndarray

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BATCH_CHARACTERS = 2**17  # Per call of the tokenizer, which processes the texts of a call in parallel.
-_MAX_NEGATIVES = 1000  # Runs of sentences in memory, from which the second segment of an nsp negative is drawn.
+_MAX_NEGATIVES = 1000  # Runs of sentences in memory, from which the second segment of a negative is drawn.
 _MIN_DISTANCE = 10  # Runs between the segments of an nsp negative from one document.
 _MIN_LAST_TOKENS = 8  # Ordinary tokens at the end of a document that make a separate sequence.
+# Tasks of segment pairs: the shares of pairs whose second segment is from elsewhere, and of those that are swapped.
+PAIRS: dict[str | None, tuple[float, float]] = {
+    None: (0.0, 0.0), "nsp": (0.5, 0.0), "sop": (0.0, 0.5), "three_way": (1 / 3, 1 / 3),
+}  # fmt: skip
 # Keys in checkpoints and the attributes that hold their values. These values are replaced, never changed in place.
 _STATE_ATTRIBUTES = {
     "tokens": "token_count",
@@ -39,7 +43,8 @@ class TokenSequence:
     Args:
         ids: token ids, `[L]`.
         type_ids: token types of a segment pair, `[L]`.
-        pair_label: 0 if the second segment of the pair follows the first one in the text, 1 if not.
+        pair_label: 0 if the second segment of the pair follows the first one in the text, 1 if not. With `three_way`
+            1 is for a second segment that precedes the first one, and 2 for one of another document.
     """
 
     ids: np.ndarray
@@ -152,7 +157,7 @@ class Packer:
             - `doc_sentences`: the same within one document. The last sequence of a document is shorter.
             - `segment_pair`: two runs of sentences, which share the sequence in random proportions.
             - `sentence`: one sentence, truncated to the maximum length.
-        pair: the task of segment pairs, `nsp` or `sop` (`_pack_pairs`), or None.
+        pair: the task of segment pairs, `nsp`, `sop` or `three_way` (`_pack_pairs`), or None.
 
     Special tokens that occur in a text are tokenized as text. With `wraps` every sequence needs special tokens around
     it.
@@ -283,37 +288,41 @@ class Packer:
 
         `nsp`: the second segment of half of the pairs does not follow the first (arXiv 1810.04805, section 3.1).
         `sop`: the segments of half of the pairs are swapped (arXiv 1909.11942, section 3.1).
+        `three_way`: the segments of a third are swapped, and the second one of a third is of another document
+        (arXiv 1908.04577, section 2.2).
         None: the second segment always follows the first.
         """
         sentences = self._sentences
+        replaced, swapped = PAIRS[self.pair]
         while len(sentences) >= 2 and (use_all or sum(map(len, sentences)) >= self._capacity):
             used = max(2, _count_sentences(sentences, self._capacity))
             cut = int(self._random.integers(1, used))
             first, second, label = sentences[:cut], sentences[cut:used], 0
-            if self.pair == "nsp":
-                if self._random.random() < 0.5 and (negative := self._draw_negative(first, second)):
-                    label, second = 1, negative
-                self._negatives.append((self._document_key, sum(map(len, sentences[:used])), sentences[:used]))
-            elif self.pair == "sop" and self._random.random() < 0.5:
+            draw = 1.0 if self.pair is None else self._random.random()
+            negative = self._draw_negative(first, second) if draw < replaced else None
+            if negative:
+                label, second = 2 if swapped else 1, negative
+            elif replaced <= draw < replaced + swapped:
                 label, first, second = 1, second, first
-            is_negative = self.pair == "nsp" and label == 1
-            del sentences[: cut if is_negative else used]  # A replaced second segment begins the next pair.
+            if replaced:
+                self._negatives.append((self._document_key, sum(map(len, sentences[:used])), sentences[:used]))
+            del sentences[: cut if negative else used]  # A replaced second segment begins the next pair.
             first_ids, second_ids = list(itertools.chain(*first)), list(itertools.chain(*second))
             # Truncates the longer segment first.
             size = min(len(first_ids), max(self._capacity - len(second_ids), self._capacity - self._capacity // 2))
             self.dropped_token_count += len(first_ids) - size
-            if not is_negative:
+            if not negative:
                 self.dropped_token_count += max(0, len(second_ids) - (self._capacity - size))
             ids, type_ids = self._special.wrap_pair(first_ids[:size], second_ids[: self._capacity - size])
             yield TokenSequence(ids, type_ids, label if self.pair else IGNORED)
 
     def _draw_negative(self, first: list[list[int]], second: list[list[int]]) -> list[list[int]] | None:
-        """Draws sentences from another document or far back in this one. Returns None if there are none yet.
+        """Draws sentences from another document or, for `nsp`, far back in this one; None if there are none yet.
 
         They fill the pair as much as `second` would, because their length would reveal the label otherwise.
         """
         missing = min(sum(map(len, second)), max(1, self._capacity - sum(map(len, first))))
-        far = len(self._negatives) - _MIN_DISTANCE
+        far = len(self._negatives) - _MIN_DISTANCE if self.pair == "nsp" else 0
         for index in self._random.permutation(len(self._negatives)).tolist():
             key, size, sentences = self._negatives[index]
             if (key != self._document_key or index < far) and size >= missing:

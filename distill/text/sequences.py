@@ -1,9 +1,10 @@
 """Packed and masked sequences of raw text, whose tokens are cached on disk."""
 
 import itertools
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -16,17 +17,22 @@ from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
+from distill.readers.cleaning import WEB, describe_cleaning
 from distill.storage.cache import entry_key, has_entry, new_entry
+from distill.storage.files import write_json
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
-from distill.text.masking import Masker, Masking, check_span
-from distill.text.packing import Packer, TokenSequence, find_continuations, find_separator
+from distill.text.masking import Masker, Masking, check_masking
+from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1
+_COUNTED = 2**22  # Tokens that are counted at a time.
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
-PAIRS = ("nsp", "sop")
+_CLEANING = "cleaning.json"  # Beside the tokens of a corpus.
+# The column of batches with the labels of pairs: of two orders, which a head of the model predicts, or of three.
+PAIR_COLUMNS = {"nsp": "pair_labels", "sop": "pair_labels", "three_way": "order_labels"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class SequenceSettings:
         text: column of the text in JSONL, Parquet and the Hub.
         documents: unit of the documents in a text file: the `file`, a `paragraph` between blank lines, or a `line`.
         packing: one of `PACKINGS`, as in `packing.Packer`.
-        pair: second objective of `segment_pair`: `nsp`, `sop` or None.
+        pair: second objective of `segment_pair`: `nsp`, `sop`, `three_way` or None.
         max_length: number of tokens in a sequence.
         masking: `dynamic` draws new masks in every epoch. `static` draws `masks` fixed ones for each sequence and
             uses them in turn, one in each epoch, so that teacher outputs can be cached.
@@ -54,6 +60,7 @@ class SequenceSettings:
         streaming: whether to read, tokenize and mask during the training. `auto` streams a data set of the Hub and
             more than `keep_gb` of files.
         keep_gb: size of files in GB.
+        clean: `web` drops what is no prose, as `WebCleaner`; None keeps the text as it is.
     """
 
     mask: Masking | None
@@ -72,14 +79,16 @@ class SequenceSettings:
     seed: int = 0
     streaming: bool | str = "auto"
     keep_gb: float = 4.0
+    clean: str | None = None
 
     def __post_init__(self) -> None:
         for option, value, known in (
             ("packing", self.packing, PACKINGS),
-            ("pair", self.pair, (None, *PAIRS)),
+            ("pair", self.pair, tuple(PAIRS)),
             ("masking", self.masking, ("dynamic", "static")),
             ("streaming", self.streaming, ("auto", True, False)),
             ("documents", self.documents, DOCUMENT_UNITS),
+            ("clean", self.clean, (None, WEB)),
         ):
             if value not in known:
                 choices = ", ".join("null" if choice is None else str(choice) for choice in known)
@@ -98,7 +107,7 @@ class SequenceSettings:
         if self.streaming is True and self.masking == "static":
             raise ValueError("got task.masking=static and task.streaming=true: a stream shows a text once only")
         if self.mask is not None:
-            check_span(self.mask, self.max_length)
+            check_masking(self.mask, self.max_length)
 
     @property
     def visits(self) -> int | None:
@@ -119,6 +128,7 @@ class Sequences(Dataset[Batch]):
         rows: indices of the sequences to use; None uses all.
         first: number of the first sequence, on which its masks depend.
         visits: number of different masks of a sequence; None draws new ones in every epoch.
+        cleaned: the counts of the cleaning of the corpus; None if it was not cleaned, or is a stream.
 
     Attributes:
         mask_token: of the tokenizer.
@@ -137,26 +147,41 @@ class Sequences(Dataset[Batch]):
         rows: np.ndarray | None = None,
         first: int = 0,
         visits: int | None = 1,
+        cleaned: Mapping[str, object] | None = None,
     ) -> None:
         chosen = slice(None) if rows is None else rows
-        self.visits, self.first = visits, first
+        self.visits, self.first, self.cleaned = visits, first, cleaned
         self.lengths = self.tokens = np.diff(tokens.offsets)[chosen]
         self.sequences, self.longest = np.ones_like(self.lengths), int(self.lengths.max())
         mask, mean = settings.mask, float(self.lengths.mean())
-        self.items_per_example = mean - 1 if mask is None else mean * mask.probability
+        self.items_per_example = mean - 1 if mask is None else mean * (mask.probability + mask.shuffle)
         chosen_rows = None if rows is None else rows.tolist()
         masks = _describe_masks(settings, tokenizer)
         self.digest = entry_key("masked", FORMAT, tokens.digest, chosen_rows, masks, visits)
         self._columns, self._starts = tokens.columns, tokens.offsets[:-1][chosen]
         self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
+        self._pair_column = None if settings.pair is None else PAIR_COLUMNS[settings.pair]
         self._padding = padding_values(tokenizer) | {"labels": IGNORED}
         self._pads_left = tokenizer.padding_side == "left"
         self.mask_token, self.vocabulary = tokenizer.mask_token, len(tokenizer)
         self._masker = None if mask is None else _create_masker(mask, settings.seed, tokenizer)
         self._continues = None if mask is None else _find_continuations(mask, tokenizer)
+        self._predicted = np.ones(_vocabulary_size(tokenizer), dtype=bool)  # Without masks special tokens are too.
+        if mask is not None:
+            self._predicted[tokenizer.all_special_ids] = False
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """Number of times that each token occurs which may have to be predicted, `[V]`; -1 for one that never has to.
+
+        They are those of the whole split, and are counted when they are read for the first time.
+        """
+        ids, size = self._columns["input_ids"], len(self._predicted)
+        parts = (np.bincount(ids[start : start + _COUNTED], minlength=size) for start in range(0, len(ids), _COUNTED))
+        return np.where(self._predicted, sum(parts, np.zeros(size, dtype=np.int64)), -1)
 
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         example_id = np.asarray(indices)
@@ -172,9 +197,13 @@ class Sequences(Dataset[Batch]):
             columns["input_ids"], columns["labels"] = (np.concatenate(arrays) for arrays in zip(*masked, strict=True))
         batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
         batch["example_id"] = example_id
-        if self._pair_labels is not None:
-            batch["pair_labels"] = self._pair_labels[chosen].astype(np.int64)
+        if self._pair_labels is not None and self._pair_column is not None:
+            batch[self._pair_column] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def share_of(self, token: int) -> float:
+        """Returns the share of a token among those of all sequences before they are masked."""
+        return float((self._columns["input_ids"] == token).mean())
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
@@ -189,14 +218,14 @@ def keep_sequences(
     Raises:
         UserError: if the corpus is empty, a single document, or shorter than one sequence.
     """
-    splits = _cache_tokens(corpus, settings, tokenizer, cache_dir)
+    splits, cleaned = _cache_tokens(corpus, settings, tokenizer, cache_dir)
     dev_rows = None
     if settings.dev_examples is not None and settings.dev_examples < len(splits["dev"]):
         order = np.random.default_rng(settings.seed).permutation(len(splits["dev"]))
         dev_rows = np.sort(order[: settings.dev_examples])
     return {
-        "train": Sequences(splits["train"], settings, tokenizer, visits=settings.visits),
-        "dev": Sequences(splits["dev"], settings, tokenizer, rows=dev_rows),
+        "train": Sequences(splits["train"], settings, tokenizer, visits=settings.visits, cleaned=cleaned),
+        "dev": Sequences(splits["dev"], settings, tokenizer, rows=dev_rows, cleaned=cleaned),
     }
 
 
@@ -222,6 +251,7 @@ def open_corpus(settings: SequenceSettings, cache_dir: Path) -> Corpus:
         builtin_file=builtin_file,
         column=settings.text,
         split_by=settings.documents,
+        clean=settings.clean,
     )
 
 
@@ -235,8 +265,11 @@ def is_streamed(settings: SequenceSettings, corpus: Corpus) -> bool:
 
 def _cache_tokens(
     corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path
-) -> dict[str, token_cache.Tokens]:
-    """Returns the tokens of both splits from the cache, and tokenizes and packs them if they are missing."""
+) -> tuple[dict[str, token_cache.Tokens], dict[str, object] | None]:
+    """Returns the tokens of both splits from the cache, with the counts of a cleaning.
+
+    The corpus is tokenized and packed if they are missing.
+    """
     digest = _compute_digest(corpus, settings, tokenizer)
     directory = cache_dir / "tokens" / digest[:20]
     if not has_entry(directory):
@@ -245,7 +278,8 @@ def _cache_tokens(
         with new_entry(directory) as temporary:
             packers = {split: make_packer(settings, tokenizer, settings.seed) for split in ("train", "dev")}
             writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
-            for document in corpus.read_documents():
+            cleaner = corpus.create_cleaner()
+            for document in corpus.read_documents(cleaner=cleaner):
                 split = "dev" if held_out(document.key) else "train"
                 for sequence in packers[split].add_document(document):
                     writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
@@ -255,6 +289,8 @@ def _cache_tokens(
                 if not len(writers[split]):
                     raise UserError(too_short_message(corpus, settings, split))
                 writers[split].close()
+            if cleaner is not None:
+                write_json(temporary / _CLEANING, cleaner.record())
         dropped = sum(packer.dropped_token_count for packer in packers.values()) / sum(
             packer.token_count for packer in packers.values()
         )
@@ -263,9 +299,17 @@ def _cache_tokens(
                 f"Tokens: {dropped:.1%} are in no sequence, cut off or too few for one "
                 f"(task.packing={settings.packing})"
             )
-    return {
+    splits = {
         split: token_cache.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
     }
+    return splits, _read_cleaning(directory) if settings.clean else None
+
+
+def _read_cleaning(directory: Path) -> dict[str, object]:
+    """Prints and returns the counts of the cleaning of a corpus."""
+    cleaned: dict[str, object] = json.loads((directory / _CLEANING).read_text(encoding="utf-8"))
+    print_line(f"Cleaning: {describe_cleaning(cleaned)}")
+    return cleaned
 
 
 def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> str:

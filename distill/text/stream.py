@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -69,6 +70,11 @@ class StreamedText:
     def sample(self) -> Sequences:
         """Returns the first sequences that are trained on."""
         return CorpusStream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}).sample
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """As in `Sequences`, of the first sequences that are trained on."""
+        return self.sample().token_counts
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of `steps` optimizer steps.

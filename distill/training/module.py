@@ -1,20 +1,20 @@
 """The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, get_scheduler
 
 from distill.contracts import Batch, Items, Learnable, Outputs, Signal
 from distill.errors import NumericalError
 from distill.losses import Objective
-from distill.losses.term import divisors
+from distill.losses.term import divisors, in_chunks
+from distill.models.forward import to_device
 from distill.tasks.scoring import Scoring
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
@@ -40,6 +40,7 @@ class DistillationModule(L.LightningModule):
         total_steps: optimizer steps of the whole training.
         schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
         warmup: share of the steps over which the learning rate rises from zero.
+        betas, eps: of AdamW.
         clip: largest norm of the gradient; 0 does not clip.
         seed: dropout depends only on the seed, the step and the rank, so that a resumed training is the same.
     """
@@ -54,6 +55,8 @@ class DistillationModule(L.LightningModule):
         signal: Signal = NOTHING,
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
         warmup: float = 0.1,
         clip: float = 1.0,
         total_steps: int = 1000,
@@ -69,6 +72,7 @@ class DistillationModule(L.LightningModule):
         self.task, self.scoring = task, scoring
         self.signal = signal if objective.needs_teacher else NOTHING
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.betas, self.eps = betas, eps
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
         self.schedule = _SCHEDULES[schedule]
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
@@ -119,6 +123,24 @@ class DistillationModule(L.LightningModule):
             totals = totals + chunk_totals
         return self.objective.weighted(totals, counts), totals.detach()
 
+    @torch.no_grad()
+    def mean_losses(self, loader: Iterable[list[Batch]]) -> dict[str, float]:
+        """Returns the mean of each term over a split, in evaluation mode.
+
+        Args:
+            loader: yields lists of batches.
+        """
+        was_training = self.training
+        self.eval()
+        sums = counts = torch.zeros(len(self.objective.names))
+        for batches in loader:
+            for batch in batches:
+                moved = to_device(batch, self.student.device)
+                sums = sums + self.losses(moved)[1].cpu()
+                counts = counts + self._counts(moved).cpu()
+        self.train(was_training)
+        return dict(zip(self.objective.names, (sums / divisors(counts)).tolist(), strict=True))
+
     def _items(self, batch: Batch) -> Items:
         items = self.task.select(batch)
         return items.with_every_token() if self.objective.reads_every_token else items
@@ -127,11 +149,7 @@ class DistillationModule(L.LightningModule):
         return self.objective.counts(self._items(batch))
 
     def _logit_totals(self, student_outputs: Outputs, teacher_outputs: Outputs, items: Items) -> Iterator[Tensor]:
-        """Yields the sums `[terms]` of the terms that read logits, in chunks of the student's `chunk_size` items.
-
-        The logits of a chunk are freed and computed again in the backward pass, so that memory does not grow with the
-        batch.
-        """
+        """Yields the sums `[terms]` of the terms that read logits, in chunks of the student's `chunk_size` items."""
 
         def totals(items: Items) -> Tensor:
             return self.objective.totals(
@@ -140,13 +158,7 @@ class DistillationModule(L.LightningModule):
 
         if not self.objective.reads_logits:
             return
-        size = student_outputs.chunk_size
-        if size is None or len(items) <= size:
-            yield totals(items)
-            return
-        for first in range(0, len(items), size):
-            chunk = items.part(first, min(len(items), first + size))
-            yield checkpoint(totals, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
+        yield from in_chunks(totals, items, student_outputs.chunk_size)
 
     def _teacher_outputs(self, batch: Batch, items: Items) -> Outputs:
         """Returns the teacher's outputs for this batch, which are empty if no term needs them."""
@@ -198,7 +210,9 @@ class DistillationModule(L.LightningModule):
         self.log_dict({f"dev/{name}": value for name, value in dev_metrics(self.scoring, scores).items()})
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(parameter_groups(self, self.weight_decay), lr=self.learning_rate, fused=True)
+        optimizer = torch.optim.AdamW(
+            parameter_groups(self, self.weight_decay), lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True
+        )
         warmup = math.ceil(self.warmup * self.total_steps)
         schedule = get_scheduler(self.schedule, optimizer, warmup, self.total_steps)
         return [optimizer], [schedule]

@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ else:
     Number = PositiveInt | Literal["auto"]
     OptionalNumber = PositiveInt | Literal["auto"] | None
     Decay = Annotated[float, Field(ge=0, lt=1)] | Literal["auto"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 @raise_option_errors
@@ -49,6 +51,8 @@ class TrainerSettings:
         max_steps: number of optimizer steps; None: no limit.
         warmup: share of all steps.
         weight_decay: decay of the weights; biases and norms have none.
+        betas: decays of AdamW's averages of the gradient and of its square.
+        eps: added by AdamW to the root of the average square.
         clip: largest norm of the gradient; 0 does not clip.
         precision: of the forward and backward passes; `auto` is bf16 where the hardware computes it, else float32.
         evaluations: number of evaluations on dev in an epoch, each of which writes a checkpoint; 0.25: one in four
@@ -79,6 +83,10 @@ class TrainerSettings:
     max_steps: PositiveInt | None = None
     warmup: Annotated[float, Field(ge=0, le=1, description="a share of the steps from 0 to 1")] = 0.1
     weight_decay: NonNegativeFloat = 0.01
+    betas: Annotated[
+        tuple[Beta, Beta], Field(strict=False, description="two numbers of at least 0 and below 1, like [0.9, 0.98]")
+    ] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
     clip: NonNegativeFloat = 1.0
     precision: Precision = "auto"
     evaluations: Frequency = 1
@@ -164,8 +172,17 @@ class TrainerSettings:
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """Returns the arguments of `DistillationModule` that concern the optimizer."""
-        names = ("learning_rate", "weight_decay", "warmup", "clip", "schedule", "seed")
+        names = ("learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule", "seed")
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
+
+    def key(self) -> dict[str, Any]:
+        """Returns the settings that the result of a training depends on, for the key of a cache."""
+        key = asdict(replace(self, precision=self.resolved_precision()))
+        for name in ("checkpoint_steps", "devices", "strategy"):
+            key.pop(name)  # They do not change the result.
+        if self.processes() > 1:  # A step contains the batches of all ranks.
+            key["processes"] = self.processes()
+        return key | {"device": self.device().type}
 
     def processes(self) -> int:
         """Returns the number of processes that train, the world size."""

@@ -38,6 +38,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "objective": ("objective", ("objective",)),
     "trainer": ("trainer", ("trainer",)),
     "augment": ("augment", ("augment",)),
+    "adapt": ("adapt", ("adapt",)),
     "export": ("export", ("export",)),
     "benchmark": ("benchmark", ("benchmark",)),
     "logger": ("logger", ("logger",)),
@@ -47,7 +48,10 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
 # Where the options of a folder are in the configuration, if not under its name.
 PREFIXES = {"": (), "features": ("teacher",), "cache": ("teacher", "cache")}
 # Options that are those of another group: the teacher's trainings.
-ALIASES = {("teacher", "finetune"): ("trainer",), ("teacher", "bilstm", "trainer"): ("trainer",)}
+ALIASES = {
+    ("teacher", "finetune"): ("trainer",), ("teacher", "bilstm", "trainer"): ("trainer",),
+    ("adapt", "trainer"): ("trainer",),
+}  # fmt: skip
 # Shorter words for the values of an annotation that Python takes too.
 WORDS = {
     "a string, a whole number, a list of items, each a string or a whole number": "a column, a list of columns",
@@ -325,10 +329,10 @@ def _find_section(option: Option) -> str:
     if first.target is None:
         if group == "hydra" or not folder:
             return "Hydra" if group == "hydra" else "The configuration"
-        return f"`{folder}={first.file.stem}`" if folder in ("job", "augment") else f"More of `{folder}`"
+        return f"`{folder}={first.file.stem}`" if folder in ("job", "augment", "adapt") else f"More of `{folder}`"
     if group == "objective" or (group in ("task", "teacher") and len(first.path) == 2):
         return f"`{first.target.rpartition('.')[2]}`"
-    if group in ("student", "augment", "hydra"):
+    if group in ("student", "augment", "adapt", "hydra"):
         return f"`{folder}={first.file.stem}`"
     return f"`{'.'.join(first.path[:-1])}`"
 

@@ -113,6 +113,33 @@ def test_smoothing_changes_no_answer_and_no_channel_exceeds_the_quantile(fp32: P
     assert smoothed.max() <= np.quantile(largest, 0.9) * 1.0001
 
 
+def test_smoothing_leaves_a_matrix_that_several_inputs_share_one_matrix(fp32: Path, tmp_path: Path) -> None:
+    model = onnx.load(str(fp32))
+    square = np.random.default_rng(3).normal(size=(WIDTH, WIDTH)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(square, "square"))
+    calls = [
+        helper.make_node("MatMul", [source, "square"], [output], name=output)
+        for source, output in (("mean", "once"), ("once", "twice"))
+    ]
+    model.graph.node[2].input[0] = "twice"
+    for place, node in enumerate(calls, start=2):
+        model.graph.node.insert(place, node)
+    onnx.save(model, str(tmp_path / "shared.onnx"))
+    material = Material(tmp_path / "shared.onnx", 8, feeds)
+    smoothed = material.graph()
+    graph.smooth(smoothed, material.largest, 0.9)
+    graph.save(smoothed, tmp_path / "smooth.onnx")
+    expected = logits_of(tmp_path / "shared.onnx")
+    np.testing.assert_allclose(logits_of(tmp_path / "smooth.onnx"), expected, rtol=1e-4, atol=1e-4 * np.ptp(expected))
+    known = graph.constants(smoothed)
+    read = [node.input[1] for node in smoothed.graph.node if node.name in ("once", "twice")]
+    assert read == ["square_smoothed"] * 2
+    assert "square" not in known
+    write_dynamic(material, tmp_path / "int8.onnx", smoothed=True)
+    tensors = onnx.load(str(tmp_path / "int8.onnx")).graph.initializer
+    assert sum(list(tensor.dims) == [WIDTH, WIDTH] for tensor in tensors) == 2  # This one, and that of `gemm`.
+
+
 def test_smoothing_brings_the_logits_closer_where_one_channel_is_an_outlier(
     fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

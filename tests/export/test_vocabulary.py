@@ -1,5 +1,8 @@
 """Tests that a smaller vocabulary reads known texts as before, and others by shorter pieces."""
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill.errors import UserError
+from distill.data.vocabulary_texts import read_texts
+from distill.errors import OptionError, UserError
+from distill.export.settings import ExportSettings
 from distill.export.vocabulary import COMMON, check_cut, cut_vocabulary
 from distill.tasks import Classification
 from tests.conftest import toy_bert
@@ -184,3 +189,24 @@ def test_the_padding_of_the_embedding_stays_though_no_text_and_no_tokenizer_name
     embedding = smaller.get_input_embeddings()
     assert isinstance(embedding, torch.nn.Embedding)
     assert cut.convert_ids_to_tokens(embedding.padding_idx) == tokenizer.convert_ids_to_tokens(len(tokenizer) - 2)
+
+
+def test_texts_of_every_column_of_every_file_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "german"
+    folder.mkdir()
+    (folder / "a.txt").write_text("ein Satz\nnoch einer\n", encoding="utf-8")
+    (folder / "b.csv").write_text("satz,zahl,label\nschön,1,gut\n", encoding="utf-8")
+    rows = [{"words": ["drei", "Wörter"], "number": 3, "text": "ein Text"}, {"words": [], "number": 4, "text": None}]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    paths = [str(folder), str(tmp_path / "c.jsonl.gz")]
+    assert sorted(read_texts(paths, "export.vocabulary_texts")) == sorted(
+        ["ein Satz", "noch einer", "schön", "1", "gut", "drei", "Wörter", "ein Text"]
+    )
+    with pytest.raises(UserError, match="export.vocabulary_texts=nowhere.txt does not exist, expected a file or a dir"):
+        list(read_texts(["nowhere.txt"], "export.vocabulary_texts"))
+
+
+def test_texts_of_a_vocabulary_that_is_kept_whole_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"vocabulary_texts=\[a.txt\], expected \[\], because vocabulary=full keeps"):
+        ExportSettings(vocabulary_texts=("a.txt",))

@@ -15,7 +15,7 @@ from distill.losses.term import EncoderSize
 from tests import documents
 
 CONF = config_directory()
-WITHOUT_TARGET = ("augment", "job", "benchmark", "student", "logger", "experiment", "ablation", "variant")
+WITHOUT_TARGET = ("augment", "adapt", "job", "benchmark", "student", "logger", "experiment", "ablation", "variant")
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 DOCUMENTS = [*documents.DOCUMENTS, CONF / "config.yaml", *(CONF / file for file in FILES)]
 

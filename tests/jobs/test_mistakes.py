@@ -862,6 +862,12 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("trainer.weight_decay=-1"),
         "got trainer.weight_decay=-1, expected a number of at",
     ),
+    "a beta of 1": (
+        _options("trainer.betas=[0.9,1.0]"),
+        "got trainer.betas=[0.9, 1.0], expected two numbers of at least 0 and below 1, like [0.9, 0.98]",
+    ),
+    "one beta": (_options("trainer.betas=[0.9]"), "got trainer.betas"),
+    "an eps of 0": (_options("trainer.eps=0"), "got trainer.eps=0, expected a number above 0"),
     "an invalid record.texts": (_options("record.texts=perhaps"), "got record.texts=perhaps, expected true or false"),
     "a negative seed": (_options("seed=-1"), "got seed=-1, expected a whole number"),
     "no seeds": (_options("seeds=0"), "got seeds=0, expected a whole number of at least 1"),

@@ -21,9 +21,9 @@ from distill.data import tables
 from distill.errors import UserError
 from distill.models import checks, cpu_kernels
 from distill.models.forward import input_names
+from distill.models.tokenizer import adopt_special_tokens
 from distill.tasks import Classification
 from distill.tasks.class_scores import OneClass
-from distill.teaching import preparation as teaching
 from tests.conftest import LABELS, sentences
 from tests.teaching.test_teacher import write_model_cache
 
@@ -33,6 +33,8 @@ SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "i
 FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "bert_large": (transformers.BertConfig, {}),
     "roberta_base": (transformers.RobertaConfig, {"max_position_embeddings": 82, "type_vocab_size": 1}),
+    "xlm_roberta_base": (transformers.XLMRobertaConfig, {"max_position_embeddings": 82, "type_vocab_size": 1}),
+    "mpnet_base": (transformers.MPNetConfig, {"max_position_embeddings": 82}),
     "electra_base": (transformers.ElectraConfig, {"embedding_size": 16}),
     "albert_base": (transformers.AlbertConfig, {"embedding_size": 16}),
     "deberta_v3_small": (
@@ -47,14 +49,15 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+COUNTED = ("roberta_base", "xlm_roberta_base", "mpnet_base")  # Their positions begin behind that of the padding.
 UNLIMITED = ("deberta_v3_small", "modernbert_base")  # Their positions are relative.
 
 
 def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Returns the family's tokenizer: `<s> a </s></s> b </s>` for RoBERTa, else `[CLS] a [SEP] b [SEP]`."""
-    roberta = name.startswith("roberta")
-    pad, unknown, start, end = ("<pad>", "<unk>", "<s>", "</s>") if roberta else ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-    special = [start, pad, end, unknown] if roberta else [pad, unknown, start, end]
+    """Returns the family's tokenizer: `<s> a </s></s> b </s>` for RoBERTa's relatives, else `[CLS] a [SEP] b [SEP]`."""
+    counted = name in COUNTED
+    pad, unknown, start, end = ("<pad>", "<unk>", "<s>", "</s>") if counted else ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    special = [start, pad, end, unknown] if counted else [pad, unknown, start, end]
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.train_from_iterator(
@@ -62,7 +65,7 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerBase:
         trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False),
     )
     ids = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
-    middle = f"{end} {end}" if roberta else end
+    middle = f"{end} {end}" if counted else end
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A {end}", pair=f"{start} $A {middle} $B {end}", special_tokens=ids
     )
@@ -94,7 +97,7 @@ def family(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     start = Pretrained(name=name, id=values.id).load(AUTO_CLASS, LABELS, [])
     assert not start.fits
-    teaching.adopt_special_tokens(start.model, start.tokenizer)
+    adopt_special_tokens(start.model, start.tokenizer)
     return name, start.model.eval(), start.tokenizer
 
 
@@ -107,7 +110,7 @@ def test_a_student_of_the_family_is_built_and_reloaded(family: Any, tmp_path: Pa
     name, teacher, tokenizer = family
     batch = dict(tokenizer(["a lovely film", "dull"], padding=True, return_tensors="pt"))
     if name == "albert_base":
-        with pytest.raises(UserError, match="it can teach a student of another architecture, not give its layers"):
+        with pytest.raises(UserError, match=r"take \+student=albert, whose layers share theirs"):
             distilbert.from_teacher(teacher)
         student: PreTrainedModel = bilstm.from_teacher(teacher, task=Classification(text="sentence"))
     else:
@@ -163,7 +166,7 @@ def test_the_logits_of_a_text_do_not_depend_on_its_padding(
     start = Pretrained(name=name, path=str(tmp_path / "saved")).load(auto_class, labels, [])
     model = start.model.eval()
     # RoBERTa and relative positions go with the tokens, so that only the pooled first token is lost.
-    is_wrong = side == "left" and (auto_class == AUTO_CLASS or name not in ("roberta_base", *UNLIMITED))
+    is_wrong = side == "left" and (auto_class == AUTO_CLASS or name not in (*COUNTED, *UNLIMITED))
     assert start.tokenizer.padding_side == ("right" if is_wrong else side)
     assert sum("batches are padded on the right" in notice for notice in start.notices) == is_wrong
     start.tokenizer.save_pretrained(tmp_path / "again")

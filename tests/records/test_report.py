@@ -75,6 +75,30 @@ def test_types_that_a_split_has_are_rows_with_the_metric_of_every_model() -> Non
     assert "by type" not in report.render_report(record(breakdown={}))
 
 
+def test_sets_that_select_nothing_have_a_table_with_the_share_of_the_teachers_metric() -> None:
+    content = record()
+    content["task"]["examples"] |= {"test": 0, "de": 5010, "es": 20}
+    for model, (german, spanish) in {
+        "teacher": (0.8, 0.0), "student": (0.76, 0.1), "fp32": (0.76, 0.1), "int8": (0.7, 0.0),
+    }.items():  # fmt: skip
+        owner = content["export"][model] if model in content["export"] else content[model]
+        owner["metrics"] = {**owner["metrics"], "de/accuracy": german, "es/accuracy": spanish}
+    text = report.render_report(content)
+    assert "## Transfer\n\naccuracy on sets that selected nothing, and in brackets the share of the teacher's" in text
+    assert "| set | examples | teacher | student (torch) | student fp32 | student int8 |" in text
+    assert "| dev | 24 | 0.9000 | 0.9000 (100.0%) | 0.9000 (100.0%) | 0.8100 (90.0%) |" in text
+    assert "| de | 5,010 | 0.8000 | 0.7600 (95.0%) | 0.7600 (95.0%) | 0.7000 (87.5%) |" in text
+    assert "| es | 20 | 0.0000 | 0.1000 | 0.1000 | 0.0000 |" in text
+    assert report.transfer_sentences(content) == [
+        "On de (5,010 examples): teacher 0.8000, student (torch) 0.7600 (95.0%), student fp32 0.7600 (95.0%), student "
+        "int8 0.7000 (87.5%)",
+        "On es (20 examples): teacher 0.0000, student (torch) 0.1000, student fp32 0.1000, student int8 0.0000",
+    ]
+    assert "| set | examples | model |" in report.render_report({**content, "student": None, "export": {}})
+    assert "## Transfer" not in report.render_report(record())
+    assert report.transfer_sentences(record()) == []
+
+
 def test_both_metrics_of_sentences_that_are_given_as_words_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     task = record()["task"] | {"splitter": "edges", "split_differently": {"dev": 0.25, "test": 0.5}}
     scored = {"accuracy": 0.9, "text_accuracy": 0.895, "test/accuracy": 0.8, "test/text_accuracy": 0.5}

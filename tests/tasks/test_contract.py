@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from distill.builtin.teachers.embedded import train_tokenizer
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from distill.contracts import IGNORED, Items, Scores, Task
+from distill.models.generator import Generator
 from distill.models.pooling import configure
 from distill.tasks import (
     CausalLM,
@@ -31,6 +33,7 @@ from distill.tasks import (
     MaskedLM,
     MultipleChoice,
     Regression,
+    ReplacedTokenDetection,
     TokenClassification,
 )
 from distill.tasks.causal_lm import NextTokenScores
@@ -39,6 +42,7 @@ from distill.tasks.label_scores import LabelSets
 from distill.tasks.masked_lm import TokenScores
 from distill.tasks.multiple_choice import ChoiceScores
 from distill.tasks.regression import NumberScores
+from distill.tasks.replaced_tokens import DetectionScores
 from distill.tasks.scoring import Scoring
 from distill.tasks.token_classification import TagScores
 from distill.tasks.vector_scores import PairScores
@@ -51,13 +55,17 @@ SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "n
 
 @dataclass(frozen=True)
 class Case:
-    """A task, its scoring, a model with its head, the width of the logits, and whether chosen tokens are the items."""
+    """A task, its scoring, a model with its head, the width of the logits, and whether tokens are the items.
+
+    These are the chosen ones, or every token.
+    """
 
     task: Task
     scoring: Scoring
     build: Callable[[], PreTrainedModel]
     classes: int
     of_tokens: bool = False
+    of_every_token: bool = False
 
     def model(self) -> PreTrainedModel:
         torch.manual_seed(0)
@@ -75,7 +83,13 @@ def gpt2() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(**config, n_positions=80, bos_token_id=0, eos_token_id=0, initializer_range=0.3))
 
 
-CLM, MLM, SEGMENTS = CausalLM(), MaskedLM(), MaskedLM(packing="segment_pair", pair="nsp")
+def detector() -> PreTrainedModel:
+    """Returns a discriminator with its generator."""
+    discriminator = BertForTokenClassification(BertConfig(**SMALL, num_labels=2))
+    return Generator().join(discriminator, train_tokenizer(["a word"], VOCABULARY))
+
+
+CLM, MLM, RTD, SEGMENTS = CausalLM(), MaskedLM(), ReplacedTokenDetection(), MaskedLM(packing="segment_pair", pair="nsp")
 CASES = {
     "classification": Case(Classification(text="text"), OneClass(("accuracy",)), classifier(3), 3),
     "pair": Case(Classification(text=["one", "two"]), OneClass(("accuracy", "f1")), classifier(2), 2),
@@ -99,6 +113,7 @@ CASES = {
     "masked_lm": Case(
         MLM, TokenScores(MLM.settings), lambda: BertForMaskedLM(BertConfig(**SMALL)), VOCABULARY, of_tokens=True
     ),
+    "replaced_tokens": Case(RTD, DetectionScores(RTD.settings), detector, 2, of_tokens=True, of_every_token=True),
     "causal_lm": Case(CLM, NextTokenScores(CLM.settings), gpt2, VOCABULARY, of_tokens=True),
     "segments": Case(
         SEGMENTS,
@@ -160,13 +175,14 @@ def test_items_depend_only_on_the_batch(case: Case) -> None:
     for name, column in columns_of(first).items():
         assert len(column) == len(first), name
         assert torch.equal(column, columns_of(again)[name]), name
-    assert first.labelled.all()
+    assert first.labelled.all() != case.of_every_token
     assert first.likelihood == case.task.info.likelihood
     assert first.classes_are_tokens == case.task.info.classes_are_tokens
     assert torch.equal(first.example_id(), batch["example_id"][first.row])
     assert torch.equal(first["attention_mask"], batch["attention_mask"])
     if case.of_tokens:
-        assert len(first) == int((batch["labels"] != IGNORED).sum()) > 3
+        chosen = batch["attention_mask"] == 1 if case.of_every_token else batch["labels"] != IGNORED
+        assert len(first) == int(chosen.sum()) > 3
         assert first.index is not None
         assert torch.equal(first.labels, batch["labels"].flatten()[first.index])
     else:

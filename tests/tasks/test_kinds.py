@@ -31,6 +31,6 @@ def test_the_kind_of_a_task_is_one_of_its_class(task: Classification, kind: str)
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(
-        UserError, match="got the kind of task sequence, expected one of causal_lm, classification, multi_label"
+        UserError, match="got the kind of task sequence, expected one of bidirectional_lm, causal_lm, cl"
     ):
         find_auto_class("sequence")

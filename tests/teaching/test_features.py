@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from distill.builtin.students import bilstm, distilbert
+from distill.builtin.students import albert, bilstm, distilbert
 from distill.builtin.teachers.pretrained import Pretrained
 from transformers import BertForTokenClassification, BertModel, PreTrainedTokenizerBase
 
@@ -51,7 +51,7 @@ def toy_start(tokenizer: PreTrainedTokenizerBase, *, layers: int = 4) -> Start:
 def test_the_features_are_those_of_the_paper() -> None:
     assert {name: feature_layers(name, 12) for name in FEATURES} == {
         "last": (12,), "second_to_last": (11,), "sum_last_4": (9, 10, 11, 12), "concat_last_4": (9, 10, 11, 12),
-        "sum_all": tuple(range(1, 13)),
+        "sum_all": tuple(range(1, 13)), "input_embeddings": (0,),
     }  # fmt: skip
     with pytest.raises(ValueError, match="got an encoder of 3 layers for concat_last_4, expected at least 4"):
         feature_layers("concat_last_4", 3)
@@ -98,6 +98,12 @@ def test_a_student_of_layers_follows_the_encoder(tokenizer: PreTrainedTokenizerB
     assert not [name for name in student.inherited if "classifier" in name]
     assert student.config.id2label == teacher.config.id2label
     assert bilstm.from_teacher(teacher, task=tagging()).embeddings.weight.shape == (len(tokenizer), 32)
+    shared = albert.from_teacher(teacher, embedding_dim=8)
+    assert type(shared).__name__ == "AlbertForTokenClassification"
+    name = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"
+    assert shared.inherited[name] == "encoder.encoder.layer.3.intermediate.dense.weight"
+    assert torch.equal(shared.get_parameter(name), tensors[shared.inherited[name]])
+    assert not [name for name in shared.inherited if "classifier" in name]
 
 
 @pytest.fixture(scope="module")

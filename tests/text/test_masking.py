@@ -15,7 +15,7 @@ from scipy import stats
 from distill import contracts
 from distill.errors import UserError
 from distill.text import masking
-from distill.text.masking import Masker, Masking, Unit, check_span
+from distill.text.masking import Masker, Masking, Unit, check_masking
 
 UNITS = get_args(Unit)
 VOCABULARY = 1000
@@ -433,11 +433,11 @@ def test_spans_longer_than_a_sequence_are_refused():
         "^got task.mask.span_longest=200, expected at most 126, the ordinary tokens of a sequence of task.max_length="
     )
     with pytest.raises(UserError, match=message):
-        check_span(Masking(unit="span", span_longest=200), 128)
+        check_masking(Masking(unit="span", span_longest=200), 128)
     with pytest.raises(UserError, match="span_longest=127"):
-        check_span(Masking(unit="span", span_longest=127), 128)
-    check_span(Masking(unit="span", span_longest=126), 128)
-    check_span(Masking(span_longest=200), 128)  # Ignored if unit is token.
+        check_masking(Masking(unit="span", span_longest=127), 128)
+    check_masking(Masking(unit="span", span_longest=126), 128)
+    check_masking(Masking(span_longest=200), 128)  # Ignored if unit is token.
 
 
 def test_masking_and_losses_ignore_the_same_label():

@@ -308,7 +308,26 @@ def test_half_of_the_sop_pairs_are_swapped(digits: PreTrainedTokenizerBase):
     assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)
 
 
-@pytest.mark.parametrize("pair", [None, "nsp", "sop"])
+def test_three_way_pairs_are_next_previous_and_of_another_document(digits: PreTrainedTokenizerBase):
+    sequences = pack(digits, "segment_pair", make_numbered_documents(60, 60), max_length=64, pair="three_way")
+    labels = np.array([sequence.pair_label for sequence in sequences])
+    assert np.bincount(labels) / len(labels) == pytest.approx([1 / 3] * 3, abs=0.06)
+    for sequence in sequences:
+        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
+        if one and two:
+            in_order = {0: one[-1] < two[0], 1: one[-1] > two[0], 2: True}[sequence.pair_label]
+            assert in_order
+            assert (one[0][0] == two[0][0]) == (sequence.pair_label < 2)
+    stops = np.array([sequence.ids[-2] == digits.convert_tokens_to_ids(".") for sequence in sequences])
+    assert stops[labels == 2].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.12)  # Cuts do not reveal it.
+
+
+def test_three_way_pairs_of_one_document_have_no_other_one(digits: PreTrainedTokenizerBase):
+    sequences = pack(digits, "segment_pair", make_numbered_documents(1, 900), max_length=64, pair="three_way")
+    assert {sequence.pair_label for sequence in sequences} == {0, 1}
+
+
+@pytest.mark.parametrize("pair", [None, "nsp", "sop", "three_way"])
 def test_a_document_of_one_sentence_makes_no_pair(tokenizer: PreTrainedTokenizerBase, pair: str | None):
     packer = make_packer(tokenizer, "segment_pair", pair=pair)
     assert list(packer.pack_documents([Document(f"{n}", 0, "A lovely film.") for n in range(9)])) == []

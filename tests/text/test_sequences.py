@@ -176,6 +176,18 @@ def test_pairs_have_token_types_and_pair_labels(corpus_file: Path, tokenizer: Pr
     assert "pair_labels" not in unlabelled[[0]]
 
 
+def test_three_way_pairs_have_a_column_of_their_own(
+    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+):
+    task = make_task(corpus_file, packing="segment_pair", pair="three_way", max_length=32)
+    train = encode_cached(task, tokenizer, tmp_path)["train"]
+    batch = train[list(range(len(train)))]
+    assert set(batch["order_labels"].tolist()) == {0, 1, 2}
+    assert "pair_labels" not in batch  # No head of the model predicts the order.
+    assert (task.info.auto_class, task.info.label_columns) == ("AutoModelForMaskedLM", {"labels", "order_labels"})
+    assert task.read(tmp_path).terms.keys() == {"mlm", "three_way"}
+
+
 def test_left_padding_does_not_change_the_tokens(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     left = pickle.loads(pickle.dumps(tokenizer))
     left.padding_side = "left"

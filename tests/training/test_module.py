@@ -23,6 +23,7 @@ from distill.tasks import MaskedLM
 from distill.training import distributed, fitting, settings
 from distill.training.evaluate import evaluate
 from distill.training.module import NOTHING, DistillationModule, freeze, parameter_groups
+from distill.training.settings import TrainerSettings
 from tests.conftest import (
     SETTINGS,
     MakeToy,
@@ -180,7 +181,18 @@ def test_the_teacher_is_dropped_if_the_objective_needs_none(make_toy: MakeToy):
     assert module.signal is NOTHING
 
 
-# Weight decay
+# AdamW
+
+
+def test_the_optimizer_has_the_betas_and_the_eps_of_the_settings(make_toy: MakeToy):
+    settings = TrainerSettings(learning_rate=1e-3, batch_size=8, max_steps=4, betas=(0.8, 0.98), eps=1e-6)
+    toy = make_toy()
+    module = DistillationModule(
+        student=toy.module.student, objective=toy.module.objective, task=toy.module.task, signal=toy.module.signal,
+        **settings.optimization(4),
+    )  # fmt: skip
+    [optimizer], _ = module.configure_optimizers()
+    assert {(group["betas"], group["eps"]) for group in optimizer.param_groups} == {((0.8, 0.98), 1e-6)}
 
 
 def test_biases_and_layer_norms_have_no_weight_decay(make_toy: MakeToy):

@@ -1,0 +1,78 @@
+"""Exports a model of a family that is not known to be exportable, before it is trained."""
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.console import print_line
+from distill.edge.model_files import session
+from distill.errors import UserError, find_cause, first_line
+from distill.export.onnx import export_onnx
+from distill.models import modeling_local
+from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices
+from distill.storage.files import is_full_disk
+
+# Every `model_type` whose files equal torch at every length, as tests of parity show.
+KNOWN = frozenset({
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
+    "distill_feature_bilstm", "distill_shared_albert", "electra", "gpt2", "modernbert", "mpnet", "roberta",
+    "xlm-roberta", *(config.model_type for config in modeling_local.CONFIGS.values()),
+})  # fmt: skip
+SHAPES = ((1, 3), (3, 17))  # Batch and length; the exporter reads others.
+TOLERANCE = 1e-3  # Of the largest output, because those of a new head are small.
+
+
+def rehearse_export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, max_length: int) -> None:
+    """Raises UserError for a model of another family than `KNOWN` whose file cannot be written, or differs from it.
+
+    Args:
+        name: of the student.
+        max_length: tokens of the longest text.
+    """
+    if model.config.model_type in KNOWN:
+        return
+    kind = f"student {name} ({type(model).__name__})"
+    print_line(
+        f"Student: {kind} is exported once before the training, because its family is not known to be exportable"
+    )
+    advice = "set export.enabled=false, or take +student=bilstm, which follows a teacher of any family"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.onnx"
+        try:
+            export_onnx(model, path, tokenizer=tokenizer)
+            difference = _compare(copy.deepcopy(model).eval(), path, tokenizer, ((2, max_length), *SHAPES))
+        except Exception as error:  # Of any library.
+            if is_full_disk(error):
+                raise
+            raise UserError(f"{kind} cannot be exported to ONNX ({first_line(find_cause(error))}): {advice}") from error
+    if difference > TOLERANCE:
+        raise UserError(
+            f"{kind} has other outputs in ONNX than in torch, by up to {difference:.2g} of the largest: {advice}"
+        )
+
+
+@torch.no_grad()
+def _compare(
+    model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase, shapes: Sequence[tuple[int, int]]
+) -> float:
+    """Returns the largest difference of an output of the file and of the model, as a share of the largest output."""
+    file, names, random, largest = session(path, 1), exported_inputs(model, tokenizer), np.random.default_rng(0), 0.0
+    for batch, length in shapes:
+        shape = (batch, 2, length) if takes_choices(model) else (batch, length)
+        inputs = {
+            "input_ids": random.integers(0, len(tokenizer), shape), "attention_mask": np.ones(shape, dtype=np.int64),
+            "token_type_ids": np.zeros(shape, dtype=np.int64),
+        }  # fmt: skip
+        inputs["attention_mask"][batch - 1, ..., 1 + length // 2 :] = 0
+        feed = {name: inputs[name] for name in names if name in inputs}
+        if predicts_tokens(model):
+            feed[POSITIONS] = np.arange(length)
+        expected = run_exported(model, {name: torch.from_numpy(values) for name, values in feed.items()}).numpy()
+        difference = np.abs(file.run(["logits"], feed)[0] - expected).max()
+        largest = max(largest, float(difference / max(np.abs(expected).max(), 1e-6)))
+    return largest

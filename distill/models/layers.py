@@ -1,0 +1,95 @@
+"""The layers of an encoder and the modules inside them, by the names that they have in an ALBERT."""
+
+from collections.abc import Mapping
+from itertools import chain
+
+from torch import nn
+from transformers import AlbertConfig, PreTrainedModel
+
+from distill.errors import UserError
+from distill.models.modeling_shared_albert import SharedAlbertConfig, group_of
+
+_ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm")
+_FFN = ("ffn", "ffn_output", "full_layer_layer_norm")
+# Names in the layers of other families, in the same order.
+_LAYOUTS = (
+    tuple(f"albert_layers.0.{name}" for name in _ATTENTION + _FFN),
+    # BERT, RoBERTa and its relatives, ELECTRA, Longformer
+    (
+        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+        "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
+    ),
+    # DistilBERT
+    (
+        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
+        "ffn.lin2", "output_layer_norm",
+    ),
+    # MPNet
+    (
+        "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm",
+        "intermediate.dense", "output.dense", "output.LayerNorm",
+    ),
+)  # fmt: skip
+_GLOBAL = "_global."  # In the names of Longformer's second projections, for its global tokens.
+
+Parts = Mapping[str, nn.Module]
+
+
+def list_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Returns the module that is called as each layer of the encoder; shared layers are one module.
+
+    Raises:
+        UserError: if the encoder has no list of as many layers as its configuration says.
+    """
+    config, encoder = model.config, model.base_model
+    total = config.num_hidden_layers
+    if isinstance(config, SharedAlbertConfig):
+        return [encoder.encoder.layer_call] * total
+    if isinstance(config, AlbertConfig):
+        groups = encoder.encoder.albert_layer_groups
+        return [groups[group_of(layer, layers=total, groups=len(groups))] for layer in range(total)]
+    for module in encoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == total > 0:
+            return list(module)
+    raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
+
+
+def list_parts(model: PreTrainedModel) -> list[Parts]:
+    """Returns the modules of each layer of the encoder under their names in an ALBERT; none for an unknown layout."""
+    config, total = model.config, model.config.num_hidden_layers
+    if isinstance(config, SharedAlbertConfig):
+        encoder, sizes = model.base_model.encoder, (config.attention_groups, config.ffn_groups)
+        places = [[group_of(layer, layers=total, groups=size) for size in sizes] for layer in range(total)]
+        return [
+            {name: encoder.attention[first].get_submodule(name.partition(".")[2]) for name in _ATTENTION}
+            | {name: encoder.ffn[second].get_submodule(name) for name in _FFN}
+            for first, second in places
+        ]
+    layers = list_layers(model)
+    for layout in _LAYOUTS:
+        if all(_has_exactly(layer, layout) for layer in layers):
+            return [
+                {own: layer.get_submodule(name) for own, name in zip(_ATTENTION + _FFN, layout, strict=True)}
+                for layer in layers
+            ]
+    return []
+
+
+def name_in_whole(student: PreTrainedModel, *, encoder: PreTrainedModel, whole: PreTrainedModel) -> None:
+    """Renames what a student has `inherited` from a model of transformers to its names in a model built on this one.
+
+    What it has from the head of `encoder` is left out, because that head is new.
+    """
+    prefix = f"{encoder.base_model_prefix}."
+    copied: Mapping[str, str] = student.inherited  # type: ignore[assignment]
+    student.inherited = {  # type: ignore[assignment]
+        name: f"{whole.base_model_prefix}.{source.removeprefix(prefix)}"
+        for name, source in copied.items()
+        if source.startswith(prefix)
+    }
+
+
+def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
+    """Returns whether the tensors of the layer are those of the layout's modules."""
+    names = {name for name, _ in layer.named_parameters() if _GLOBAL not in name}
+    return names == set(chain.from_iterable((f"{module}.weight", f"{module}.bias") for module in layout))

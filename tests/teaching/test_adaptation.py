@@ -1,0 +1,229 @@
+"""Tests of a teacher that is adapted to a text before its fine-tuning: cached, counted, recorded and refused."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distill.builtin.teachers.embedded import Embedded
+from distill.builtin.teachers.pretrained import Pretrained
+from transformers import PreTrainedTokenizerBase
+
+from distill import api
+from distill.errors import OptionError, UserError
+from distill.tasks import Classification, MaskedLM
+from distill.teaching import preparation as teaching
+from distill.teaching.adaptation import Adaptation
+from distill.teaching.adapted import AdaptedWeights
+from distill.teaching.prepared import PreparedTeacher
+from distill.teaching.source import TeacherSource, check_source
+from distill.training.module import DistillationModule
+from tests.conftest import SETTINGS, write_corpus
+
+SHORT = replace(SETTINGS, max_epochs=None, max_steps=3)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty files of short sentences, in each of which are three words that break into pieces."""
+    directory = write_corpus(tmp_path_factory.mktemp("corpus"))
+    for file in directory.iterdir():
+        file.write_text(f"{file.read_text()}\nThe coldness, the warmness and the dullness of a film.")
+    return directory
+
+
+def adaptation(corpus: Path | None, **options: Any) -> Adaptation:
+    given: dict[str, Any] = {"add_words": 3, "trainer": SHORT, "max_length": 16, "dev_fraction": 0.2}
+    name = {"name": "task"} if corpus is None else {"data_dir": str(corpus)}
+    return Adaptation(**given | name | options)
+
+
+def refuse(*arguments: Any) -> None:
+    raise RuntimeError("trained again")
+
+
+def prepare(source: TeacherSource, task: Classification, cache_dir: Path, **options: Any) -> PreparedTeacher:
+    preparation = teaching.Preparation(
+        task=task, splits=task.read(cache_dir), cache_dir=cache_dir, run_directory=cache_dir / "run",
+        device=torch.device("cpu"), **options,
+    )  # fmt: skip
+    return teaching.prepare(source, preparation, requested="toy", substituted=False)
+
+
+@pytest.fixture
+def short(task: Classification) -> Classification:
+    return Classification(name="toy", text=["sentence"], max_length=32, data_dir=task.rows.source.data_dir)
+
+
+@pytest.fixture
+def source(encoder_dir: Path, corpus: Path) -> TeacherSource:
+    weights = Pretrained(name="toy", path=str(encoder_dir))
+    return TeacherSource(weights, SHORT, adaptation=adaptation(corpus))
+
+
+def test_an_adapted_teacher_is_fine_tuned_and_both_are_cached(
+    source: TeacherSource, short: Classification, tokenizer: PreTrainedTokenizerBase, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    first = prepare(source, short, tmp_path)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "is adapted to corpus" in printed
+    assert re.search(r"3 words become pieces: \d\.\d+ -> \d\.\d+ pieces a word", printed)
+    assert first.origin == "fine-tuned"
+    assert len(first.tokenizer) == first.model.config.vocab_size == len(tokenizer) + 3
+    record = first.record()["adapted"]
+    assert record["words"] == 3
+    assert record["steps"] == 3
+    assert record["pieces_per_word"]["after"] < record["pieces_per_word"]["before"]
+    assert record["metrics"]["loss"] > 0
+    # The head is new, and the encoder is not the one before.
+    encoder = source.weights.load("AutoModel", None, []).model
+    changed = first.model.base_model.encoder.layer[0].attention.self.query.weight
+    assert not torch.equal(changed, encoder.encoder.layer[0].attention.self.query.weight)
+    # Neither training is made again, and the record stays, also without the adapted weights.
+    monkeypatch.setattr(DistillationModule, "training_step", refuse)
+    again = prepare(source, short, tmp_path)
+    assert again.origin == "kept"
+    assert again.record()["adapted"] == record
+    assert again.fingerprint == first.fingerprint
+    other = replace(source, finetune=replace(SHORT, max_steps=4))
+    with pytest.raises(RuntimeError, match="trained again"):  # The fine-tuning alone.
+        prepare(other, short, tmp_path)
+    assert "adapted before, reused from" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dry_run_counts_the_adaptation_and_trains_nothing(
+    source: TeacherSource, short: Classification, tokenizer: PreTrainedTokenizerBase, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    seen: list[int] = []
+    teacher = prepare(
+        source, short, tmp_path, dry_run=True, rehearse=lambda model, tokens, examples: seen.append(len(tokens))
+    )
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert sum(bool(re.match(r"3 steps of \d+ examples, .*, about .*, once", line)) for line in lines) == 2
+    assert teacher.origin == "not fine-tuned in a dry run"
+    assert teacher.record()["adapted"] is None
+    assert seen == [len(tokenizer) + 3] == [len(teacher.tokenizer)]
+    assert not list(tmp_path.glob("teachers/*"))
+
+
+def test_an_interrupted_adaptation_goes_on_and_ends_with_the_same_weights(
+    source: TeacherSource, short: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepare(source, short, tmp_path / "whole")
+    original, steps = DistillationModule.training_step, list[int]()
+
+    def stop_at_the_third(self: DistillationModule, *arguments: Any) -> Any:
+        steps.append(self.global_step)
+        if len(steps) == 3:
+            raise RuntimeError("stopped here")
+        return original(self, *arguments)
+
+    trainer = replace(SHORT, checkpoint_steps=1)
+    source = replace(
+        source, adaptation=adaptation(Path(str(source.adaptation.text.settings.data_dir)), trainer=trainer)
+    )  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        patch.setattr(DistillationModule, "training_step", stop_at_the_third)
+        with pytest.raises(RuntimeError, match="stopped here"):
+            prepare(source, short, tmp_path / "stopped")
+    counted = list[int]()
+
+    def count(self: DistillationModule, *arguments: Any) -> Any:
+        counted.append(self.global_step)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(DistillationModule, "training_step", count)
+    resumed = prepare(source, short, tmp_path / "stopped", resume=True)
+    assert len(counted) == 1 + 3  # The last step of the adaptation, and the fine-tuning.
+    for name, tensor in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=0, atol=0, msg=name)
+
+
+def test_the_text_of_a_task_is_that_of_train(short: Classification, encoder_dir: Path, tmp_path: Path) -> None:
+    splits = short.read(tmp_path)
+    chosen = adaptation(None, add_words=0)
+    weights = AdaptedWeights(Pretrained(name="toy", path=str(encoder_dir)), chosen, splits, tmp_path)
+    texts = [document.text for document in weights.text.corpus.read_documents()]
+    assert texts == list(dict.fromkeys(splits.splits["train"].texts))
+    assert not set(texts) & (set(splits.splits["dev"].texts) - set(splits.splits["train"].texts))
+    assert str(chosen) == "the training texts of the task"
+
+
+def test_the_fingerprint_depends_on_everything_that_the_adaptation_does(
+    source: TeacherSource, short: Classification, corpus: Path, tmp_path: Path
+) -> None:
+    splits = short.read(tmp_path)
+    options: list[dict[str, Any]] = [
+        {}, {"add_words": 2}, {"max_length": 17}, {"trainer": replace(SHORT, max_steps=4)}, {"clean": "web"},
+        {"documents": "line"}, {"seed": 1},
+    ]  # fmt: skip
+    keys = [
+        AdaptedWeights(source.weights, adaptation(corpus, **one), splits, tmp_path).fingerprint() for one in options
+    ]
+    keys.append(AdaptedWeights(source.weights, adaptation(None), splits, tmp_path).fingerprint())
+    assert len(set(keys)) == len(keys)
+    assert AdaptedWeights(source.weights, adaptation(corpus), splits, tmp_path).fingerprint() == keys[0]
+    other = teaching._fingerprint(replace(source, adaptation=None), short, splits)
+    adapted = AdaptedWeights(source.weights, adaptation(corpus), splits, tmp_path)
+    assert teaching._fingerprint(replace(source, weights=adapted), short, splits) != other
+
+
+def test_what_cannot_be_adapted_is_refused(source: TeacherSource, short: Classification) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"^adapt=domain changes the encoder under a teacher's head, and teacher.finetune=false keeps the head as "
+        r"it is: leave out one of them$",
+    ):
+        check_source(replace(source, finetune=None), short)
+    with pytest.raises(UserError, match=r"^adapt=domain is for a teacher that is fine-tuned on labels, and task=mlm is "
+                       r"raw text: leave it out; job=finetune task=mlm trains"):  # fmt: skip
+        check_source(source, MaskedLM(builtin=True))
+    new = replace(source, weights=Embedded(name="bert_tiny"))
+    with pytest.raises(UserError, match=r"^adapt=domain begins with a trained model, and this teacher has random wei"):
+        check_source(new, short)
+
+
+def test_options_of_the_text_are_named_as_those_of_the_adaptation(
+    source: TeacherSource, short: Classification, corpus: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"^adapt=domain has no text: set adapt.data_dir=DIR with"):
+        Adaptation()
+    with pytest.raises(UserError, match=r"^adapt=task reads the training texts of the task: leave adapt.data_dir out"):
+        Adaptation(name="task", data_dir=str(corpus))
+    with pytest.raises(OptionError, match=r"^got name=other, expected domain or task$"):
+        Adaptation(name="other", data_dir=str(corpus))
+    with pytest.raises(UserError, match=r"^got adapt.packing=tight, expected one of full_sentences"):
+        adaptation(corpus, packing="tight")
+    with pytest.raises(UserError, match=r"^adapt.data_dir=nowhere does not exist, expected a text file or a folder"):
+        AdaptedWeights(source.weights, adaptation(Path("nowhere")), short.read(tmp_path), tmp_path)
+
+
+def test_a_text_in_another_script_is_refused(source: TeacherSource, short: Classification, tmp_path: Path) -> None:
+    folder = tmp_path / "greek"
+    folder.mkdir()
+    line = "\u03b5\u03bd \u03b1\u03c1\u03c7\u03b7 \u03b7\u03bd \u03bf \u03bb\u03bf\u03b3\u03bf\u03c2 "
+    (folder / "text.txt").write_text("\n".join(line * 8 for _ in range(60)))
+    foreign = replace(source, adaptation=adaptation(folder, add_words=0, documents="line"))
+    expected = (
+        r"^\d+% of the pieces of the text are unknown to the vocabulary, expected at most 50%: give a text in the "
+        r"script of the vocabulary, or a multilingual teacher$"
+    )
+    with pytest.raises(UserError, match=expected):
+        prepare(foreign, short, tmp_path)
+
+
+def test_a_teacher_of_python_is_adapted_when_it_is_fitted(
+    encoder_dir: Path, corpus: Path, short: Classification, tmp_path: Path
+) -> None:
+    teacher = api.Teacher.from_pretrained(encoder_dir, cache_dir=tmp_path)
+    teacher.fit(short, adaptation=adaptation(corpus), max_steps=2, max_epochs=None, batch_size=8)
+    [entry] = tmp_path.glob("teachers/*-domain-text-*")
+    assert json.loads((entry / "distill.json").read_text())["words"] == 3
+    assert teacher.source_for(short).adaptation is not None
+    other = Classification(name="other", text=["sentence"], data_dir=short.rows.source.data_dir)
+    assert teacher.source_for(other).adaptation is None
