@@ -81,28 +81,26 @@ def from_teacher(
     depth = max(1, total // 2) if depth is None else depth
     _check_sizes(total, embedding_dim=embedding_dim, groups=groups, depth=depth)
     _check_names(share=(share, SHARED), table=(table, ("svd", "ridge")), init=(init, ("teacher", "random")))
-    _check_layer(layer, total=total, is_one_set=share == "all" and groups == 1)
-    if share == "none" and groups != 1:
-        raise UserError(f"student.share=none shares nothing in groups: leave out student.groups={groups}")
+    _check_sets(layer, total=total, share=share, groups=groups)
     student = _create_student(teacher, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share)
-    pairs = _start_from(teacher, student, layer=layer, table=table) if init == "teacher" else []
-    teacher_names, student_names = ({id(p): name for name, p in m.named_parameters()} for m in (teacher, student))
-    # An attribute of the object only, which is not saved.
-    student.inherited = {student_names[id(own)]: teacher_names[id(other)] for own, other in pairs}  # type: ignore[assignment]
+    inherited = _start_from(teacher, student, layer=layer, table=table) if init == "teacher" else {}
+    student.inherited = inherited  # type: ignore[assignment]  # An attribute of the object only, which is not saved.
     return student.train()
 
 
 def _start_from(
     teacher: PreTrainedModel, student: PreTrainedModel, *, layer: str | int, table: Literal["svd", "ridge"]
-) -> Pairs:
-    """Starts the student from the teacher's layers, embeddings and head."""
+) -> dict[str, str]:
+    """Starts the student from the teacher's layers, embeddings and head, and returns its `inherited`."""
     pairs: Pairs = []
     if layer != "random":
         pairs, student.config.teacher_layers = _copy_layers(teacher, student, layer)
     projection = student.base_model.encoder.embedding_hidden_mapping_in
     first_layer = list_layers(teacher)[0]
     pairs += factorize_embeddings(teacher, student, first_layer=first_layer, projection=projection, method=table)
-    return pairs + _copy_head(teacher, student)
+    pairs += _copy_head(teacher, student)
+    teacher_names, student_names = ({id(p): name for name, p in m.named_parameters()} for m in (teacher, student))
+    return {student_names[id(own)]: teacher_names[id(other)] for own, other in pairs}
 
 
 def _count_layers(teacher: PreTrainedModel) -> int:
@@ -133,14 +131,16 @@ def _check_names(**options: tuple[str, tuple[str, ...]]) -> None:
             raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
 
 
-def _check_layer(layer: str | int, *, total: int, is_one_set: bool) -> None:
-    """Raises UserError if the option names no layer of the teacher, or one layer for several sets of weights."""
+def _check_sets(layer: str | int, *, total: int, share: str, groups: int) -> None:
+    """Raises UserError for groups that share nothing, and for a layer that the teacher lacks or several sets have."""
+    if share == "none" and groups != 1:
+        raise UserError(f"student.share=none shares nothing in groups: leave out student.groups={groups}")
     if isinstance(layer, bool) or not isinstance(layer, int):
         if layer not in COPIED:
             raise UserError(f"student.layer={layer} is unknown, expected {', '.join(COPIED)} or an index")
     elif not 0 <= layer < total:
         raise UserError(f"student.layer={layer} is out of range, expected an index from 0 to {total - 1}")
-    elif not is_one_set:
+    elif share != "all" or groups != 1:
         raise UserError(
             f"student.layer={layer} is one layer, and the student has several sets of weights: take first, last or mean"
         )
@@ -151,7 +151,8 @@ def _create_student(
 ) -> PreTrainedModel:
     """Returns the student with random weights; raises UserError if no ALBERT has the teacher's head."""
     config, tables = teacher.config, EmbeddingTables.of(teacher)
-    table_width, positions = tables.words.embedding_dim, tables.position_rows()
+    table_width, rows = tables.words.embedding_dim, tables.position_rows()
+    positions = _read(config, "max_position_embeddings", default=512) if rows is None else len(rows)
     dropout = _read(config, "hidden_dropout_prob", "dropout", "embedding_dropout", default=0.1)
     options: dict[str, Any] = {
         "vocab_size": tables.words.num_embeddings,
@@ -168,7 +169,7 @@ def _create_student(
         "classifier_dropout_prob": _read(
             config, "classifier_dropout_prob", "classifier_dropout", "seq_classif_dropout", default=dropout
         ),
-        "max_position_embeddings": config.max_position_embeddings if positions is None else len(positions),
+        "max_position_embeddings": positions,
         "type_vocab_size": 2 if tables.types is None else tables.types.num_embeddings,
         "layer_norm_eps": _read(config, "layer_norm_eps", "norm_eps", default=1e-12),
         "initializer_range": _read(config, "initializer_range", default=0.02),
