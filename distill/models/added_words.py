@@ -15,7 +15,7 @@ from distill.errors import OptionError, UserError
 from distill.models.loading import Start
 from distill.options import show_value
 
-AUTO = "auto"
+AUTO: Literal["auto"] = "auto"
 REDUCTION = 0.08  # Of the pieces of a text, which `auto` adds words for.
 MOST_WORDS = 5_000  # That `auto` adds.
 LEAST_COUNT = 10  # Of a chosen word in the text; the row of a rarer one would hardly be trained.
