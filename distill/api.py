@@ -143,10 +143,7 @@ class Teacher(Shown):
             accept_weak: whether it may teach although it is not better on dev than a constant prediction.
             cache: the rules for caching its outputs.
             cache_dir: holds fine-tuned teachers and outputs.
-            attention: `own` is that of its class; `local` is for long texts and attends to the tokens nearby.
-            window: tokens around each token that local attention reads, half of them on each side; by default 256.
-            global_tokens: number of first tokens with full attention among local ones.
-            positions: number of tokens that it reads, by repeating its table of positions; by default as it is.
+            options: those of a model for long texts, `attention`, `window`, `global_tokens` and `positions`.
         """
         is_path = Path(name_or_path).expanduser().is_dir()
         where: dict[str, Any] = {"path": str(name_or_path)} if is_path else {"id": str(name_or_path)}
@@ -353,14 +350,8 @@ def _distilbert_student(
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none.
-        attention: `own` is that of the student's class; `local` is for long texts and attends to the tokens nearby;
-            `full` is that of all tokens for a student of a Longformer.
-        window: tokens around each token that local attention reads, half of them on each side; by default 256.
-        global_tokens: number of first tokens with full attention among local ones.
-        positions: number of tokens that the student reads; by default that of the teacher.
-        chunk: tokens of the chunks in which the student reads a text; by default it reads the whole text at once.
-        chunk_overlap: tokens that a chunk has in common with the one before it.
-        chunk_pooling: of the scores of the chunks: `mean`, `max`, or `learned`, a mean with weights from their vectors.
+        options: those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
+            `chunk_overlap` and `chunk_pooling`.
     """
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 

@@ -15,7 +15,7 @@ from distill.errors import OptionError, UserError
 from distill.models.loading import Start
 from distill.options import show_value
 
-AUTO = "auto"
+AUTO: Literal["auto"] = "auto"
 REDUCTION = 0.08  # Of the pieces of a text, which `auto` adds words for.
 MOST_WORDS = 5_000  # That `auto` adds.
 LEAST_COUNT = 10  # Of a chosen word in the text; the row of a rarer one would hardly be trained.
@@ -82,7 +82,7 @@ def check_option(add_words: object, option: str = "add_words") -> None:
 
 def count_words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> WordCounts:
     """Returns the words of texts after the normalization of the tokenizer."""
-    backend: Tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    backend: Tokenizer = tokenizer.backend_tokenizer
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(_split(backend, text))
@@ -160,7 +160,7 @@ def _sort_given(given: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tup
     Raises:
         UserError: for a word that the tokenizer splits before it looks for pieces.
     """
-    backend: Tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    backend: Tokenizer = tokenizer.backend_tokenizer
     vocabulary = tokenizer.get_vocab()
     new: dict[str, None] = {}
     standing: dict[str, None] = {}
@@ -176,7 +176,7 @@ def _sort_given(given: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tup
 
 
 def _kind(tokenizer: PreTrainedTokenizerBase) -> str:
-    return type(tokenizer.backend_tokenizer.model).__name__  # type: ignore[attr-defined]
+    return str(type(tokenizer.backend_tokenizer.model).__name__)
 
 
 def _split(backend: Tokenizer, text: str) -> list[str]:
@@ -190,7 +190,7 @@ def _split(backend: Tokenizer, text: str) -> list[str]:
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, word: str) -> list[int]:
     """Returns the ids of a word's pieces."""
-    return [piece.id for piece in tokenizer.backend_tokenizer.model.tokenize(word)]  # type: ignore[attr-defined]
+    return [piece.id for piece in tokenizer.backend_tokenizer.model.tokenize(word)]
 
 
 def _add_pieces(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> PreTrainedTokenizerBase:
@@ -198,11 +198,11 @@ def _add_pieces(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> Pre
 
     Tokens that are added beside the model would keep the case of a text and bypass its normalization.
     """
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     first = _next_id(tokenizer)
     content["model"]["vocab"] |= {word: first + place for place, word in enumerate(words)}
     grown = copy.deepcopy(tokenizer)
-    grown._tokenizer = Tokenizer.from_str(json.dumps(content))  # type: ignore[attr-defined]
+    grown._tokenizer = Tokenizer.from_str(json.dumps(content))
     return grown
 
 

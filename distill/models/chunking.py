@@ -17,7 +17,13 @@ ChunkPooling = Literal["mean", "max", "learned"]
 
 
 class LongTextOptions(AttentionOptions, total=False):
-    """The options of a student for long texts, as in `LongTexts` and `Chunking`."""
+    """The options of a student for long texts.
+
+    Attributes:
+        chunk: tokens of the chunks in which the student reads a text; by default it reads the whole text at once.
+        chunk_overlap: tokens that a chunk has in common with the one before it; by default 0.
+        chunk_pooling: of the scores of the chunks: `mean`, `max`, or `learned`, a mean with weights from their vectors.
+    """
 
     chunk: int | None
     chunk_overlap: int
@@ -74,7 +80,7 @@ class Chunking:
         if attends_locally(student):
             raise UserError(
                 f"student.chunk reads chunks with full attention, and this is a {type(student).__name__}: leave out "
-                "student.attention=local, or set student.attention=full for a student of a Longformer"
+                "student.attention=local, or set student.attention=full"
             )
         create = model_class(auto_class_of(student), ChunkedConfig)
         if create is None or (task is not None and task.info.pair):

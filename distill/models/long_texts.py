@@ -2,11 +2,12 @@
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from transformers import LongformerConfig, PreTrainedConfig, PreTrainedModel, RobertaConfig
+from typing_extensions import TypedDict  # That of `typing` knows its bases from Python 3.12 on.
 
 from distill.errors import UserError
 from distill.models import modeling_local
@@ -20,7 +21,16 @@ _OF_CLASS = ("model_type", "architectures", "auto_map", "transformers_version", 
 
 
 class AttentionOptions(TypedDict, total=False):
-    """The options of a model for long texts, as in `LongTexts`."""
+    """The options of a model for long texts.
+
+    Attributes:
+        attention: `own` is that of its class; `local` attends to the tokens nearby, as a Longformer does; `full` makes
+            either full.
+        window: tokens around each token that local attention reads, half of them on each side; by default its own, or
+            256.
+        global_tokens: number of first tokens with full attention among local ones; by default 1.
+        positions: number of tokens that the model reads, by repeating its table of positions; by default as it is.
+    """
 
     attention: Attention
     window: int | None
@@ -35,7 +45,7 @@ class LongTexts:
     Args:
         role: `student` or `teacher`, whose options they are.
         attention: `own` keeps that of the model's class; `local` makes it that of Longformer in a form that exports;
-            `full` makes that of a Longformer full.
+            `full` makes that of a Longformer, or of a model with local attention, full.
         window: tokens around each token that it attends to, half of them on each side; None is that of the model, or
             256 if it has none.
         global_tokens: number of first tokens that attend to all tokens, and all tokens to them.
@@ -97,19 +107,18 @@ class LongTexts:
 
     def _convert(self, model: PreTrainedModel) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
         """Returns the class with this attention and the same head, and its configuration."""
-        own = type(model.config)
-        family, local = _PATTERNS.get(own, own), modeling_local.CONFIGS
+        own, local = type(model.config), modeling_local.CONFIGS
+        full = _PATTERNS | {config: family for family, config in local.items()}
+        target = full.get(own)  # None for a family whose attention is full.
         values = {name: value for name, value in model.config.to_dict().items() if name not in _OF_CLASS}
-        window = values.pop("attention_window", None)
-        target = local.get(family, own if own in local.values() else None)
-        families = [*local, *_PATTERNS]
+        window, _ = values.pop("attention_window", None), values.pop("global_tokens", None)
         if self.attention == "local":
+            target = local.get(target or own)
             values["attention_window"] = self.window or _largest(window) or WINDOW
             values["global_tokens"] = self.global_tokens
-        else:
-            target, families = (family if own in _PATTERNS else None), [*_PATTERNS]
         created = None if target is None else model_class(auto_class_of(model), target)
         if target is None or created is None:
+            families = full if self.attention == "full" else [*local, *_PATTERNS]
             known = ", ".join(config.__name__.removesuffix("Config") for config in families)
             raise UserError(
                 f"{self.role}.attention={self.attention} is for models of {known}, and this is a "

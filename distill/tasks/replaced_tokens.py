@@ -138,7 +138,7 @@ class DetectionScores(Scoring):
         return {
             "labels": list(LABELS), "answer": "replaced", "packing": settings.packing, "masking": settings.masking,
             "max_length": settings.max_length, "pipeline_tag": "token-classification",
-            "prediction": "Finds the tokens of a text that another model has replaced.",
+            "prediction": "Finds the tokens of a text that another model has replaced.", **splits.describe_cleaning(),
         }  # fmt: skip
 
     def summary(self, splits: ReplacedText) -> str:

@@ -177,10 +177,6 @@ class Corpus:
         if cleaner is not None:
             check_left(cleaner, self.describe())
 
-    def create_cleaner(self) -> WebCleaner | None:
-        """Returns a cleaner for the whole corpus, None if it is read as it is."""
-        return WebCleaner() if self._clean else None
-
     def _no_text_error(self) -> UserError:
         return UserError(f"{self.describe()} contains no text, expected at least one word")
 

@@ -17,7 +17,7 @@ from distill.contracts import IGNORED, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
-from distill.readers.cleaning import WEB, describe_cleaning
+from distill.readers.cleaning import WEB, WebCleaner, describe_cleaning
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import write_json
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
@@ -278,7 +278,7 @@ def _cache_tokens(
         with new_entry(directory) as temporary:
             packers = {split: make_packer(settings, tokenizer, settings.seed) for split in ("train", "dev")}
             writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
-            cleaner = corpus.create_cleaner()
+            cleaner = WebCleaner() if settings.clean else None
             for document in corpus.read_documents(cleaner=cleaner):
                 split = "dev" if held_out(document.key) else "train"
                 for sequence in packers[split].add_document(document):

@@ -84,6 +84,7 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
         False,
     ),
 }  # fmt: skip
+SLOW = {"local": pytest.mark.slow}  # An export of 13 s.
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def run_torch(model: PreTrainedModel, inputs: dict[str, np.ndarray]) -> np.ndarr
         return run_model(model, {name: torch.from_numpy(values) for name, values in inputs.items()}).logits.numpy()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in MODELS])
 def test_a_file_equals_torch_and_padding_changes_nothing(name: str, tmp_path: Path) -> None:
     make, reads_left_padding = MODELS[name]
     torch.manual_seed(0)

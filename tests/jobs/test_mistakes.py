@@ -434,17 +434,9 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("student.attention=local", "student.window=7"),
         "got student.window=7, expected an even number",
     ),
-    "global tokens beyond a text": (
-        _options("student.attention=local", "student.window=8", "student.global_tokens=900"),
-        "got student.global_tokens=900, expected 0 to 4",
-    ),
     "relations of local attention": (
         _options("student.attention=local", "student.window=8", "objective=minilmv2"),
         "objective minilmv2: the term minilmv2 compares the attention of all pairs of tokens, and the student",
-    ),
-    "chunks longer than the positions": (
-        _options("student.chunk=9000"),
-        "student.chunk=9000, but the student reads",
     ),
     "an empty list of layers": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),
     "a temperature of 0": (

@@ -210,7 +210,7 @@ def test_a_student_of_a_language_model_is_distilled_again_on_a_classification(
 def test_finetune_adds_a_language_model_head_to_an_encoder(run: Run, encoder_dir: Path) -> None:
     code, text, directory = run("job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}")
     assert code == 0, text
-    assert "gets a language-model head" in text
+    assert "gets a head with random weights" in text
     model = directory / "teacher" / "model"
     assert read_record(directory)["teacher"]["origin"] == "adapted"
     # A second fine-tuning records the score that it starts from.

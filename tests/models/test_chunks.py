@@ -162,7 +162,7 @@ def test_a_longformer_gives_a_short_student_with_full_attention() -> None:
         ({"chunk": 10, "chunk_pooling": "sum"}, "student.chunk_pooling=sum is unknown, expected one of mean, max"),
         ({"chunk_overlap": 3}, "student.chunk_overlap and student.chunk_pooling are of chunks"),
         ({"chunk": 10, "attention": "local", "window": 8}, "student.chunk reads chunks with full attention, and this"),
-        ({"chunk": 10, "attention": "full"}, "student.attention=full is for models of Longformer, and this"),
+        ({"chunk": 10, "attention": "full"}, "student.attention=full is for models of Longformer, Local"),
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -87,6 +87,17 @@ def test_a_longformer_that_scores_texts_gives_an_equal_model() -> None:
     torch.testing.assert_close(model(**batch).logits, reference(**batch).logits, atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_local_attention_becomes_full_again() -> None:
+    teacher, batch = enlarge(OTHERS["bert"](dict(OPTIONS))), batch_of(30)
+    local = LongTexts("teacher", "local", window=6).apply(teacher)
+    student = LongTexts("student", "full").apply(local)
+    assert type(student) is type(teacher)
+    assert not hasattr(student.config, "attention_window")
+    torch.testing.assert_close(student(**batch).logits, teacher(**batch).logits, atol=1e-5, rtol=1e-5)
+    assert (local(**batch).logits - teacher(**batch).logits).abs().max() > 1e-3
+
+
 def test_the_largest_of_several_windows_is_taken() -> None:
     assert LongTexts("student", "local").apply(longformer(window=[4, 8])).config.attention_window == 8
 

@@ -111,6 +111,7 @@ def test_a_dry_run_counts_the_adaptation_and_trains_nothing(
     assert not list(tmp_path.glob("teachers/*"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_adaptation_goes_on_and_ends_with_the_same_weights(
     source: TeacherSource, short: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
