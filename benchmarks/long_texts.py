@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from distill.builtin.students import distilbert
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +29,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from distill.edge.model_files import session
 from distill.export.onnx import export_onnx
 from distill.training import memory
+from students import distilbert
 
 SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 Feed = Mapping[str, np.ndarray]

@@ -39,6 +39,7 @@ def quick_exports(directory: Path) -> Iterator[None]:
             if not (folder / "order.npz").is_file():
                 _trace(module, arguments, options, folder)
         if not (folder / "model.onnx").is_file():
+            torch.ops.aten.lstm.input._dispatch_cache.clear()  # Of the trace, as `export_onnx` does.
             return _EXPORT(module, arguments, **options)
         return _fill(folder, parameters)
 
@@ -87,6 +88,8 @@ def _trace(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
         program = _EXPORT(module, arguments, **options)
         assert program is not None
         order = _find_weights(program.model, range(FIRST, first))
+        if order is not None and not _has_all(order, module, program):
+            order = None
         if order is not None:  # While the parameters have their numbers, because the graph refers to them.
             onnx_ir.save(program.model, folder / "model.onnx")
     finally:
@@ -116,6 +119,23 @@ def _find_weights(model: onnx_ir.Model, numbers: range) -> dict[str, np.ndarray]
         ((np.abs(values) > 2**18) & (np.abs(values) < 1e30)).any() for values in others if _is_float(values)
     )
     return None if is_computed else order
+
+
+def _has_all(order: dict[str, np.ndarray], module: nn.Module, program: torch.onnx.ONNXProgram) -> bool:
+    """Returns whether a tensor of the graph has weights of each parameter that the module reads.
+
+    Where none has, something small was computed from the parameter, such as the softmax of weights.
+    """
+    exported: Any = program.exported_program
+    names = exported.graph_signature.inputs_to_parameters
+    read = {names[node.name] for node in exported.graph.nodes if node.name in names and node.users}
+    present, first = np.unique(np.concatenate([numbers.ravel() for numbers in order.values()])), 0
+    for name, parameter in module.named_parameters():
+        place = np.searchsorted(present, first)
+        first += parameter.numel()
+        if name in read and not (place < len(present) and present[place] < first):
+            return False
+    return True
 
 
 def _is_float(values: np.ndarray) -> bool:

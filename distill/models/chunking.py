@@ -113,6 +113,7 @@ class Chunking:
     def _wrap(
         self, reader: PreTrainedModel, create: type[PreTrainedModel], special: dict[str, int | None]
     ) -> PreTrainedModel:
+        assert self.chunk is not None
         own = reader.config
         labels = {
             "id2label": dict(own.id2label), "label2id": dict(own.label2id), "problem_type": own.problem_type,

@@ -131,7 +131,8 @@ def _mask_question(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
 
     Its own class does so only for texts with three separators each.
     """
-    return ((input_ids == model.config.sep_token_id).cumsum(dim=1) == 0).long()
+    before: Tensor = (input_ids == model.config.sep_token_id).cumsum(dim=1) == 0
+    return before.long()
 
 
 def count_outputs(model: PreTrainedModel) -> int:

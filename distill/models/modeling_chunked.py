@@ -79,7 +79,8 @@ class Chunks:
     def restore(self, states: Tensor) -> Tensor:
         """Returns the states of the texts' tokens `[B, L, H]` from those of the chunks `[B * k, W, H]`."""
         by_text = states.unflatten(0, self.is_used.shape).flatten(1, 2)  # [B, k * W, H]
-        return by_text.gather(1, self.place[..., None].expand(-1, -1, states.shape[-1]))
+        restored: Tensor = by_text.gather(1, self.place[..., None].expand(-1, -1, states.shape[-1]))
+        return restored
 
 
 def cut_chunks(input_ids: Tensor, attention_mask: Tensor, config: Any) -> Chunks:

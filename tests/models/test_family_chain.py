@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 import distill.builtin  # noqa: F401  so that the auto classes know every student
 from distill.edge.model_files import session
 from distill.models.forward import input_names, output_logits
+from distill.models.modeling_bilm import BilmConfig
 from distill.training.module import DistillationModule
 from tests.conftest import LOOSE_OPTIONS, run_here, sentences
 from tests.models.test_families import FAMILIES, SIZES, family_tokenizer
@@ -80,6 +81,7 @@ class Row:
 
     Attributes:
         teacher: name of the teacher's YAML; by default that of the row.
+        sizes: options of the configuration, for families whose sizes have other names.
         refused: what the run says before it trains anything, for a family that lacks something.
     """
 
@@ -88,6 +90,7 @@ class Row:
     student: str = "distilbert"
     teacher: str = ""
     options: tuple[str, ...] = field(default=())
+    sizes: dict[str, Any] = field(default_factory=lambda: SIZES | {"max_position_embeddings": LONGEST})
     refused: str = ""
 
 
@@ -115,7 +118,31 @@ ROWS: dict[str, Row] = {
     "longformer": Row(
         (transformers.LongformerConfig, {"max_position_embeddings": 82, "attention_window": 4}),
         lambda: family_tokenizer("roberta_base"), teacher="pretrained",
-        refused="student distilbert (LongformerForSequenceClassification) cannot be exported to ONNX (",
+        refused="student distilbert (LongformerForSequenceClassification) cannot be exported to ONNX, because its",
+    ),
+    "longformer_local": Row(
+        (transformers.LongformerConfig, {"max_position_embeddings": 82, "attention_window": 4}),
+        lambda: family_tokenizer("roberta_base"), teacher="pretrained", options=("student.attention=local",),
+    ),
+    "local": Row(
+        FAMILIES["bert_large"], lambda: make_word_pieces(transformers.BertTokenizer), teacher="pretrained",
+        options=("student.attention=local", "student.window=8"),
+    ),
+    "chunked": Row(
+        FAMILIES["bert_large"], lambda: make_word_pieces(transformers.BertTokenizer), teacher="pretrained",
+        options=("student.chunk=16", "student.chunk_overlap=2", "student.chunk_pooling=learned"),
+    ),
+    "albert_student": Row(
+        FAMILIES["albert_base"], lambda: make_sentence_pieces(transformers.AlbertTokenizer), student="albert",
+        teacher="albert_base", options=("student.embedding_dim=16",),
+    ),
+    "shared_albert": Row(
+        FAMILIES["bert_large"], lambda: make_word_pieces(transformers.BertTokenizer), student="albert",
+        teacher="pretrained", options=("student.embedding_dim=16", "student.share=attention", "student.groups=2"),
+    ),
+    "bilm": Row(
+        (BilmConfig, {"hidden_dim": 16, "num_hidden_layers": 2}),
+        lambda: make_word_pieces(transformers.BertTokenizer), sizes={}, options=("objective=logit_mse",),
     ),
 }  # fmt: skip
 
@@ -124,7 +151,7 @@ def save_teacher(row: Row, directory: Path) -> None:
     """Saves the encoder with random weights that are large enough for differences to show, and its tokenizer."""
     tokenizer, (config_class, own) = row.tokenizer(), row.config
     torch.manual_seed(0)
-    options = SIZES | {"max_position_embeddings": LONGEST, "pad_token_id": tokenizer.pad_token_id} | own
+    options = row.sizes | {"pad_token_id": tokenizer.pad_token_id} | own
     encoder = transformers.AutoModel.from_config(config_class(vocab_size=len(tokenizer), **options))
     for parameter in encoder.parameters():
         if parameter.dim() > 1:
