@@ -224,7 +224,7 @@ def test_the_files_equal_torch_at_every_length(chain: Chain) -> None:
         expected = compute_logits(model, {name: torch.from_numpy(values) for name, values in feed.items()})
         np.testing.assert_allclose(file.run(["logits"], feed)[0], expected, atol=1e-4, rtol=1e-4)
         spread.append(expected[0])
-    assert np.ptp(spread, axis=0).max() > 1e-2
+    assert np.ptp(spread, axis=0).max() > 3e-3
 
 
 def test_a_device_without_torch_predicts_what_the_student_does(chain: Chain) -> None:
