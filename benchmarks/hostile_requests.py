@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from teachers.embedded import train_tokenizer
+from teachers.vocabulary import train_word_pieces
 from tests.edge.conftest import (
     write_choice_bundle,
     write_mask_bundle,
@@ -44,7 +44,7 @@ SMALL: dict[str, object] = {
 
 
 def write_bundles(directory: Path) -> None:
-    tokenizer = train_tokenizer(["a dull film and a moving film, which i liked as a whole"] * 8, 120)
+    tokenizer = train_word_pieces(["a dull film and a moving film, which i liked as a whole"] * 8, 120)
     shape = {"max_length": 512}
     for name, write, changes in (
         ("films", write_toy_bundle, shape),

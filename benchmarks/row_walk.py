@@ -45,11 +45,11 @@ def walk_row(directory: Path) -> None:
     from distill.tasks import Classification
     from distill.teaching.signal import Live
     from distill.training.module import DistillationModule
-    from teachers.embedded import train_tokenizer
+    from teachers.vocabulary import train_word_pieces
 
     (directory / "rows.csv").write_text(ROWS)
     task: Any = Classification(text="text", data=directory / "rows.csv", dev_fraction=0.25, max_length=16)
-    tokenizer = train_tokenizer(["a good bad film"] * 4, 60)
+    tokenizer = train_word_pieces(["a good bad film"] * 4, 60)
     examples = task.encode(task.read(directory), tokenizer, None)
     [[batch, *_], *_] = batching.all_loaders(examples, batch_size=4)["train"]
     config = BertConfig(

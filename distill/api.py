@@ -62,22 +62,22 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import bilstm as _bilstm
     from students import distilbert as _distilbert
     from students import pretrained as _pretrained
-    from teachers.embedded import Embedded
     from teachers.loaded import Loaded
+    from teachers.new import NewModel
     from teachers.pretrained import Pretrained
 else:
     from distill.builtin.students import albert as _albert
     from distill.builtin.students import bilstm as _bilstm
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import pretrained as _pretrained
-    from distill.builtin.teachers.embedded import Embedded
     from distill.builtin.teachers.loaded import Loaded
+    from distill.builtin.teachers.new import NewModel
     from distill.builtin.teachers.pretrained import Pretrained
 
 # The values of conf/trainer/finetune.yaml.
 FINETUNE = TrainerSettings.auto(ema=0.0, soup=1)
 # Those of conf/teacher/embedded.yaml.
-FINETUNE_EMBEDDED = replace(FINETUNE, learning_rate=5e-4, max_epochs=3, evaluations=1, patience=None)
+FINETUNE_NEW = replace(FINETUNE, learning_rate=5e-4, max_epochs=3, evaluations=1, patience=None)
 BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
 
 
@@ -175,10 +175,10 @@ class Teacher(Shown):
             sizes: options of `teacher=embedded`, for example `layers=4` and `hidden_size=256`.
 
         Raises:
-            TypeError: for an argument that `Embedded` does not have.
+            TypeError: for another argument.
         """
         teacher = cls.__new__(cls)
-        teacher._set(Embedded(**sizes), accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
+        teacher._set(NewModel(name="embedded", **sizes), accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
         return teacher
 
     def _set(
@@ -267,7 +267,7 @@ class Teacher(Shown):
         """
         chosen: Features | None = None
         if features is None:
-            finetune = replace(FINETUNE_EMBEDDED if isinstance(self.source.weights, Embedded) else FINETUNE, **settings)
+            finetune = replace(FINETUNE_NEW if self.source.weights.is_new else FINETUNE, **settings)
         else:
             finetune = TrainerSettings.auto(**{"batch_size": 64, **settings})
             sizes: dict[str, Any] = dict(bilstm or {})

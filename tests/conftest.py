@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -241,7 +241,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer([text for text, _ in sentences(64)], 300)
+    return train_word_pieces([text for text, _ in sentences(64)], 300)
 
 
 def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -80,7 +80,7 @@ MODULES = list(sources())
 def test_every_module_has_a_level() -> None:
     known = {name for units in LEVELS for name in units}
     assert {unit_of(module) for module in MODULES} <= known
-    assert {"distill.losses.term", "distill.edge.bundle", f"{BUILTIN}.teachers.embedded"} <= sources().keys()
+    assert {"distill.losses.term", "distill.edge.bundle", f"{BUILTIN}.teachers.new"} <= sources().keys()
 
 
 @pytest.mark.parametrize("module", MODULES)

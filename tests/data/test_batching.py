@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
@@ -334,7 +334,7 @@ def test_a_split_is_tokenized_once(tokenizer: PreTrainedTokenizerBase, tmp_path:
 
 
 def _tokenize_rows(directory: Path, barrier: Any, results: Any) -> None:
-    tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
+    tokenizer = train_word_pieces([text for text, _ in sentences(64)], 300)
     split = make_split(*(text for text, _ in sentences(64)))
     barrier.wait()
     results.put(tokenize_split(split, tokenizer, cache_dir=directory)[[3, 60]]["input_ids"].tolist())
@@ -350,7 +350,7 @@ def test_the_digest_depends_on_texts_max_length_vocabulary_and_version(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = make_split("a film", "dull")
-    other = train_tokenizer(["quite another text"], 300)
+    other = train_word_pieces(["quite another text"], 300)
     digests = {
         token_cache.compute_digest(split, tokenizer, 128),
         token_cache.compute_digest(split, tokenizer, 64),

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
@@ -362,7 +362,7 @@ def test_a_bundle_truncates_as_in_training(tmp_path: Path, side: str, pair: bool
     """The bundle's tokenizer and the training's give the same tokens for texts that are too long."""
     texts = ["one two three four five six seven", "a b", "p o n m l k j i h g f"]
     pairs = ["eight nine", "c d e f g h i j k l m n o p", "e d c b a one two three four"] if pair else None
-    tokenizer = train_tokenizer([*texts, *(pairs or [])] * 2, 200)
+    tokenizer = train_word_pieces([*texts, *(pairs or [])] * 2, 200)
     tokenizer.truncation_side = side
     model = toy_bert(len(tokenizer), layers=1).eval()
     task = Classification(name="toy", text=["one", "two"] if pair else "one", labels=LABELS, max_length=9)
@@ -385,7 +385,7 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path, side:
         lines = ["".join(f"{word} {'O' if len(word) < 3 else 'B-animal'}\n" for word in row) for row in words]
         (tmp_path / f"{name}.conll").write_text("\n".join(lines))
     # Every letter is a token, and eight of them fit: no word is cut in its middle.
-    tokenizer = train_tokenizer([" ".join(word for row in words for word in row)], 10)
+    tokenizer = train_word_pieces([" ".join(word for row in words for word in row)], 10)
     tokenizer.truncation_side = side
     task = TokenClassification(data=tmp_path, max_length=10)
     splits = task.read(tmp_path)
@@ -412,7 +412,7 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
 ) -> None:
     """In the vocabulary of the task each letter of `unicorn` is a piece, so that one of its neighbours does not fit."""
     train, dev = ([["a", "zebra"]], [["O", "B-x"]]), ([["unicorn", "a", "zebra"]], [["B-x", "O", "B-x"]])
-    tokenizer = train_tokenizer(["a zebra", "unicorn"] * 4, 200)
+    tokenizer = train_word_pieces(["a zebra", "unicorn"] * 4, 200)
     tokenizer.truncation_side = side
     task = TokenClassification(train=train, dev=dev, max_length=10)
     splits = task.read(tmp_path)
@@ -444,7 +444,7 @@ def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
 def test_probabilities_are_compared_at_the_texts_that_a_smaller_vocabulary_reads_alike(tmp_path: Path) -> None:
     """The letters of `unicorn` are pieces of the cut vocabulary. The answer to it counts in the agreement alone."""
     known = ["a zebra", "zebra a zebra"]
-    tokenizer = train_tokenizer(["a zebra", "unicorn"] * 4, 200)
+    tokenizer = train_word_pieces(["a zebra", "unicorn"] * 4, 200)
     task = Classification(name="toy", text="text", labels=LABELS, max_length=16)
     model = toy_bert(len(tokenizer), layers=1, initializer_range=1.0).eval()
     train, dev = (text_split(texts, labels=np.arange(len(texts)) % 2) for texts in (known, [*known, "unicorn"]))

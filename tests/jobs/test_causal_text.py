@@ -149,7 +149,10 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
             (*PRETRAIN, "export.enabled=true"),
             "got export.enabled=true, expected auto or false, because no bundle reads a model of task clm (causal_lm)",
         ),
-        (("job=pretrain", "+teacher=gpt2_tiny", "task=mlm"), "gpt2_tiny is a causal language model: set task=clm"),
+        (
+            ("job=pretrain", "+teacher=gpt2_tiny", "task=mlm"),
+            "teacher gpt2_tiny (gpt2) has no AutoModelForMaskedLM",
+        ),
         (("job=pretrain", "+teacher=bert_tiny"), "has a BertLMHeadModel that reads the tokens behind each token too"),
         ((*PRETRAIN, "task.packing=segment_pair"), "got task.packing=segment_pair, expected one of full_sentences"),
     ],

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -72,7 +72,7 @@ class UserFiles:
 
     def other_student(self) -> Path:
         """Saves a model with a vocabulary of the same size and other tokens."""
-        other = train_tokenizer([text[::-1] for text, _ in sentences(64)], len(self.tokenizer))
+        other = train_word_pieces([text[::-1] for text, _ in sentences(64)], len(self.tokenizer))
         toy_bert(max(len(other), len(self.tokenizer))).save_pretrained(self.root / "student")
         other.save_pretrained(self.root / "student")
         return self.root / "student"

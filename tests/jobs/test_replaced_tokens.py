@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -175,7 +175,7 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
 @pytest.fixture(scope="module")
 def foreign(work: Path) -> Path:
     """A masked language model with another vocabulary."""
-    tokenizer = train_tokenizer(["quick zebras jump", "six boxes"] * 20, 60)
+    tokenizer = train_word_pieces(["quick zebras jump", "six boxes"] * 20, 60)
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(work / "foreign")
     tokenizer.save_pretrained(work / "foreign")

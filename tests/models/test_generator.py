@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import (
     AlbertConfig,
     AlbertForTokenClassification,
@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer([text for text, _ in sentences(40)], VOCABULARY)
+    return train_word_pieces([text for text, _ in sentences(40)], VOCABULARY)
 
 
 def join(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: object) -> SeveralHeads:
@@ -179,7 +179,7 @@ def test_a_generator_that_does_not_suit_its_discriminator_is_refused(
     wide = save(BertForMaskedLM(BertConfig(**{**size, "hidden_size": 64})), tokenizer, tmp_path / "wide")
     with pytest.raises(OptionError, match="a generator of at most 32, the width of its discriminator, and it has 64"):
         join(discriminator, tokenizer, path=wide)
-    other = train_tokenizer(["quick zebras jump", "six boxes"] * 20, VOCABULARY)
+    other = train_word_pieces(["quick zebras jump", "six boxes"] * 20, VOCABULARY)
     foreign = save(BertForMaskedLM(BertConfig(**{**size, "vocab_size": len(other)})), other, tmp_path / "foreign")
     with pytest.raises(OptionError, match=r"path=\S+foreign, expected a generator with the vocabulary of its discrimi"):
         join(discriminator, tokenizer, path=foreign)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from distill.builtin.teachers.bilm import NewBilm, choose_weights
+from distill.builtin.teachers.bilm import choose_weights
+from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
@@ -122,7 +123,7 @@ def test_a_model_that_reads_both_sides_at_once_is_refused() -> None:
 def test_a_sequence_has_two_items_for_each_of_its_pairs_of_neighbours(tmp_path: Path) -> None:
     task = BidirectionalLM(data=write_corpus(tmp_path), documents="line", max_length=16, dev_fraction=0.2)
     data = task.read(tmp_path / "cache")
-    start = NewBilm(layers=1, hidden_dim=4, vocabulary=200).load(task.info.auto_class, None, data.texts())
+    start = choose_weights(layers=1, hidden_dim=4, vocabulary=200).load(task.info.auto_class, None, data.texts())
     assert isinstance(start.model, BilmForPreTraining)
     assert not start.notices  # Padding on the right changes no logit.
     train = task.encode(data, start.tokenizer, tmp_path / "cache")["train"]
@@ -133,9 +134,9 @@ def test_a_sequence_has_two_items_for_each_of_its_pairs_of_neighbours(tmp_path: 
 
 def test_a_new_model_depends_on_its_sizes_and_its_seed() -> None:
     options = ({}, {"layers": 1}, {"hidden_dim": 4}, {"dropout": 0.2}, {"seed": 1}, {"vocabulary": 100})
-    assert len({NewBilm(**given).fingerprint() for given in options}) == len(options)
-    assert NewBilm().fingerprint() == NewBilm(name="bilm", precision="bfloat16").fingerprint()
-    assert NewBilm(hidden_dim=4).width() == 8
+    assert len({choose_weights(**given).fingerprint() for given in options}) == len(options)
+    assert choose_weights().fingerprint() == choose_weights(precision="bfloat16").fingerprint()
+    assert choose_weights(hidden_dim=4).width() == 8
 
 
 @pytest.mark.parametrize(
@@ -157,9 +158,9 @@ def test_invalid_options_are_refused(options: dict[str, object], expected: str) 
 
 def test_a_path_leads_to_a_trained_model() -> None:
     assert isinstance(choose_weights(path="model"), Pretrained)
-    assert isinstance(choose_weights(), NewBilm)
+    assert isinstance(choose_weights(), NewModel)
 
 
 def test_a_head_that_no_model_has_is_refused() -> None:
-    with pytest.raises(UserError, match="teacher bilm has no AutoModelForMaskedLM: pre-train it with task=bilm"):
-        NewBilm().load("AutoModelForMaskedLM", None, [])
+    with pytest.raises(UserError, match=r"teacher bilm \(distill_bilm\) has no AutoModelForMaskedLM: take a task"):
+        choose_weights().load("AutoModelForMaskedLM", None, [])

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.new_gpt2 import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_bytes
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
@@ -112,7 +112,7 @@ def test_documents_are_separated_by_the_end_of_a_text_across_which_tokens_are_pr
 ) -> None:
     task = CausalLM(data=corpus, documents="line", max_length=8, dev_fraction=0.2)
     data = task.read(tmp_path)
-    tokenizer = train_tokenizer(data.texts(), 300, 16)
+    tokenizer = train_bytes(data.texts(), 300, 16)
     assert tokenizer.all_special_tokens == ["<|endoftext|>"]
     train = task.encode(data, tokenizer, tmp_path)["train"]
     batch = train[range(len(train))]
@@ -138,7 +138,7 @@ def test_a_vocabulary_of_bytes_reads_every_text_and_is_the_same_for_the_same_tex
     def texts() -> Iterator[str]:
         yield from ["the cat sat", "the cat ran", "the dog sat"] * 3
 
-    first, again = train_tokenizer(texts(), 270, 16), train_tokenizer(texts(), 270, 16)
+    first, again = train_bytes(texts(), 270, 16), train_bytes(texts(), 270, 16)
     assert first.get_vocab() == again.get_vocab()
     assert 257 < len(first) <= 270
     text = "日本 is not in it, nor is ☂"
@@ -146,7 +146,7 @@ def test_a_vocabulary_of_bytes_reads_every_text_and_is_the_same_for_the_same_tex
 
 
 def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text(model: PreTrainedModel, tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["the cat sat"], 260, 16)
+    tokenizer = train_bytes(["the cat sat"], 260, 16)
     tokenizer.pad_token = None
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(tmp_path)
@@ -160,7 +160,7 @@ def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text(model: PreTrain
 
 
 def test_a_model_that_reads_in_both_directions_is_refused(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["the cat sat"], 260, 16)
+    tokenizer = train_bytes(["the cat sat"], 260, 16)
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
         initializer_range=0.3,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from sklearn.utils.class_weight import compute_class_weight
 
 from distill.contracts import IGNORED, Outputs, Task
@@ -118,7 +118,7 @@ def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
     assert splits.scoring.describe(splits)["class_weights"] == pytest.approx([5 / 9, 5 / 3, 5 / 3])  # O, B-x, I-x.
     plain = TokenClassification(data=tmp_path)
     assert splits.sha256 != plain.read(tmp_path).sha256
-    tokenizer = train_tokenizer(["to new york now up"] * 4, 60)
+    tokenizer = train_word_pieces(["to new york now up"] * 4, 60)
     examples = task.encode(splits, tokenizer, None)["train"]
     items = task.select(examples[[0, 1]])
     assert items.weights is not None

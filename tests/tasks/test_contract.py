@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor
 from transformers import (
     BertConfig,
@@ -86,7 +86,7 @@ def gpt2() -> PreTrainedModel:
 def detector() -> PreTrainedModel:
     """Returns a discriminator with its generator."""
     discriminator = BertForTokenClassification(BertConfig(**SMALL, num_labels=2))
-    return Generator().join(discriminator, train_tokenizer(["a word"], VOCABULARY))
+    return Generator().join(discriminator, train_word_pieces(["a word"], VOCABULARY))
 
 
 CLM, MLM, RTD, SEGMENTS = CausalLM(), MaskedLM(), ReplacedTokenDetection(), MaskedLM(packing="segment_pair", pair="nsp")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -451,7 +451,7 @@ def test_components_are_fitted_to_the_labelled_texts_of_train() -> None:
         train=(list(zip(texts, texts[::-1], strict=True)), [0.0, 1.0, 2.0, 3.0]),
         dev=([("a", "c"), ("c", "b")], [1.0, 2.0]), unlabelled=["c c c c"],
     )  # fmt: skip
-    tokenizer = train_tokenizer(texts * 4, 60)
+    tokenizer = train_word_pieces(texts * 4, 60)
     examples = task.encode(task.read(Path("nowhere")), tokenizer, None)
     torch.manual_seed(0)
     config = BertConfig(

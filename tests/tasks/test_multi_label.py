@@ -15,8 +15,8 @@ import pytest
 import torch
 from distill.builtin.students.bilstm import from_teacher as bilstm
 from distill.builtin.students.distilbert import from_teacher as distilbert
-from distill.builtin.teachers.embedded import train_tokenizer
 from distill.builtin.teachers.pretrained import Pretrained
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from sklearn.metrics import f1_score
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -350,7 +350,7 @@ def _last_bias(model: PreTrainedModel) -> torch.Tensor:
 
 def test_texts_without_labels_are_items_without_labels() -> None:
     task = multi_label(unlabelled=["g", "h"], unlabelled_share=0.5)
-    tokenizer = train_tokenizer(["a b c d e f g h"] * 4, 60)
+    tokenizer = train_word_pieces(["a b c d e f g h"] * 4, 60)
     examples = task.encode(task.read(NOWHERE), tokenizer, None)
     items: Items = task.select(examples["train"][range(6)])  # type: ignore[index]
     assert items.labelled.tolist() == [True] * 4 + [False] * 2
@@ -358,7 +358,7 @@ def test_texts_without_labels_are_items_without_labels() -> None:
 
 
 def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
-    tokenizer = train_tokenizer(["a"], 60).backend_tokenizer
+    tokenizer = train_word_pieces(["a"], 60).backend_tokenizer
     decoder = decode.Labels(["x", "y", "z"], False, {"thresholds": [0.9, 0.2, 0.5]}, tokenizer)
     prediction = decoder.decode(Example("a"), [(None, np.array([[2.0, -1.0, 0.0]]))])
     assert [each["label"] for each in prediction["labels"]] == ["z", "y"]
@@ -379,7 +379,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     labels = [["x", "y"], ["z"], [], ["x"], ["y", "z"]]
     task = multi_label(train=(texts, labels), dev=(texts[1:], labels[1:]), max_length=8)
     data = task.read(tmp_path)
-    tokenizer = train_tokenizer(texts * 4, 60)
+    tokenizer = train_word_pieces(texts * 4, 60)
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,

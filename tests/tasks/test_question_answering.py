@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 import torch
 import torch.nn.functional as F
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
@@ -75,7 +75,7 @@ def squad(rows: list[Row]) -> Row:
 
 @pytest.fixture(scope="module")
 def reader() -> PreTrainedTokenizerBase:
-    return train_tokenizer([row[name] for row in questions(64) for name in ("question", "context")], 200)
+    return train_word_pieces([row[name] for row in questions(64) for name in ("question", "context")], 200)
 
 
 def task_of(**options: Any) -> QuestionAnswering:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor, nn
 from transformers import BertConfig, BertForTokenClassification
 
@@ -37,7 +37,7 @@ def bert(**options: int) -> BertForTokenClassification:
 
 @pytest.fixture
 def model() -> SeveralHeads:
-    return Generator().join(bert(), train_tokenizer(["a word"], VOCABULARY)).eval()
+    return Generator().join(bert(), train_word_pieces(["a word"], VOCABULARY)).eval()
 
 
 def batch_of(rows: tuple[int, ...] = (0, 1, 2), *, padding: int = 0, left: bool = False) -> dict[str, Tensor]:
@@ -235,7 +235,7 @@ def test_options_and_tokenizers_that_make_no_sense_are_refused(tmp_path: Path) -
     (tmp_path / "text.txt").write_text("\n".join(text for text, _ in sentences(60)), encoding="utf-8")
     task = ReplacedTokenDetection(data=tmp_path, documents="line", max_length=16, dev_fraction=0.2)
     data = task.read(tmp_path)
-    tokenizer = train_tokenizer(data.texts(), 200)
+    tokenizer = train_word_pieces(data.texts(), 200)
     assert len(task.encode(data, tokenizer, tmp_path)["train"]) > 1  # type: ignore[arg-type]
     discriminator = bert(vocab_size=len(tokenizer))
     assert task.assemble(discriminator, tokenizer).config is discriminator.config

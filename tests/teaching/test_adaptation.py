@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from distill.builtin.teachers.embedded import Embedded
+from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.pretrained import Pretrained
 from transformers import PreTrainedTokenizerBase
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_adapted_is_refused(source: TeacherSource, short: Classif
     with pytest.raises(UserError, match=r"^adapt=domain is for a teacher that is fine-tuned on labels, and task=mlm is "
                        r"raw text: leave it out; job=finetune task=mlm trains"):  # fmt: skip
         check_source(source, MaskedLM(builtin=True))
-    new = replace(source, weights=Embedded(name="bert_tiny"))
+    new = replace(source, weights=NewModel(name="bert_tiny"))
     with pytest.raises(UserError, match=r"^adapt=domain begins with a trained model, and this teacher has random wei"):
         check_source(new, short)
 

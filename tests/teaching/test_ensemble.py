@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -120,7 +120,7 @@ def _accuracy_of_the_mean(teachers: list[d.Teacher], shares: list[float]) -> flo
 
 
 def test_teachers_with_other_tokens_are_refused(teachers: list[d.Teacher], data_dir: Path, tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["other words than before"] * 4, 60)
+    tokenizer = train_word_pieces(["other words than before"] * 4, 60)
     other = toy_bert(len(tokenizer))
     other.config.id2label, other.config.label2id = (
         getattr(teachers[0].source.weights.model.config, name) for name in ("id2label", "label2id")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.embedded import train_tokenizer
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -185,7 +185,7 @@ def test_outputs_belong_to_the_device_and_the_versions_of_the_libraries(
 
 
 def _run_teacher_pass(directory: Path, barrier: Any, results: Any) -> None:
-    tokenizer = train_tokenizer([text for text, _ in sentences(64)], 300)
+    tokenizer = train_word_pieces([text for text, _ in sentences(64)], 300)
     examples = tokenize_sentences(tokenizer)
     output_cache.SHARD_TOKENS = 60
     torch.set_num_threads(1)

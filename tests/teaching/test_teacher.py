@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from distill.builtin.teachers.embedded import Embedded
 from distill.builtin.teachers.loaded import Loaded
+from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.pretrained import Pretrained
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
@@ -222,7 +222,7 @@ def test_a_fingerprint_depends_on_the_weights_and_not_on_the_name(classifier_dir
 def test_the_embedded_teacher_is_reproducible() -> None:
     texts = ["the quick brown fox jumps over the lazy dog"] * 10
     one, two = (
-        Embedded(layers=1, hidden_size=16, heads=2, vocabulary=100).load(AUTO_CLASS, LABELS, texts) for _ in range(2)
+        NewModel(layers=1, hidden_size=16, heads=2, vocabulary=100).load(AUTO_CLASS, LABELS, texts) for _ in range(2)
     )
     assert one.tokenizer.get_vocab() == two.tokenizer.get_vocab()
     states = one.model.state_dict(), two.model.state_dict()
@@ -239,7 +239,7 @@ def test_the_embedded_teacher_depends_on_every_file_of_its_tokenizer(name: str, 
     (tmp_path / name).touch()
 
     def fingerprint() -> str:
-        return Embedded(tokenizer=str(tmp_path)).fingerprint()
+        return NewModel(tokenizer=str(tmp_path)).fingerprint()
 
     before = fingerprint()
     (tmp_path / "model.safetensors").write_bytes(b"weights")
@@ -253,9 +253,9 @@ def test_the_vocabulary_is_the_same_in_every_process() -> None:
     """The trainer's own numbering follows a hash table that is seeded anew in every process."""
     program = (
         "import hashlib\n"
-        "from distill.builtin.teachers.embedded import train_tokenizer\n"
+        "from distill.builtin.teachers.vocabulary import train_word_pieces\n"
         "texts = [f'{a}{b}{c} {c}{a}' for a in 'abcdefgh' for b in 'ijklmnop' for c in 'qrstuvwx']\n"
-        "print(hashlib.sha256(train_tokenizer(texts, 120).backend_tokenizer.to_str().encode()).hexdigest())\n"
+        "print(hashlib.sha256(train_word_pieces(texts, 120).backend_tokenizer.to_str().encode()).hexdigest())\n"
     )
     digests = {
         subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -280,7 +280,7 @@ class _Unreachable:
 
 
 def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixture[str]) -> None:
-    stand_in = TeacherSource(Embedded(), None)
+    stand_in = TeacherSource(NewModel(), None)
     requested = TeacherSource(_Unreachable(), None, substitute=lambda: stand_in)
     own = Classification(name="own", text=["text"], data_dir="somewhere")
     with pytest.raises(UnreachableError, match="far away"):
@@ -460,7 +460,7 @@ def test_the_fine_tuning_is_chosen_from_data_and_teacher(encoder_dir: Path, task
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.max_epochs, source.finetune.patience) == (1e-4, 40, 14)
     assert chosen["learning_rate"]["reason"] == "a whole pre-trained encoder of width 32 is fine-tuned"
-    source, _ = teaching._choose_finetuning(replace(pretrained, weights=Embedded(hidden_size=1024)), splits)
+    source, _ = teaching._choose_finetuning(replace(pretrained, weights=NewModel(hidden_size=1024)), splits)
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.patience) == (5e-4, None)  # Its layers are random.
 

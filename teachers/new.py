@@ -1,0 +1,213 @@
+"""A model of any family with random weights and a vocabulary learned from the task's text, which needs no download."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.errors import OptionError, UserError, first_line
+from distill.models.forward import model_class
+from distill.models.loading import Start, check_tokenizer, default_problem_type, has_tokenizer
+from distill.models.long_texts import reserved_positions
+from distill.models.padding import choose_padding_side
+from distill.models.tokenizer import load_tokenizer
+from distill.storage.files import hash_file
+
+from .pretrained import check_precision
+from .vocabulary import train_bytes, train_word_pieces
+
+Pieces = Literal["words", "bytes"]
+TRAINERS = {"words": train_word_pieces, "bytes": train_bytes}
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
+# Options with a name of their own -> entries of the configurations of most families.
+_ENTRIES = {
+    "layers": "num_hidden_layers", "hidden_size": "hidden_size", "heads": "num_attention_heads",
+    "positions": "max_position_embeddings",
+}  # fmt: skip
+_SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+class NewModel:
+    """A model with random weights, to be trained before it teaches.
+
+    Args:
+        name: name of the teacher in records and directories.
+        family: the `model_type` of its configuration in transformers, such as `bert`, `albert` or `gpt2`.
+        layers: number of layers.
+        hidden_size: width of the hidden states, a multiple of `heads`; None for a family with another size.
+        heads: attention heads of a layer; None for a family without attention.
+        positions: tokens of the longest text; None for a family that reads any length.
+        sizes: further entries of its configuration. The others are those of the family, but for the feed-forward
+            network, which is four times as wide as the hidden states.
+        dropout: share of the activations that is dropped, but for the probabilities of attention: their dropout would
+            prevent the fast attention kernel.
+        pieces: the vocabulary that is learned: `words`, uncased WordPiece tokens with BERT's special tokens, or
+            `bytes`, byte-level tokens with GPT-2's only special token.
+        vocabulary: largest number of tokens, learned from the task's training texts.
+        tokenizer: a directory with a tokenizer to use instead of a new one.
+        precision: precision of the forward passes, `float32` or `bfloat16`.
+        seed: seed of the weights.
+
+    Raises:
+        OptionError: for an unknown family or entry, a size below 1, or a share out of range.
+    """
+
+    is_new = True
+    trust_remote_code = False
+
+    def __init__(
+        self,
+        *,
+        name: str = "new",
+        family: str = "bert",
+        layers: int = 4,
+        hidden_size: int | None = 256,
+        heads: int | None = 4,
+        positions: int | None = 512,
+        sizes: Mapping[str, Any] | None = None,
+        dropout: float = 0.1,
+        pieces: Pieces = "words",
+        vocabulary: int = 8000,
+        tokenizer: str | None = None,
+        precision: str = "float32",
+        seed: int = 0,
+    ) -> None:
+        check_precision(precision)
+        for option, size in (
+            ("layers", layers), ("hidden_size", hidden_size), ("heads", heads), ("positions", positions),
+            ("vocabulary", vocabulary),
+        ):  # fmt: skip
+            check_size(option, size)
+        if not 0 <= dropout < 1:
+            raise OptionError("teacher.dropout", str(dropout), "a share from 0 to below 1")
+        if pieces not in TRAINERS:
+            raise OptionError("teacher.pieces", str(pieces), " or ".join(TRAINERS))
+        self.name, self.precision, self.tokenizer = name, precision, tokenizer
+        self.family, self.layers, self.hidden_size, self.heads = family, layers, hidden_size, heads
+        self.positions, self.sizes, self.dropout = positions, dict(sizes or {}), dropout
+        self.pieces, self.vocabulary, self.seed = pieces, vocabulary, seed
+        self.configure()
+
+    def locate(self) -> Path | None:
+        """Returns the directory of the given tokenizer, None without one."""
+        if self.tokenizer is None:
+            return None
+        directory = Path(self.tokenizer).expanduser()
+        if not has_tokenizer(directory):
+            raise UserError(f"teacher.tokenizer={self.tokenizer} holds no tokenizer, expected tokenizer.json there")
+        return directory
+
+    def resolved(self) -> str:
+        """Returns the name in records."""
+        family = self.family.removeprefix("distill_").upper()
+        return f"{self.name} ({family}, {self.layers} layers of {self.width()}, trained on the spot)"
+
+    def fingerprint(self) -> str:
+        """Returns a digest of everything that the untrained model depends on except its texts."""
+        settings = {name: value for name, value in vars(self).items() if name not in ("precision", "tokenizer")}
+        directory = self.locate()
+        if directory is not None:
+            settings["tokenizer"] = [hash_file(path) for path in sorted(directory.iterdir()) if _is_of_tokenizer(path)]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def width(self) -> int:
+        """Returns the size of the hidden states."""
+        return int(self.configure().hidden_size)
+
+    def configure(self, **special: int | None) -> PreTrainedConfig:
+        """Returns the configuration.
+
+        Args:
+            special: entries that depend on the tokenizer.
+        """
+        try:
+            family = AutoConfig.for_model(self.family)
+        except ValueError:
+            expected = "a model_type of transformers, such as bert, albert, electra or gpt2"
+            raise OptionError("teacher.family", str(self.family), expected) from None
+        values = {entry: getattr(self, option) for option, entry in _ENTRIES.items()}
+        values = {entry: value for entry, value in values.items() if value is not None}
+        if self.hidden_size is not None and hasattr(family, "intermediate_size"):
+            values["intermediate_size"] = 4 * self.hidden_size
+        for entry, value in family.to_dict().items():
+            if "drop" in entry and isinstance(value, float):
+                values[entry] = 0.0 if "att" in entry else self.dropout
+        for entry in {**values, **self.sizes}:
+            if not hasattr(family, entry):
+                self._refuse(entry, (values | self.sizes)[entry])
+        named = {family.attribute_map.get(entry, entry): value for entry, value in (values | self.sizes).items()}
+        return AutoConfig.for_model(self.family, **named, **special)
+
+    def _refuse(self, entry: str, value: object) -> None:
+        """Raises OptionError for an entry that the configuration of the family does not have."""
+        option = next((name for name, of in _ENTRIES.items() if of == entry), None)
+        if option is None or entry in self.sizes:
+            raise OptionError(f"teacher.sizes.{entry}", str(value), f"an entry of the configuration of {self.family}")
+        raise OptionError(f"teacher.{option}", str(value), f"null, because {self.family} has none")
+
+    def load(
+        self,
+        auto_class: str,
+        labels: Sequence[str] | None,
+        texts: Iterable[str],
+        *,
+        problem_type: str | None = None,
+    ) -> Start:
+        """Returns the untrained model and its tokenizer. Without `labels` the head is over the vocabulary.
+
+        Raises:
+            UserError: for a head that the family does not have, or sizes that do not suit each other.
+        """
+        create = model_class(auto_class, type(self.configure()))
+        if create is None:
+            raise UserError(
+                f"teacher {self.name} ({self.family}) has no {auto_class}: take a task that its family has a head "
+                "for, or another teacher"
+            )
+        tokenizer, notices = self.load_tokenizer(texts)
+        special = {name: getattr(tokenizer, name) for name in _SPECIAL}
+        config = self.configure(vocab_size=len(tokenizer), **special)
+        if labels is not None:
+            config.id2label = dict(enumerate(labels))
+            config.label2id = {label: index for index, label in enumerate(labels)}
+            config.problem_type = problem_type or default_problem_type(labels)
+        model = self._create(create, config)
+        reserved = reserved_positions(model)
+        if self.positions is not None and reserved:  # Of RoBERTa and its relatives, which count from behind them.
+            config.max_position_embeddings = self.positions + reserved
+            model = self._create(create, config)
+        notices += choose_padding_side(model.eval(), tokenizer)
+        return Start(model, tokenizer, fits=False, reason="it is new", notices=notices)
+
+    def _create(self, create: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+        """Returns the model with random weights."""
+        torch.manual_seed(self.seed)
+        try:
+            return create(config)
+        except ValueError as error:
+            raise UserError(f"teacher {self.name} ({self.family}) cannot be made: {first_line(error)}") from error
+
+    def load_tokenizer(self, texts: Iterable[str]) -> tuple[PreTrainedTokenizerBase, list[str]]:
+        """Returns the given tokenizer or one that is trained on the texts, and notices."""
+        directory = self.locate()
+        if directory is None:
+            longest = {} if self.positions is None else {"positions": self.positions}
+            return TRAINERS[self.pieces](texts, self.vocabulary, **longest), []
+        tokenizer, notices = load_tokenizer(directory)
+        check_tokenizer(tokenizer, directory)
+        return tokenizer, notices
+
+
+def check_size(option: str, size: object) -> None:
+    """Raises OptionError for a size of the teacher that is neither None nor a whole number of at least 1."""
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise OptionError(f"teacher.{option}", str(size), "a whole number of at least 1")
+
+
+def _is_of_tokenizer(path: Path) -> bool:
+    """Returns whether a tokenizer may be loaded from this file: vocab.txt, merges.txt, any *.json or *.model."""
+    return path.is_file() and path.suffix not in _WEIGHTS and path.suffix != ".md" and not path.name.startswith(".")
