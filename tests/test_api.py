@@ -176,7 +176,7 @@ def test_the_defaults_are_those_of_the_configuration() -> None:
     assert instantiate(config.trainer) == d.TrainerSettings.auto()
     assert instantiate(config.teacher.finetune) == api.FINETUNE
     embedded = build.source(compose_config("+teacher=embedded", "+student=distilbert"))
-    assert embedded.finetune == api.FINETUNE_EMBEDDED
+    assert embedded.finetune == api.FINETUNE_NEW
     assert vars(embedded.weights) == vars(d.Teacher.embedded().source.weights)
     assert instantiate(config.export) == d.ExportSettings()
     built = instantiate(config.benchmark)
