@@ -1,19 +1,16 @@
 """Tests of whole jobs of a bidirectional language model at toy size: pre-training, features, students and refusals."""
 
-import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
-from distill import __main__ as command_line
 from distill.edge.bundle import Bundle
-from distill.training.module import DistillationModule
 from tests.conftest import write_corpus
+from tests.jobs.runs import Run, capture_runs, read_record, run_command, stop_at
 
 pytestmark = pytest.mark.slow
 TRAINER = (
@@ -38,7 +35,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_command(work: Path, output: Path, *options: str) -> int:
+def run_options(work: Path, output: Path, *options: str) -> int:
     """Runs the command in this process."""
     common = [f"cache_dir={work / 'cache'}", f"output_dir={output}"]
     if "task=bilm" in options:
@@ -47,38 +44,21 @@ def run_command(work: Path, output: Path, *options: str) -> int:
         common += ["task=atis_slots", f"task.data_dir={work / 'tags'}", *TRAINER, "benchmark.enabled=false"]
     else:
         common = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["distill", *common, *options])
-        return command_line.main()
-
-
-Run = Callable[..., tuple[int, str, Path]]
+    return run_command(*common, *options)
 
 
 @pytest.fixture
 def run(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command; returns its exit code, its output and the run's directory."""
-
-    def run_here(*options: str, output: str = "runs") -> tuple[int, str, Path]:
-        code = run_command(work, tmp_path / output, *options)
-        printed = capsys.readouterr()
-        runs = sorted((tmp_path / output).rglob("run.json"), key=lambda path: path.stat().st_mtime)
-        return code, printed.out + printed.err, runs[-1].parent if runs else tmp_path
-
-    return run_here
+    return capture_runs(partial(run_options, work), tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
 def pretrained(work: Path) -> Path:
     """The run of a model of two layers from random weights."""
-    assert run_command(work, work / "teachers", *PRETRAIN, "trainer.max_epochs=4") == 0
+    assert run_options(work, work / "teachers", *PRETRAIN, "trainer.max_epochs=4") == 0
     [path] = (work / "teachers").rglob("run.json")
     return path.parent
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return content
 
 
 def test_a_model_from_random_weights_learns_both_directions(pretrained: Path) -> None:
@@ -96,15 +76,8 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(run: R
     options = (*PRETRAIN, "trainer.max_epochs=null", "trainer.max_steps=8")
     code, text, whole = run(*options, output="whole")
     assert code == 0, text
-    original = DistillationModule.training_step
-
-    def stopping(module: DistillationModule, *arguments: Any) -> None:
-        if module.global_step == 5:
-            raise RuntimeError("stopped")
-        original(module, *arguments)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DistillationModule, "training_step", stopping)
+        stop_at(5, patch)
         with pytest.raises(RuntimeError, match="stopped"):
             run(*options, output="stopped")
     [record] = (tmp_path / "stopped").rglob("run.json")

@@ -1,20 +1,16 @@
 """Tests of whole jobs of a causal language model at toy size: cached outputs, resumption and refusals."""
 
-import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from distill import __main__ as command_line
-from distill.training.module import DistillationModule
 from tests.conftest import write_corpus
+from tests.jobs.runs import Run, capture_runs, read_record, run_command, stop_at
 
-Run = Callable[..., tuple[int, str, Path]]
 SMALL = (
     "task=clm", "task.max_length=32", "task.dev_fraction=0.2", "trainer.batch_size=8", "trainer.max_epochs=2",
     "trainer.learning_rate=3e-3", "trainer.precision=32-true", "trainer.accelerator=cpu", "trainer.checkpoint_steps=2",
@@ -31,52 +27,26 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_command(work: Path, output: Path, *options: str) -> int:
+def run_options(work: Path, output: Path, *options: str) -> int:
     """Runs the command in this process."""
     common = [] if any(option.startswith("resume=") for option in options) else [
         *SMALL, f"task.data_dir={work / 'corpus'}", f"cache_dir={work / 'cache'}", f"output_dir={output}"
     ]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["distill", *common, *options])
-        return command_line.main()
+    return run_command(*common, *options)
 
 
 @pytest.fixture
 def run(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command; returns its exit code, its output and the run's directory."""
-
-    def run_here(*options: str, output: str = "runs") -> tuple[int, str, Path]:
-        code = run_command(work, tmp_path / output, *options)
-        printed = capsys.readouterr()
-        runs = sorted((tmp_path / output).rglob("run.json"), key=lambda path: path.stat().st_mtime)
-        return code, printed.out + printed.err, runs[-1].parent if runs else tmp_path
-
-    return run_here
+    return capture_runs(partial(run_options, work), tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
 def pretrained(work: Path) -> Path:
     """The run of a teacher of four layers from random weights."""
-    assert run_command(work, work / "teachers", *PRETRAIN, "trainer.learning_rate=1e-2") == 0
+    assert run_options(work, work / "teachers", *PRETRAIN, "trainer.learning_rate=1e-2") == 0
     [path] = (work / "teachers").rglob("run.json")
     return path.parent
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return content
-
-
-def stop_at(step: int, patch: pytest.MonkeyPatch) -> None:
-    """Makes the training fail in this step."""
-    original = DistillationModule.training_step
-
-    def stopping(module: DistillationModule, *arguments: Any) -> None:
-        if module.global_step == step:
-            raise RuntimeError("stopped")
-        original(module, *arguments)
-
-    patch.setattr(DistillationModule, "training_step", stopping)
 
 
 def test_a_teacher_from_random_weights_learns_and_loads_with_the_auto_classes(pretrained: Path) -> None:

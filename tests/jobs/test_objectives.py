@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 from distill import __main__ as command_line
-from distill.training.module import DistillationModule
 from tests.conftest import write_corpus
+from tests.jobs.runs import stop_at
 
 Run = Callable[..., tuple[int, str, dict[str, Any]]]
 SMALL = (
@@ -59,18 +59,6 @@ def run(
         return code, printed.out + printed.err, record
 
     return run_command
-
-
-def stop_at(step: int, patch: pytest.MonkeyPatch) -> None:
-    """Makes the training fail in this step."""
-    original = DistillationModule.training_step
-
-    def stopping(module: DistillationModule, *arguments: Any) -> None:
-        if module.global_step == step:
-            raise RuntimeError("stopped")
-        original(module, *arguments)
-
-    patch.setattr(DistillationModule, "training_step", stopping)
 
 
 def test_the_default_objective_leaves_a_training_to_the_terms_of_its_task(run: Run) -> None:

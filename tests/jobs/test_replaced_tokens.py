@@ -1,9 +1,7 @@
 """Tests of whole jobs of replaced-token detection at toy size: files, chains of jobs, resumption and refusals."""
 
-import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from distill.builtin.teachers.vocabulary import train_word_pieces
@@ -16,12 +14,10 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from distill import __main__ as command_line
 from distill.edge import Bundle
-from distill.training.module import DistillationModule
 from tests.conftest import LOOSE_OPTIONS, sentences, write_corpus
+from tests.jobs.runs import Run, capture_runs, read_record, run_command, stop_at
 
-Run = Callable[..., tuple[int, str, Path]]
 SMALL = (
     "task=rtd", "task.max_length=32", "task.dev_fraction=0.2", "trainer.batch_size=8", "trainer.max_steps=6",
     "trainer.max_epochs=null", "trainer.learning_rate=3e-3", "trainer.precision=32-true", "trainer.accelerator=cpu",
@@ -39,42 +35,28 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_command(work: Path, output: Path, *options: str) -> int:
+def run_options(work: Path, output: Path, *options: str) -> int:
     """Runs the command in this process."""
     names = {option.partition("=")[0] for option in options}
     common = [*SMALL, f"task.data_dir={work / 'corpus'}", f"cache_dir={work / 'cache'}", f"output_dir={output}"]
     common = [option for option in common if option.partition("=")[0] not in names]
     if "task" in names:
         common = [option for option in common if not option.startswith("task.")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["distill", *([] if "resume" in names else common), *options])
-        return command_line.main()
+    return run_command(*([] if "resume" in names else common), *options)
 
 
 @pytest.fixture
 def run(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command; returns its exit code, its output and the run's directory."""
-
-    def run_here(*options: str, output: str = "runs") -> tuple[int, str, Path]:
-        code = run_command(work, tmp_path / output, *options)
-        printed = capsys.readouterr()
-        runs = sorted((tmp_path / output).rglob("run.json"), key=lambda path: path.stat().st_mtime)
-        return code, printed.out + printed.err, runs[-1].parent if runs else tmp_path
-
-    return run_here
+    return capture_runs(partial(run_options, work), tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
 def pretrained(work: Path) -> Path:
     """The run of a discriminator from random weights."""
-    assert run_command(work, work / "teachers", *PRETRAIN) == 0
+    assert run_options(work, work / "teachers", *PRETRAIN) == 0
     [path] = (work / "teachers").rglob("run.json")
     return path.parent
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return content
 
 
 def test_the_discriminator_and_its_generator_load_with_the_auto_classes(pretrained: Path) -> None:
@@ -153,15 +135,8 @@ def test_a_student_of_the_discriminator_is_exported(run: Run, films: tuple[str, 
 def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
     run: Run, pretrained: Path, tmp_path: Path
 ) -> None:
-    original = DistillationModule.training_step
-
-    def stopping(module: DistillationModule, *arguments: Any) -> None:
-        if module.global_step == 5:
-            raise RuntimeError("stopped")
-        original(module, *arguments)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DistillationModule, "training_step", stopping)
+        stop_at(5, patch)
         with pytest.raises(RuntimeError, match="stopped"):
             run(*PRETRAIN, output="stopped")
     [record] = (tmp_path / "stopped").rglob("run.json")

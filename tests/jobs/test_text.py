@@ -1,9 +1,7 @@
 """Tests of whole jobs over raw text at toy size: their files, chains of jobs, resumption and errors."""
 
 import csv
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +28,9 @@ from distill.text.masking import Masking
 from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, join_sequences
 from distill.training.evaluate import evaluate
-from distill.training.module import DistillationModule
 from tests.conftest import LOOSE_OPTIONS, sentences, write_corpus
+from tests.jobs.runs import Run, read_record, stop_at
 
-Run = Callable[..., tuple[int, str, Path]]
 SMALL = (
     "task=mlm", "task.max_length=32", "task.dev_fraction=0.2", "trainer.batch_size=16", "trainer.max_epochs=2",
     "trainer.learning_rate=3e-3", "trainer.precision=32-true", "trainer.accelerator=cpu",
@@ -80,11 +77,6 @@ def run(
 
 
 PRETRAIN = ("job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32")
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return content
 
 
 @pytest.fixture(scope="module")
@@ -282,15 +274,8 @@ def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(
     options = (*PRETRAIN, "trainer.batch_size=8", "trainer.checkpoint_steps=2", *options)
     code, text, whole = run(*options, output=tmp_path / "whole")
     assert code == 0, text
-    original = DistillationModule.training_step
-
-    def stopping(module: DistillationModule, *arguments: Any) -> None:
-        if module.global_step == 5:
-            raise RuntimeError("stopped")
-        original(module, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(DistillationModule, "training_step", stopping)
+        stop_at(5, patch)
         with pytest.raises(RuntimeError, match="stopped"):
             run(*options, output=tmp_path / "stopped")
     [path] = (tmp_path / "stopped").rglob("run.json")
