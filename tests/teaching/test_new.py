@@ -7,7 +7,9 @@ import torch
 from distill.builtin.teachers.new import NewModel
 
 from distill.errors import OptionError, UserError
+from distill.jobs import build
 from distill.models import checks
+from tests.jobs.test_config import compose_config
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 10
 SIZES: dict[str, Any] = {"layers": 2, "hidden_size": 16, "heads": 2, "vocabulary": 100, "positions": 32}
@@ -42,6 +44,13 @@ def test_a_family_has_the_sizes_that_are_given(family: str, options: dict[str, A
     rates = {module.p for module in start.model.modules() if isinstance(module, torch.nn.Dropout)}
     assert 0.1 in rates
     assert teacher.resolved() == f"new ({family.upper()}, 2 layers of 16, trained on the spot)"
+
+
+def test_the_command_takes_further_entries_of_the_configuration() -> None:
+    config = compose_config("+teacher=new", "teacher.family=albert", "teacher.sizes={embedding_size: 16}")
+    teacher = build.single_source(config).weights
+    assert isinstance(teacher, NewModel)
+    assert (teacher.name, teacher.configure().embedding_size) == ("albert", 16)
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
