@@ -31,7 +31,7 @@ def profile_data(data: str, given: Chosen | None = None, stems: Mapping[str, Seq
     """Returns the profile of a file, or of a directory with train, dev and perhaps test.
 
     Args:
-        stems: possible names of each split's file.
+        stems: possible names of each split's file; none for a split that the data has no file of.
 
     Raises:
         UserError: for a path that does not exist, and for files that cannot be read at all.
@@ -45,7 +45,7 @@ def profile_data(data: str, given: Chosen | None = None, stems: Mapping[str, Seq
     if not files:
         raise missing_file(path, stems["train"])
     profile = profile_files(files, given)
-    missing = [split for split in ("train", "dev") if split not in files]
+    missing = [split for split in ("train", "dev") if stems[split] and split not in files]
     problems = [
         Problem(f"{split} is missing", str(missing_file(path, stems[split])), is_error=True) for split in missing
     ]

@@ -11,7 +11,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from distill import __main__ as command_line
-from distill.data.profile import print_rows_profile
+from distill.data.profile import print_rows_profile, profile_data
+from distill.data.sources import STEMS
 from distill.jobs.quoting import quote_overrides
 from tests.jobs.conftest import Command
 from tests.readers.test_profile import GERMAN, labelled, sentence, write_rows
@@ -99,6 +100,12 @@ def test_a_directory_is_checked_with_its_splits(command: Command, tmp_path: Path
     code, output, error = command("job=check", f"data={tmp_path}")
     assert (code, error) == (0, "")
     assert output.splitlines()[0] == f"{tmp_path}: 60 rows of train, 1 row of dev, 2 columns"
+
+
+def test_a_dev_that_the_data_never_has_is_not_missing(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.csv", labelled())
+    profile = profile_data(str(tmp_path), stems=STEMS | {"dev": ()})
+    assert "dev is missing" not in [problem.summary for problem in profile.problems]
 
 
 def test_more_classes_and_columns_than_a_screen_holds_are_counted(command: Command, tmp_path: Path) -> None:
