@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTr
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION = "distill_local"
+HEADS = 4  # Fewer save memory, and take more time for short texts.
 
 
 def compute_local_attention(
@@ -31,7 +32,7 @@ def compute_local_attention(
     The pattern is that of Longformer (arXiv 2004.05150, section 3.1): a token attends to `attention_window / 2` tokens
     on each side and to the global tokens, which are the first `global_tokens` and attend to every token. Queries are
     taken in blocks of half a window, padded at the end of the text. The keys of a block are its own and those of its
-    two neighbours, so that time and memory grow linearly with L.
+    two neighbours, so that time and memory grow linearly with L. The scores of `HEADS` heads are in memory at once.
 
     Args:
         attention_mask: `[B, L]`, False for padding.
@@ -41,17 +42,21 @@ def compute_local_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     length = query.shape[2]
     padding = (length + side - 1) // side * side - length
-    query, key, value = (F.pad(tensor, (0, 0, 0, padding)) for tensor in (query * scale, key, value))  # [B, A, P, D]
     is_token = F.pad(_ones(key, length) if attention_mask is None else attention_mask.long(), (0, padding))  # [B, P]
-    queries = query.unflatten(2, (-1, side))  # [B, A, n, side, D]
-    keys, values = (_with_globals(tensor, side, global_tokens) for tensor in (key, value))  # [B, A, n, G + 3 * side, D]
-    bias = _bias(_visible_keys(is_token, side, global_tokens), query)  # [B, 1, n, side, G + 3 * side]
-    output = _attend(queries, keys, values, bias, dropout).flatten(2, 3)  # [B, A, P, D]
-    if global_tokens:
-        bias = _bias(is_token[:, None, :].bool(), query)  # [B, 1, 1, P]
-        rows = _attend(query[:, :, :global_tokens], key, value, bias, dropout)
-        output = torch.cat([rows, output[:, :, global_tokens:]], dim=2)
-    return output[:, :, :length].transpose(1, 2), None
+    near = _bias(_visible_keys(is_token, side, global_tokens), query)  # [B, 1, n, side, G + 3 * side]
+    everywhere = _bias(is_token[:, None, :].bool(), query)  # [B, 1, 1, P]
+    outputs = []
+    for heads in zip(*(tensor.split(HEADS, dim=1) for tensor in (query * scale, key, value)), strict=True):
+        queries, keys, values = (F.pad(tensor, (0, 0, 0, padding)) for tensor in heads)  # [B, HEADS, P, D]
+        blocks = queries.unflatten(2, (-1, side))  # [B, HEADS, n, side, D]
+        output = _attend(
+            blocks, *(_with_globals(tensor, side, global_tokens) for tensor in (keys, values)), near, dropout
+        ).flatten(2, 3)  # [B, HEADS, P, D]
+        if global_tokens:
+            rows = _attend(queries[:, :, :global_tokens], keys, values, everywhere, dropout)
+            output = torch.cat([rows, output[:, :, global_tokens:]], dim=2)
+        outputs.append(output[:, :, :length])
+    return torch.cat(outputs, dim=1).transpose(1, 2), None
 
 
 def _ones(key: Tensor, length: int) -> Tensor:

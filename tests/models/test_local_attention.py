@@ -28,6 +28,8 @@ from tests.models.test_families import OTHERS, SIZES, family_tokenizer
 OPTIONS: dict[str, Any] = {
     "vocab_size": 90, "max_position_embeddings": 42, "pad_token_id": 1, "sep_token_id": 2,
     **SIZES, "num_hidden_layers": 2,
+    # More heads than are computed at once.
+    "num_attention_heads": 6, "hidden_size": 48,
 }  # fmt: skip
 HEADS = (
     "Model", "ForMaskedLM", "ForMultipleChoice", "ForQuestionAnswering", "ForSequenceClassification",
