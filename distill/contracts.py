@@ -3,7 +3,7 @@
 Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import (
@@ -139,6 +139,14 @@ class Items:
         columns = {name: getattr(self, name) for name in names}
         cut: dict[str, Any] = {name: None if column is None else column[first:last] for name, column in columns.items()}
         return replace(self, first=self.first + first, **cut)
+
+    def parts(self, size: int | None) -> "Iterator[Items]":
+        """Yields the items, or where there are more than `size` of them parts of so many."""
+        if size is None or len(self) <= size:
+            yield self
+            return
+        for first in range(0, len(self), size):
+            yield self.part(first, min(len(self), first + size))
 
 
 class AttentionVectors(NamedTuple):

@@ -102,11 +102,12 @@ def summarize(run: Run) -> None:
 
 
 def _summarize_metric(name: str, seeds: Sequence[JsonObject]) -> dict[str, object]:
-    """Returns the spread of a metric: of the students in torch, of each of their files, and of the baselines."""
+    """Returns the spread of a metric: of the students in torch, of the files that all of them have, and baselines."""
+    exports = [entry["export"] for entry in seeds]
     files = {
-        file: spread([entry["export"][file]["metrics"][name] for entry in seeds])
-        for file in seeds[0]["export"]
-        if name in seeds[0]["export"][file]["metrics"]
+        file: spread([export[file]["metrics"][name] for export in exports])
+        for file in exports[0]
+        if all(name in export.get(file, {}).get("metrics", {}) for export in exports)
     }
     result: dict[str, Any] = {**_of([entry["metrics"] for entry in seeds], name), "files": files}
     if all(entry["baseline"] for entry in seeds):

@@ -124,8 +124,7 @@ def in_chunks(compute: Callable[[Items], Tensor], items: Items, size: int | None
     if size is None or len(items) <= size:
         yield compute(items)
         return
-    for first in range(0, len(items), size):
-        chunk = items.part(first, min(len(items), first + size))
+    for chunk in items.parts(size):
         yield checkpoint(compute, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
 
 

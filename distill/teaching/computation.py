@@ -149,7 +149,7 @@ def _score_cached(task: Task, scoring: Scoring, split: Examples, outputs: Signal
     for step in scoring_steps(split.lengths):
         batch = split[step]
         items = task.select(batch)
-        yield score_items(scoring, outputs(batch, items).at(items), items)
+        yield score_items(scoring, outputs(batch, items), items)
 
 
 def count_logit_bytes(

@@ -27,23 +27,29 @@ def score_batch(
 ) -> tuple[Columns, Columns]:
     """Scores one batch: the columns of the scoring, and `labels [n]` and `example_id [n]`, all on the CPU."""
     items = task.select(batch)
-    outputs = task.run(model, batch, items, _NO_OUTPUTS).at(items)
+    outputs = task.run(model, batch, items, _NO_OUTPUTS)
     reference_outputs = None
     if reference is not None:
         reference_batch = to_device(batch, reference.device)
         reference_items = task.select(reference_batch)
-        reference_outputs = task.run(reference, reference_batch, reference_items, _NO_OUTPUTS).at(reference_items)
+        reference_outputs = task.run(reference, reference_batch, reference_items, _NO_OUTPUTS)
     return score_items(scoring, outputs, items, reference_outputs)
 
 
 def score_items(
     scoring: Scoring, outputs: Outputs, items: Items, reference: Outputs | None = None
 ) -> tuple[Columns, Columns]:
-    """Scores the outputs of a model at the items of one batch, with the results of `score_batch`."""
-    columns = scoring.score(outputs, items)
-    if reference is not None:
-        columns |= scoring.compare(columns, reference)
-    columns = {name: column.cpu() for name, column in columns.items()}
+    """Scores the outputs of a model at the items of one batch, with the results of `score_batch`.
+
+    Logits over a vocabulary are computed and scored in chunks of `outputs.chunk_size` items.
+    """
+    chunks = []
+    for part in items.parts(outputs.chunk_size):
+        columns = scoring.score(outputs.at(part), part)
+        if reference is not None:
+            columns |= scoring.compare(columns, reference.at(part))
+        chunks.append({name: column.cpu() for name, column in columns.items()})
+    columns = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
     number = {TASK_ID: items[TASK_ID].cpu()} if TASK_ID in items.batch else {}
     return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
 

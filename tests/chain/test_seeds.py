@@ -15,7 +15,7 @@ from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import task_run
+from distill.chain import seeds, task_run
 from distill.contracts import Data, Scores
 from distill.errors import Interrupted, OptionError
 from distill.export.bundle import Exported
@@ -143,6 +143,19 @@ def test_summary_and_comparison_follow_from_the_seeds(several: tuple[d.Result, s
         assert "(mean of 3 seeds; " in text
         assert f"{summary['mean']:.4f} ± {summary['std']:.4f}" in text
         assert "are those of seed 3, the first one and not the best" in text
+
+
+def test_the_summary_has_the_files_that_all_seeds_have() -> None:
+    exports = [{"fp32": 0.5, "int8": 0.25}, {"fp32": 0.75, "fp16": 0.75}, {"fp32": 1.0, "int8": 0.5}]
+    entries: list[dict[str, Any]] = [
+        {
+            "seed": seed, "metrics": {"accuracy": of["fp32"]}, "baseline": None,
+            "export": {file: {"metrics": {"accuracy": value}} for file, value in of.items()},
+        }
+        for seed, of in enumerate(exports)
+    ]  # fmt: skip
+    for order in (entries, [entries[1], entries[0], entries[2]]):
+        assert seeds._summarize_metric("accuracy", order)["files"] == {"fp32": {"mean": 0.75, "std": 0.25}}
 
 
 @pytest.mark.usefixtures("no_export")
