@@ -49,9 +49,8 @@ def compute_local_attention(
     for heads in zip(*(tensor.split(HEADS, dim=1) for tensor in (query * scale, key, value)), strict=True):
         queries, keys, values = (F.pad(tensor, (0, 0, 0, padding)) for tensor in heads)  # [B, HEADS, P, D]
         blocks = queries.unflatten(2, (-1, side))  # [B, HEADS, n, side, D]
-        output = _attend(
-            blocks, *(_with_globals(tensor, side, global_tokens) for tensor in (keys, values)), near, dropout
-        ).flatten(2, 3)  # [B, HEADS, P, D]
+        near_keys, near_values = (_with_globals(tensor, side, global_tokens) for tensor in (keys, values))
+        output = _attend(blocks, near_keys, near_values, near, dropout).flatten(2, 3)  # [B, HEADS, P, D]
         if global_tokens:
             rows = _attend(queries[:, :, :global_tokens], keys, values, everywhere, dropout)
             output = torch.cat([rows, output[:, :, global_tokens:]], dim=2)
