@@ -136,10 +136,11 @@ class NewModel:
         for entry, value in family.to_dict().items():
             if "drop" in entry and isinstance(value, float):
                 values[entry] = 0.0 if "att" in entry else self.dropout
-        for entry in {**values, **self.sizes}:
+        values |= self.sizes
+        for entry, value in values.items():
             if not hasattr(family, entry):
-                self._refuse(entry, (values | self.sizes)[entry])
-        named = {family.attribute_map.get(entry, entry): value for entry, value in (values | self.sizes).items()}
+                self._refuse(entry, value)
+        named = {family.attribute_map.get(entry, entry): value for entry, value in values.items()}
         return AutoConfig.for_model(self.family, **named, **special)
 
     def _refuse(self, entry: str, value: object) -> None:

@@ -121,11 +121,11 @@ def in_chunks(compute: Callable[[Items], Tensor], items: Items, size: int | None
     The values inside `compute` are freed after a chunk and computed again in the backward pass, so that memory does not
     grow with the number of items.
     """
-    if size is None or len(items) <= size:
-        yield compute(items)
-        return
-    for chunk in items.parts(size):
-        yield checkpoint(compute, chunk, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
+    for part in items.parts(size):
+        if part is items:
+            yield compute(items)
+        else:
+            yield checkpoint(compute, part, use_reentrant=False, preserve_rng_state=False)  # type: ignore[misc]
 
 
 def get_logits(outputs: Outputs) -> Tensor:
