@@ -180,7 +180,7 @@ def _choose_finetuning(source: TeacherSource, splits: Data) -> tuple[TeacherSour
     assert source.finetune is not None
     if not source.finetune.unresolved():
         return source, {}
-    start = "recurrent" if source.features is not None else "fresh" if source.weights.is_new else "whole"
+    start = "no_attention" if source.features is not None else "fresh" if source.weights.is_new else "whole"
     sizes = splits.sizes()
     settings, chosen = auto.resolve_finetuning(
         source.finetune, sizes["train"], width=source.weights.width(), scored=sizes["dev"], option=source.trainer,

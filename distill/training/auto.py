@@ -21,7 +21,7 @@ WIDE_TEACHER_RATE = 2e-5  # Of a wider one.
 INHERITED_RATE = 2e-4  # Of a student of `RATE_WIDTH` with some of its teacher's layers.
 RATE_WIDTH = 384  # A wider student has a lower learning rate, in inverse proportion.
 FRESH_RATE = 5e-4  # Of a transformer with random layers.
-RECURRENT_RATE = 1e-3  # Of a student without attention.
+NO_ATTENTION_RATE = 1e-3  # Of a student without attention.
 EVALUATIONS = 3  # In an epoch.
 LEAST_EVALUATIONS = 6  # In a training of at least an epoch.
 FEWEST_EVALUATIONS = 2  # In a shorter one, whose dev may be larger than what it trains on.
@@ -46,7 +46,7 @@ class Facts:
         examples: number of training examples.
         steps_per_epoch: number of optimizer steps in an epoch.
         start: the layers before training: `whole` for a pre-trained encoder to fine-tune, `inherited` for a student
-            with pre-trained layers, `fresh` for random ones, `recurrent` for random ones without attention.
+            with pre-trained layers, `fresh` for random ones, `no_attention` for random ones without attention.
         width: size of the hidden states.
         scored: number of examples in an evaluation.
     """
@@ -76,7 +76,7 @@ def describe_student(student: PreTrainedModel) -> tuple[str, int]:
     if inherited is None or 2 * len(inherited) >= len(names):  # Embeddings alone are a few tensors of many.
         start = "inherited"
     else:
-        start = "fresh" if getattr(student.config, "num_attention_heads", None) else "recurrent"
+        start = "fresh" if getattr(student.config, "num_attention_heads", None) else "no_attention"
     return start, int(student.config.hidden_size)
 
 
@@ -131,7 +131,7 @@ def _choose_rate(facts: Facts) -> Choice:
         return Choice(rate, f"the student has pre-trained layers of width {facts.width}")
     if facts.start == "fresh":
         return Choice(FRESH_RATE, "the layers are random")
-    return Choice(RECURRENT_RATE, "the layers are random and have no attention")
+    return Choice(NO_ATTENTION_RATE, "the layers are random and have no attention")
 
 
 def _choose_patience(facts: Facts, evaluations: int) -> Choice:
