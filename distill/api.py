@@ -60,6 +60,7 @@ from distill.training.settings import TrainerSettings
 if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds distill.builtin.
     from students import albert as _albert
     from students import bilstm as _bilstm
+    from students import cnn as _cnn
     from students import distilbert as _distilbert
     from students import pretrained as _pretrained
     from teachers.loaded import Loaded
@@ -68,6 +69,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
 else:
     from distill.builtin.students import albert as _albert
     from distill.builtin.students import bilstm as _bilstm
+    from distill.builtin.students import cnn as _cnn
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import pretrained as _pretrained
     from distill.builtin.teachers.loaded import Loaded
@@ -377,6 +379,17 @@ def _bilstm_student(**options: Any) -> Student:
     return Student("bilstm", partial(_bilstm.from_teacher, **options))
 
 
+def _cnn_student(**options: Any) -> Student:
+    """A CNN over the teacher's word pieces, for labels and numbers of texts and for tags.
+
+    Args:
+        options: `embedding_dim` (the teacher's, at most 200), `hidden_dim` (300), `widths` ([3, 4, 5]), `tag_width`
+            (3), `dilations` ([1, 2, 4]), `classifier_dim` (200), `dropout` (0.1) and `init` (`teacher` or `random`),
+            the options of `student=cnn`.
+    """
+    return Student("cnn", partial(_cnn.from_teacher, **options))
+
+
 def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) -> Student:
     """A student that is loaded from a directory.
 
@@ -389,9 +402,10 @@ def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) ->
 
 
 students = SimpleNamespace(
-    albert=_albert_student, bilstm=_bilstm_student, distilbert=_distilbert_student, pretrained=_pretrained_student
-)
-"""The students that `distill` can build: `students.albert`, `.bilstm`, `.distilbert` and `.pretrained`."""
+    albert=_albert_student, bilstm=_bilstm_student, cnn=_cnn_student, distilbert=_distilbert_student,
+    pretrained=_pretrained_student,
+)  # fmt: skip
+"""The students that `distill` can build: `students.albert`, `.bilstm`, `.cnn`, `.distilbert` and `.pretrained`."""
 
 
 def distill(

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.forward import model_class
-from distill.models.modeling_bilstm import BilstmConfig, BilstmPreTrainedModel
+from distill.models.modeling_bilstm import BilstmConfig
 
 POOLINGS = ("last", "max", "mean")
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
@@ -54,7 +54,7 @@ def from_teacher(
     student_class = _find_class(task)
     if task.info.pair and getattr(teacher.config, "sep_token_id", None) is None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
-    vocabulary, width = _get_embeddings(teacher).shape
+    vocabulary, width = get_embeddings(teacher).shape
     config = BilstmConfig(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
         num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.info.pair,
@@ -64,7 +64,7 @@ def from_teacher(
         problem_type=teacher.config.problem_type,
     )  # fmt: skip
     student = student_class(config)
-    student.inherited = _inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
+    student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
     return student.float().train()
 
 
@@ -90,18 +90,18 @@ def _find_class(task: Task) -> type[PreTrainedModel]:
     return found
 
 
-def _get_embeddings(teacher: PreTrainedModel) -> Tensor:
+def get_embeddings(teacher: PreTrainedModel) -> Tensor:
     """Returns the word-piece embeddings `[V, H]`."""
     embeddings = teacher.get_input_embeddings()
     assert isinstance(embeddings, torch.nn.Embedding)
     return embeddings.weight
 
 
-def _inherit_embeddings(student: BilstmPreTrainedModel, teacher: PreTrainedModel) -> dict[str, str]:
+def inherit_embeddings(student: PreTrainedModel, teacher: PreTrainedModel) -> dict[str, str]:
     """Initializes the student's embeddings from the teacher's and returns the student's `inherited`."""
-    embeddings = _get_embeddings(teacher)
+    embeddings = get_embeddings(teacher)
     with torch.no_grad():
-        _get_embeddings(student).copy_(project_embeddings(embeddings, student.config.embedding_dim))
+        get_embeddings(student).copy_(project_embeddings(embeddings, student.config.embedding_dim))
     names = {id(parameter): name for name, parameter in teacher.named_parameters()}
     return {"embeddings.weight": names[id(embeddings)]}
 

@@ -28,7 +28,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("arguments", "expected"),
     [
         ([], "no teacher chosen: add +teacher=NAME, one of albert_base"),
-        (["+teacher=bert_base"], "no student chosen: add +student=NAME, one of albert, bilstm, distilbert"),
+        (["+teacher=bert_base"], "no student chosen: add +student=NAME, one of albert, bilstm, cnn, distilbert"),
         (["+teacher=bert"], "there is no teacher bert"),
         (["+teacher=bert_base", "+studnt=distilbert"], "there is no option studnt (did you mean student?)"),
         (["+teacher=bert_bas", "+student=distilbert"], "did you mean bert_base?"),
@@ -117,7 +117,7 @@ def test_help_names_the_groups(tmp_path: Path) -> None:
     assert done.returncode == 0
     for expected in (
         "teacher: albert_base, bert_base, bert_large",
-        "student: albert, bilstm, distilbert",
+        "student: albert, bilstm, cnn, distilbert",
         "+teacher=bert_base",
     ):
         assert expected in done.stdout

@@ -172,7 +172,7 @@ def test_another_package_students_in_the_working_directory_is_left_alone(python:
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('a package of others')\n")
     done = run(python.with_name("distill"), "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "student: albert, bilstm, distilbert" in done.stdout
+    assert "student: albert, bilstm, cnn, distilbert" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["script", "module"])

@@ -16,6 +16,7 @@ from distill.export.onnx import EXTERNAL_DATA_BYTES
 
 LARGE_TABLE = 50_000  # Numbers; the rows of a smaller table have no scales of their own, and the table stays in float.
 RECURRENT = ("LSTM", "GRU")
+JOINING = ("Concat", "Pad", "Transpose")  # Those by which a model makes one matrix of several.
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ def load(path: Path) -> onnx.ModelProto:
     """Returns the graph of a float32 file, ready to be quantized.
 
     The shapes that the exporter noted for its example are dropped, because they contradict a quantized graph. Constants
-    that a recurrent layer reads through other nodes are folded, or its weights would stay in float. A `Gemm` becomes a
-    product and a sum, so that all products with a constant matrix have one form and keep their names. A head that reads
-    the table of the embeddings gets a transposed copy of it, because the two are quantized by columns and by rows.
+    that a recurrent layer or a product reads through other nodes are folded, or its weights would stay in float. A
+    `Gemm` becomes a product and a sum, so that all products with a constant matrix have one form and keep their names.
+    A head that reads the table of the embeddings gets a transposed copy of it, because the two are quantized by columns
+    and by rows.
     """
     model = onnx.load(str(path))
-    if any(node.op_type in RECURRENT for node in model.graph.node):
+    if any(node.op_type in RECURRENT for node in model.graph.node) or _joins_matrices(model):
         model = _fold_constants(path)
     del model.graph.value_info[:]
     for node in [node for node in model.graph.node if node.op_type == "Gemm"]:
@@ -248,6 +250,16 @@ def _fold_transposed(model: onnx.ModelProto) -> None:
             model.graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
             model.graph.node.remove(node)
     drop_unused(model)
+
+
+def _joins_matrices(model: onnx.ModelProto) -> bool:
+    """Returns whether a product reads a matrix that nodes join of constants."""
+    read, joined = set(constants(model)), set()
+    for node in model.graph.node:
+        if node.op_type in JOINING and read.union(joined).issuperset(node.input):
+            joined.update(node.output)
+    plain = {node.output[0] for node in model.graph.node if node.op_type == "Transpose" and node.input[0] in read}
+    return any(node.op_type == "MatMul" and node.input[1] in joined - plain for node in model.graph.node)
 
 
 def _insert(model: onnx.ModelProto, before: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> None:

@@ -18,6 +18,7 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.models.forward import input_names, run_model
 from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from distill.models.modeling_cnn import CnnConfig, CnnForSequenceClassification, CnnForTokenClassification
 from distill.models.modeling_local import LocalDistilBertConfig  # type: ignore[attr-defined]
 
 LONGEST = 80
@@ -43,6 +44,10 @@ def build_bilstm() -> PreTrainedModel:
     return BilstmForSequenceClassification(
         BilstmConfig(vocab_size=VOCABULARY, embedding_dim=8, hidden_dim=6, classifier_dim=8, pad_token_id=0)
     )
+
+
+def build_cnn(head: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
+    return head(CnnConfig(vocab_size=VOCABULARY, embedding_dim=8, hidden_dim=12, classifier_dim=8, **options))
 
 
 # Architecture -> a function that builds it, and whether a text padded on the left has the same logits.
@@ -76,6 +81,9 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
         True,
     ),
     "bilstm": (build_bilstm, True),
+    "cnn": (lambda: build_cnn(CnnForSequenceClassification, widths=[2, 3, 4]), True),
+    "cnn of pairs": (lambda: build_cnn(CnnForSequenceClassification, widths=[2, 3], pair=True, sep_token_id=9), True),
+    "cnn of tags": (lambda: build_cnn(CnnForTokenClassification, dilations=[1, 2, 4]), True),
     # Half of the window divides none of the lengths.
     "local": (
         lambda: build(

@@ -493,6 +493,26 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("objective=minilm", "+student=bilstm"),
         "objective minilm: the term minilm needs attention vectors, which the student (BilstmForSequence",
     ),
+    "an even width of a CNN for tags": (
+        _all(_tagged(), _options("+student=cnn", "student.tag_width=4")),
+        "got student.tag_width=4, expected an odd number, because a tag belongs to the token in the middle: take 5",
+    ),
+    "a dilation of 0": (
+        _all(_tagged(), _options("+student=cnn", "student.dilations=[1,0]")),
+        "got student.dilations=[1, 0], expected a list of whole numbers of at least 1",
+    ),
+    "windows wider than the texts": (
+        _options("+student=cnn", "student.widths=[3,40]", "student.hidden_dim=8", "task.max_length=32"),
+        "got student.widths=[3, 40], expected at most task.max_length=32, the tokens of the longest text: take narrower",
+    ),
+    "embeddings wider than the teacher's": (
+        _options("+student=cnn", "student.embedding_dim=5000"),
+        "got student.embedding_dim=5000, expected at most 32, the width of the teacher's embeddings",
+    ),
+    "hidden states of a CNN": (
+        _options("objective=pkd", "+student=cnn"),
+        "objective pkd: the term pkd needs hidden states, which the student (CnnForSequenceClassification) does not give",
+    ),
     "hidden states of a BiLSTM": (
         _options("objective=pkd", "+student=bilstm"),
         "objective pkd: the term pkd needs hidden states of the embeddings and of every layer in one width, which the "

@@ -1,0 +1,257 @@
+"""Convolutions over word pieces with heads for whole texts and for tokens as Hugging Face models.
+
+A convolution is a product of one matrix with shifted copies of its input, because ONNX Runtime computes a matrix
+product faster in int8 than in float32, and its int8 convolution slower. Requires torch and transformers.
+
+`save_pretrained` copies this file into the model's directory, and `from_pretrained(directory, trust_remote_code=True)`
+loads the model from there.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+
+from .modeling_texts import mark_texts
+
+
+class CnnConfig(PreTrainedConfig):
+    """Configuration of the model.
+
+    Args:
+        hidden_dim: outputs of all widths of windows together, or of each layer for tokens.
+        widths: tokens of the windows over a whole text; empty for a model of tokens.
+        dilations: distance between neighbouring inputs of each layer for tokens; empty for a model of whole texts.
+        tag_width: inputs of a layer for tokens, an odd number.
+        classifier_dim: width of the ReLU layer of the head for whole texts.
+        pair: the head for whole texts reads the two texts of a pair separately and compares them.
+    """
+
+    model_type = "distill_cnn"
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int = 30522,
+        embedding_dim: int = 200,
+        hidden_dim: int = 300,
+        widths: Sequence[int] = (),
+        dilations: Sequence[int] = (),
+        tag_width: int = 3,
+        classifier_dim: int = 200,
+        dropout: float = 0.1,
+        pair: bool = False,
+        sep_token_id: int | None = None,
+        pad_token_id: int | None = 0,
+        **kwargs: object,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.embedding_dim = embedding_dim
+        self.hidden_dim = hidden_dim
+        self.widths = list(widths)
+        self.dilations = list(dilations)
+        self.tag_width = tag_width
+        self.classifier_dim = classifier_dim
+        self.dropout = dropout
+        self.pair = pair
+        super().__init__(pad_token_id=pad_token_id, sep_token_id=sep_token_id, **kwargs)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hidden_dim
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Number of convolutions one behind the other. The windows over a whole text are one."""
+        return len(self.dilations) or 1
+
+
+def shift_copies(states: Tensor, copies: int, distance: int = 1) -> Tensor:
+    """Joins `copies` of `states [B, W, D]`, each shifted by `distance`, where all overlap -> `[B, L, copies * D]`.
+
+    L is `W - (copies - 1) * distance`.
+    """
+    reach = (copies - 1) * distance
+    # Ends counted from the last state are constants of an exported graph.
+    return torch.cat([states[:, first : first - reach or None] for first in range(0, reach + 1, distance)], dim=-1)
+
+
+class Windows(nn.Module):
+    """Features of windows of several widths, each of which begins at a token.
+
+    The narrower widths have weights of 0 for the rest of the widest one, so that one product computes all of them.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.widest = max(widths)
+        outputs = hidden_dim // len(widths)
+        self.filters = nn.ModuleList(nn.Linear(width * input_dim, outputs) for width in widths)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Returns features `[B, W, hidden_dim]` of `states [B, W, D]`, with zeros behind the last one."""
+        copies = shift_copies(functional.pad(states, (0, 0, 0, self.widest - 1)), self.widest)
+        columns = copies.shape[-1]
+        weights = [functional.pad(each.weight, (0, columns - each.weight.shape[1])) for each in self.filters]
+        return functional.linear(copies, torch.cat(weights), torch.cat([each.bias for each in self.filters]))
+
+
+class DilatedLayer(nn.Module):
+    """A convolution with a ReLU whose output is as long as its input, added to it if they are as wide."""
+
+    def __init__(self, input_dim: int, hidden_dim: int, *, width: int, dilation: int) -> None:
+        super().__init__()
+        self.width, self.dilation, self.is_residual = width, dilation, input_dim == hidden_dim
+        self.filters = nn.Linear(width * input_dim, hidden_dim)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Returns `[B, L, hidden_dim]` of `states [B, L, D]`, with zeros before the first one and behind the last."""
+        reach = self.width // 2 * self.dilation
+        padded = functional.pad(states, (0, 0, reach, reach))
+        output = torch.relu(self.filters(shift_copies(padded, self.width, self.dilation)))
+        return states + output if self.is_residual else output
+
+
+class CnnPreTrainedModel(PreTrainedModel):
+    """Embeddings of token ids, which are 0 for padding; the subclasses have the convolutions and the heads.
+
+    Attributes:
+        layers_by: the entry of the configuration that lists the convolutions of this head.
+    """
+
+    config_class = CnnConfig
+    layers_by: str
+
+    def __init__(self, config: CnnConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Uses torch's initialization, whose range follows from the number of inputs."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.reset_parameters()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
+    def embed(self, input_ids: Tensor, is_token: Tensor) -> Tensor:
+        """Returns the embeddings `[B, L, D]` of `input_ids [B, L]`, 0 where `is_token [B, L]` is 0."""
+        return self.dropout(self.embeddings(input_ids) * is_token[..., None])
+
+
+class CnnForSequenceClassification(CnnPreTrainedModel):
+    """Windows of several widths -> their maximum over a text -> a ReLU layer -> `logits [B, C]` (arXiv 1408.5882).
+
+    Other than in the paper, every token begins a window, which may reach beyond the text, and a ReLU layer stands
+    before the last one. The two texts of a pair share the windows, none of which reads both, and are compared by
+    `[u; v; u * v; |u - v|]`.
+    """
+
+    layers_by = "widths"
+
+    def __init__(self, config: CnnConfig) -> None:
+        super().__init__(config)
+        self.windows = Windows(config.embedding_dim, config.hidden_dim, config.widths)
+        self.pre_classifier = nn.Linear(config.hidden_dim * (4 if config.pair else 1), config.classifier_dim)
+        self.classifier = nn.Linear(config.classifier_dim, config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> SequenceClassifierOutput:
+        """Returns `logits [B, C]` of `input_ids [B, L]`."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        is_token, texts = mask, mask.bool()[:, None]  # [B, L], [B, 1, L]
+        if self.config.pair:
+            texts = mark_texts(input_ids, mask, self.config.sep_token_id)
+            input_ids, texts = self._separate(input_ids, texts)  # [B, W], [B, 2, W]
+            is_token = texts.sum(dim=1)
+        features = self.windows(self.embed(input_ids, is_token))[:, None]  # [B, 1, W, hidden_dim]
+        lowest = torch.finfo(features.dtype).min  # A text without tokens has features of 0.
+        pooled = torch.relu(features.masked_fill(~texts[..., None], lowest).amax(dim=2))  # [B, T, hidden_dim]
+        first = pooled[:, 0]
+        if self.config.pair:
+            second = pooled[:, 1]
+            first = torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
+        logits = self.classifier(self.dropout(torch.relu(self.pre_classifier(self.dropout(first)))))
+        return SequenceClassifierOutput(logits=logits)
+
+    def _separate(self, input_ids: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Moves the second text so far behind the first that no window reads tokens of both.
+
+        Args:
+            input_ids: `[B, L]`.
+            texts: tokens of either text, `[B, 2, L]` (bool).
+
+        Returns:
+            The ids `[B, W]` and the texts `[B, 2, W]`, with `W = L + gap`. The ids in the gap belong to no text.
+        """
+        gap, length = self.windows.widest - 1, input_ids.shape[1]
+        is_behind = texts[:, 1].cumsum(dim=1) > 0  # [B, L]: the second text and the padding behind it
+        is_behind = functional.pad(is_behind, (gap, 0), value=False)  # [B, W]
+        position = torch.arange(length + gap, device=input_ids.device)
+        source = (position - gap * is_behind).clamp(max=length - 1)  # [B, W]
+        first, second = functional.pad(texts[:, 0], (0, gap), value=False), texts[:, 1].gather(1, source) & is_behind
+        return input_ids.gather(1, source), torch.stack([first, second], dim=1)
+
+
+class CnnForTokenClassification(CnnPreTrainedModel):
+    """Dilated layers -> `logits [B, L, C]` of the tags of each token (one block of arXiv 1702.02098).
+
+    Other than in the paper, a layer adds its output to its input.
+    """
+
+    layers_by = "dilations"
+
+    def __init__(self, config: CnnConfig) -> None:
+        super().__init__(config)
+        inputs = [config.embedding_dim] + [config.hidden_dim] * len(config.dilations)
+        self.layers = nn.ModuleList(
+            DilatedLayer(width, config.hidden_dim, width=config.tag_width, dilation=dilation)
+            for width, dilation in zip(inputs, config.dilations, strict=False)
+        )
+        self.classifier = nn.Linear(inputs[-1], config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: object,
+    ) -> TokenClassifierOutput:
+        """Returns `logits [B, L, C]` of `input_ids [B, L]`."""
+        is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        states = self.embed(input_ids, is_token)
+        for layer in self.layers:
+            states = layer(states) * is_token[..., None]
+        return TokenClassifierOutput(logits=self.classifier(self.dropout(states)))
+
+
+AutoConfig.register(CnnConfig.model_type, CnnConfig)
+CnnConfig.register_for_auto_class()
+for _auto_class, _model in (
+    (AutoModelForSequenceClassification, CnnForSequenceClassification),
+    (AutoModelForTokenClassification, CnnForTokenClassification),
+):
+    _auto_class.register(CnnConfig, _model)
+    _model.register_for_auto_class(_auto_class.__name__)
