@@ -33,7 +33,7 @@ class Lists:
 def list_split(queries: list[str], documents: list[list[str]], labels: np.ndarray) -> Split:
     """Returns queries with the documents of each, and a label `[N]` for each query."""
     text = [" ".join([query, *of_query]) for query, of_query in zip(queries, documents, strict=True)]
-    columns = {"query": queries, "documents": documents}
+    columns: dict[str, list[Any]] = {"query": queries, "documents": documents}
     return Split({**columns, "text": text, "labels": labels}, tuple(columns), _create_record, whole="text")
 
 

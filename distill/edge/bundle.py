@@ -389,7 +389,9 @@ class Bundle(Shown):
         if not self.decoder.ranks:
             kind = self.manifest["kind"]
             raise UserError(f"{self.directory} is of a {kind} and ranks no documents: call predict instead")
-        return self.predict({"query": query, "documents": _to_list(documents, "documents=")}, batch_size=batch_size)
+        record = {"query": query, "documents": _to_list(documents, "documents=")}
+        [ranking] = self.predict([record], batch_size=batch_size)
+        return ranking
 
     def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:
         """Returns the cosines `[n, m]` of the vectors of n and of m texts.

@@ -258,8 +258,10 @@ class Reranking(ShownTask):
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model on the sequences `[S, L]` of all documents."""
-        outputs = rows.run_whole_model(model, batch, needs)
-        return replace(outputs, logits=scatter_logits(outputs.logits, batch["valid"]))  # [B, K]
+        from distill.models.forward import collect_outputs, run_model
+
+        output = run_model(model, batch, needs)
+        return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
 
 
 def _encode(
