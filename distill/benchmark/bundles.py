@@ -26,6 +26,7 @@ CHOICES = 4  # Of an example with choices, if no run says otherwise.
 RECORDS: tuple[Record, ...] = (
     "a text", ["a text", "another one"], {"tokens": ["a", "text"]},
     {"question": "which one", "choices": ["this one", "that one"]}, {"question": "which one", "context": "this one"},
+    {"query": "which one", "documents": ["this one", "that one"]},
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@
 number: above 0 it is the gain of a relevant document, else the document is not relevant.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -50,6 +50,15 @@ class _Texts:
     numbers: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class JudgedTexts:
+    """The texts of a retrieval set, and the gains of the queries of each split by the number of the query."""
+
+    corpus: _Texts
+    queries: _Texts
+    judged: dict[str, dict[int, Gains]]
+
+
 def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[LabelledData, Judgements]:
     """Reads `train`, `dev` and, if it is there, `test`; returns them and the judgements of all but train.
 
@@ -65,6 +74,28 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     Raises:
         UserError: if a directory, file or column is missing, and for a text, an id or a judgement that is invalid.
     """
+    found = read_judged(source)
+    corpus, queries, judged = found.corpus, found.queries, found.judged
+    gains: list[Gains] = []
+    splits = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
+    of_train = {group[0] for group in splits["train"]["texts"]}
+    for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
+        report_shared_queries(name, gains_of_split, queries.texts, list(queries.numbers), of_train)
+        splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
+        gains += gains_of_split.values()
+    digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits)])
+    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers))
+    return LabelledData(labels=(), splits=splits, sha256=digest), judgements
+
+
+def read_judged(source: TableSource) -> JudgedTexts:
+    """Reads the corpus, the queries, and the judgements of each split.
+
+    There are `train` and `dev`, which is held out of train if it has no file, with at most `dev_examples` queries.
+
+    Raises:
+        UserError: as `read_retrieval` does.
+    """
     if source.transfer:
         raise UserError(
             "task.transfer is for rows, and a retrieval set has its splits in qrels: name them in task.splits"
@@ -78,15 +109,7 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     if "dev" not in judged:
         judged["train"], judged["dev"] = _hold_out(judged["train"], source)
     judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
-    gains: list[Gains] = []
-    splits = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
-    for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
-        _report_shared_queries(name, gains_of_split, queries, splits["train"])
-        splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
-        gains += gains_of_split.values()
-    digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits)])
-    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers))
-    return LabelledData(labels=(), splits=splits, sha256=digest), judgements
+    return JudgedTexts(corpus, queries, judged)
 
 
 def _check_directory(source: TableSource) -> Path:
@@ -226,11 +249,17 @@ def _create_train(
     return group_split(groups)
 
 
-def _report_shared_queries(name: str, judged: Iterable[int], queries: _Texts, train: Split) -> None:
-    """Prints how many queries of a split have the text of a query of train, under whichever id, and the first ids."""
-    asked, ids = {group[0] for group in train["texts"]}, list(queries.numbers)
+def report_shared_queries(
+    name: str, judged: Iterable[int], texts: Sequence[str], ids: Sequence[str], of_train: Collection[str]
+) -> None:
+    """Prints how many queries of a split have the text of a query of train, under whichever id, and the first ids.
+
+    Args:
+        texts, ids: of all queries by their number.
+        of_train: the texts of train's queries.
+    """
     every = list(judged)
-    shared = [ids[query] for query in every if queries.texts[query] in asked]
+    shared = [ids[query] for query in every if texts[query] in of_train]
     if shared:
         shown = ", ".join(shared[:SHOWN]) + (", ..." if len(shared) > SHOWN else "")
         print_notice(

@@ -149,7 +149,7 @@ class Bundle(Shown):
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice. The
-        vectors of the texts of a record are together.
+        vectors of the texts of a record are together, and so are the scores of its documents, `[1, documents]`.
 
         Args:
             records: as in `predict`.
@@ -157,6 +157,8 @@ class Bundle(Shown):
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
         outputs = [[logits for _, logits in rows] for rows in self._run(examples, self._encode(examples), batch_size)]
+        if self.decoder.ranks:
+            return [np.concatenate(rows).T for rows in outputs]
         return list(map(np.concatenate, outputs)) if self.decoder.encodes else list(itertools.chain(*outputs))
 
     def inputs(
@@ -234,12 +236,13 @@ class Bundle(Shown):
         For classes it has `label`, `probability` and the `probabilities` of all labels, for a number `value`, for tags
         `entities`, for a question with a context `answer`, `score`, `start` and `end`, and for one with choices
         `choice`, `index`, `probability` and `probabilities`; an encoder gives a text its `vector`, and a language
-        model a text with masks its `masks` and the filled `text`. The label or choice
-        is None where the bundle has a threshold and the probability is below. The prediction for a record that was cut
-        has `truncated`, which is true.
+        model a text with masks its `masks` and the filled `text`; a query has the `order` and the `scores` of its
+        documents. The label or choice is None where the bundle has a threshold and the probability is below. The
+        prediction for a record that was cut has `truncated`, which is true.
 
         Args:
-            records: texts, pairs of texts, or mappings with `question` and `context`, `choices` or `tokens`.
+            records: texts, pairs of texts, or mappings with `question` and `context`, `choices` or `tokens`,
+                or `query` and `documents`.
             pairs: the second text of each pair, if the records are the first ones.
             batch_size: rows of a forward pass, fewer of long ones; None for that of the bundle.
             truncate: whether to cut a record of more than `max_length` tokens.
@@ -368,6 +371,27 @@ class Bundle(Shown):
             list(zip(numbers.tolist(), scores.tolist(), strict=True))
             for numbers, scores in zip(rows, cosines, strict=True)
         ]
+
+    def rank(self, query: str, documents: Iterable[str], *, batch_size: int | None = None) -> Prediction:
+        """Returns the `order` of documents for a query and their `scores`, as `predict` does for one record.
+
+        `order` has their positions from 0, the best first, and `scores` is in the order of `documents`. If tokens of
+        one were cut, it has `truncated`, which is true.
+
+        Args:
+            query: a text.
+            documents: one text or more, such as those that a search has found.
+            batch_size: documents of a forward pass; None for that of the bundle.
+
+        Raises:
+            UserError: for a bundle that ranks no documents, a text that is empty, and no documents.
+        """
+        if not self.decoder.ranks:
+            kind = self.manifest["kind"]
+            raise UserError(f"{self.directory} is of a {kind} and ranks no documents: call predict instead")
+        record = {"query": query, "documents": _to_list(documents, "documents=")}
+        [ranking] = self.predict([record], batch_size=batch_size)
+        return ranking
 
     def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:
         """Returns the cosines `[n, m]` of the vectors of n and of m texts.

@@ -40,6 +40,7 @@ class _WholeText:
     classes_are_tokens = False
     encodes = False
     at_positions = False
+    ranks = False
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.labels, self.pair = list(labels), pair
@@ -160,6 +161,7 @@ class Tags:
     classes_are_tokens = False
     encodes = False
     at_positions = False
+    ranks = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -230,6 +232,7 @@ class Spans:
     classes_are_tokens = True
     encodes = False
     at_positions = False
+    ranks = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -304,6 +307,7 @@ class Choices:
     classes_are_tokens = False
     encodes = False
     at_positions = False
+    ranks = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -354,6 +358,51 @@ class Choices:
         return f"{choice}\t{prediction['probability']:.4f}"
 
 
+class Ranking(_WholeText):
+    """Decodes the scores of a record `{"query": ..., "documents": [...]}`, and the order of its documents.
+
+    `order` has the positions of the documents from 0, those with the highest scores first, and `scores` has their
+    scores as they are given. A score is a logit and means something only beside others of the same query. Of equal
+    scores the document that is given first comes first.
+    """
+
+    ranks = True
+    fields: tuple[str, ...] = ("order", "scores")
+
+    @staticmethod
+    def accepts(labels: int) -> bool:
+        return labels == 1
+
+    def parse(self, line: str) -> Record:
+        query, *documents = line.split("\t")
+        if not documents:
+            raise UserError(f"got {shorten(line)}, expected a query and its documents with tabs between them")
+        return {"query": query, "documents": documents}
+
+    def read(self, record: Record) -> Example:
+        if not isinstance(record, Mapping) or not {"query", "documents"} <= set(record):
+            raise UserError(f'got {shorten(record)}, expected {{"query": ..., "documents": [...]}}')
+        query, documents = record["query"], record["documents"]
+        if not isinstance(query, str) or not query.strip():
+            raise UserError(f"got the query {shorten(query)}, expected text")
+        if not isinstance(documents, list | tuple) or not documents:
+            raise UserError(f"got the documents {shorten(documents)}, expected a list of at least one text")
+        for position, text in enumerate(documents):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"document {position} is {shorten(text)}, expected text")
+        return Example(check_text(query), choices=tuple(map(check_text, documents)))
+
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        return [[sequence] for sequence in row]  # The documents need not run together.
+
+    def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
+        scores = np.concatenate([logits[0] for _, logits in rows]).astype(np.float64)
+        return {"order": np.argsort(-scores, kind="stable").tolist(), "scores": scores.tolist()}
+
+    def format(self, prediction: Prediction) -> str:
+        return "; ".join(f"{position}: {prediction['scores'][position]:.4f}" for position in prediction["order"])
+
+
 class Vectors:
     """Decodes the `vector` of a text, a list of numbers.
 
@@ -367,6 +416,7 @@ class Vectors:
     classes_are_tokens = False
     encodes = True
     at_positions = False
+    ranks = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
@@ -405,7 +455,7 @@ class Vectors:
 
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
-    "vectors": Vectors, "masks": Masks,
+    "vectors": Vectors, "masks": Masks, "ranking": Ranking,
 }  # fmt: skip
 
 

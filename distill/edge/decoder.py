@@ -13,11 +13,13 @@ from distill.edge.words import Span
 
 Floats = NDArray[np.floating]
 # A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
-# with its choices, `{"question", "choices"}`, which may have a `context` too. For vectors also a list of texts. For
-# masks also `{"text", "top_k"}`, or the tokens of a text.
+# with its choices, `{"question", "choices"}`, which may have a `context` too, or a query with the documents to rank,
+# `{"query", "documents"}`. For vectors also a list of texts. For masks also `{"text", "top_k"}`, or the tokens of a
+# text.
 Record = str | Sequence[str] | Mapping[str, str | int | Sequence[str]] | MaskedTokens
 # A JSON object: `label` or `choice` with `probability` and `probabilities`; or `labels` with `probabilities`; or
-# `value`; or `entities`; or `answer` with its place; or `vector`; or `masks` with the filled `text`.
+# `value`; or `entities`; or `answer` with its place; or `vector`; or `masks` with the filled `text`; or `order` with
+# `scores`.
 Prediction = dict[str, Any]
 # The items of a row of the model in the form of the decoder, and their logits `[n, C]`.
 Items = tuple[Any, Floats]
@@ -31,7 +33,8 @@ class TooLongError(ValueError):
 class Example:
     """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
 
-    With `choices`, the text is a question, and `context` the text that it is about. With `more`, all texts are
+    With `choices`, the text is a question, and `context` the text that it is about, or the text is a query and they are
+    its documents. With `more`, all texts are
     encoded by themselves. With `tokens`, there is no text, and nothing is left to be tokenized. `top_k` is the number
     of pieces that are wanted for each mask; None for that of the decoder.
     """
@@ -81,6 +84,7 @@ class Decoder(Protocol):
     # Whether the model has a further input `positions [n]`, of tokens counted over the batch `[B * L]`, and `logits [n,
     # V]` at these alone. The sequences of a row have `positions` then.
     at_positions: bool
+    ranks: bool  # Whether the rows of a record are its documents, whose scores together are the logits of one item.
     fields: tuple[str, ...]  # The keys of a prediction; the first one is null where the model abstains.
     cuts: bool  # Whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
     # Whether the classes are the tokens of a text, so that logits of another tokenizer cannot be compared.

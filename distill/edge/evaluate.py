@@ -399,6 +399,37 @@ class ChoiceRows(_OneByOne):
         }
 
 
+class RankingRows(_OneByOne):
+    """Rows with a query, the list of its documents, and the list of their gains, whole numbers that are 0 or more."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.texts, self.label = columns.texts or ["query", "documents"], columns.label or "gains"
+        if len(self.texts) != 2:
+            raise UserError(f"got {', '.join(self.texts)}, expected the columns of the query and of the documents")
+
+    def read(self, row: Row) -> tuple[Record, list[int]]:
+        query, documents = (_value(row, name) for name in self.texts)
+        gains = _value(row, self.label)
+        if not isinstance(documents, list) or not isinstance(gains, list) or len(documents) != len(gains):
+            raise UserError(f"got {shorten(gains)}, expected two lists, {self.texts[1]} with a gain for each document")
+        if not all(isinstance(gain, int) and not isinstance(gain, bool) and gain >= 0 for gain in gains):
+            raise UserError(f"got the gains {shorten(gains)}, expected whole numbers of at least 0")
+        if not any(gains):
+            raise UserError(
+                f"got the gains {shorten(gains)}, expected one above 0: no order of the documents is better"
+            )
+        return {"query": query, "documents": documents}, gains  # type: ignore[dict-item]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[list[int]]) -> Metrics:
+        """Returns the means of nDCG, of the reciprocal rank and of recall of the first 10.
+
+        The documents are all that are relevant to the query.
+        """
+        every = zip(predictions, labels, strict=True)
+        rows = [score_ranking([gains[position] for position in of["order"]], gains) for of, gains in every]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
 class MaskRows(_OneByOne):
     """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
 
@@ -429,7 +460,7 @@ class MaskRows(_OneByOne):
 
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
-    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows,
+    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows,
 }  # fmt: skip
 
 
@@ -438,6 +469,25 @@ def compute_f1(counts: NDArray[np.floating], positive: int | None) -> float:
     correct, total = np.diagonal(counts), counts.sum(axis=0) + counts.sum(axis=1)
     values = 2 * correct / np.maximum(total, 1)
     return float(values[total > 0].mean() if positive is None else values[positive])
+
+
+def score_ranking(found: Sequence[int], judged: Sequence[int]) -> Metrics:
+    """Returns the metrics of one query, as `distill.tasks.rankings` defines them.
+
+    Args:
+        found: the gains of the documents in the order of the ranking.
+        judged: the gains of all documents of the query, one of them above 0.
+    """
+    ranks = [rank for rank, gain in enumerate(found[:10], 1) if gain > 0]
+    return {
+        "ndcg@10": _discount(found) / _discount(sorted(judged, reverse=True)),
+        "mrr@10": 1 / ranks[0] if ranks else 0.0,
+        "recall@10": len(ranks) / sum(gain > 0 for gain in judged),
+    }
+
+
+def _discount(gains: Sequence[int]) -> float:
+    return float(sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1)))
 
 
 def compute_matthews(counts: NDArray[np.floating]) -> float:

@@ -31,6 +31,7 @@ class Masks:
     classes_are_tokens = True
     encodes = False
     at_positions = True
+    ranks = False
 
     @staticmethod
     def accepts(labels: int) -> bool:

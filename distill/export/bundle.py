@@ -307,7 +307,8 @@ class Scorer:
         A batch has neighbours of dev, with texts of all lengths as a server has them, or texts of similar length as in
         one call of `predict`.
         """
-        bundle, records = self._load(path), self.splits.scored()["dev"].records()[:SAMPLED]
+        bundle = self._load(path)
+        records = _take_first(bundle, self.splits.scored()["dev"].records(), SAMPLED)
         reference = self.scores["dev"]
         alone = self._score(bundle, records, reference, batch_size=1)
         groupings = [
@@ -414,6 +415,14 @@ class Scorer:
         check_calibration(len(records), settings)
         chosen = np.sort(np.random.default_rng(0).choice(len(records), size=number, replace=False))
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
+
+
+def _take_first(bundle: edge.Bundle, records: Sequence[Record], most: int) -> Sequence[Record]:
+    """Returns the first `most` records, or where a record has a row for each document those with so many, and one."""
+    if not bundle.decoder.ranks:
+        return records[:most]
+    rows = np.cumsum([len(bundle.decoder.read(record).sequences()) for record in records[:most]])
+    return records[: max(1, int((rows <= most).sum()))]
 
 
 def _report_reading(scores: Mapping[str, Scores], *, pieces: str) -> None:

@@ -48,6 +48,7 @@ KINDS = {
     "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
     "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor|rows)-\d+")),
     "frozen_outputs": Kind("targets by other models", re.compile(rf"{_HEX}{{20}}")),
+    "candidates": Kind("candidates of queries", re.compile(rf"{_HEX}{{20}}")),
     "banks": Kind("banks of sentences", re.compile(rf"{_HEX}{{20}}")),
     "adaptation": Kind("training texts of tasks", re.compile(rf"{_HEX}{{20}}")),
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),

@@ -25,7 +25,7 @@ SAMPLED = 256  # Records of dev.
 # Columns of texts that predictions.parquet may have, in the forms in which a bundle reads records.
 _FORMS: tuple[tuple[str, ...], ...] = (
     ("question", "context", "choices"), ("question", "choices"), ("question", "context"), ("texts",),
-    ("text", "second_text"), ("text",),
+    ("text", "second_text"), ("text",), ("query", "documents"),
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def _read_predictions(path: Path) -> list[Record]:
 def _to_records(table: "pyarrow.Table", form: tuple[str, ...]) -> list[Record]:
     rows = [tuple(row[name] for name in form) for row in table.to_pylist()]
     rows = [row for row in rows if all(_is_text(value) for value in row)]
-    if form[0] == "question":
+    if form[0] in ("question", "query"):
         return [dict(zip(form, row, strict=True)) for row in rows]
     return [row[0] if len(row) == 1 else list(row) for row in rows]
 

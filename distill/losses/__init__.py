@@ -13,6 +13,7 @@ from distill.losses.labels import MaskedLanguageModelling as MaskedLanguageModel
 from distill.losses.labels import SegmentOrder as SegmentOrder
 from distill.losses.labels import ThreeWayOrder as ThreeWayOrder
 from distill.losses.logits import DecoupledKD as DecoupledKD
+from distill.losses.logits import LogitMarginMSE as LogitMarginMSE
 from distill.losses.logits import LogitMSE as LogitMSE
 from distill.losses.logits import PseudoLabels as PseudoLabels
 from distill.losses.logits import SoftTargets as SoftTargets

@@ -102,6 +102,32 @@ class LogitMSE(Term):
         return per_item.sum(), self.count(items)
 
 
+class LogitMarginMSE(Term):
+    """Squared difference of the margins between the true class and each other one (arXiv 2010.02666, equation 4).
+
+    For a labelled item with the label t it is the mean over the other classes j of `((z_t - z_j) - (v_t - v_j))^2`. In
+    a list of documents t is the relevant one, and the paper has one j. A number that is added to all scores of a list
+    changes nothing.
+    """
+
+    likelihoods: frozenset[Likelihood] = frozenset({"softmax"})
+
+    def count(self, items: Items) -> Tensor:
+        return items.labelled.sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        labels = items.labels[items.labelled].unsqueeze(-1)
+        margins, expected = (
+            logits.gather(1, labels) - logits
+            for logits in (get_logits(outputs)[items.labelled].float() for outputs in (student, teacher))
+        )
+        others = torch.ones_like(margins, dtype=torch.bool) if items.valid is None else items.valid[items.labelled]
+        others = others.scatter(1, labels, False)
+        # Filled before the square, because logits of classes that an item cannot have are the smallest number.
+        squares = (margins - expected).masked_fill(~others, 0.0).square()
+        return (squares.sum(dim=-1) / others.sum(dim=-1).clamp(min=1)).sum(), self.count(items)
+
+
 class DecoupledKD(Term):
     """Divergence from the teacher, its target-class and non-target-class parts weighted apart (arXiv 2203.08679).
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
@@ -24,7 +24,7 @@ from distill.serve.documentation import render_documentation
 from distill.serve.measurements import Measurements
 from distill.serve.middleware import AccessMiddleware, refuse
 from distill.serve.models import ServedModel, only
-from distill.serve.reading import GONE, RefusedError, read_records, wait_for_disconnect
+from distill.serve.reading import GONE, RefusedError, find_ranking, read_records, wait_for_disconnect
 from distill.serve.settings import Limits
 
 BODY = {
@@ -47,8 +47,29 @@ BODY = {
         }
     },
 }
+RANKING_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "description": "A query and the documents to rank.",
+                "properties": {
+                    "query": {"type": "string"},
+                    "documents": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["query", "documents"],
+            },
+            "example": {"query": "heat transfer to a wing", "documents": ["the flow over a wing", "a heated wing"]},
+        }
+    },
+}
 NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
+RANK_ONLY, RANK_NAMED = {"requestBody": RANKING_BODY}, {"requestBody": RANKING_BODY, "parameters": [NAME]}
+
+
+Answer = Callable[[ServedModel, Request], Awaitable[Response]]
 
 
 class Service:
@@ -103,11 +124,26 @@ class Service:
 
     async def predict(self, model: ServedModel, request: Request) -> Response:
         """Answers with the predictions, in the order of the records."""
+        return await self._answer(model, request, None, lambda predictions: {"predictions": predictions})
+
+    async def rank(self, model: ServedModel, request: Request) -> Response:
+        """Answers with the order of the documents of a query and their scores."""
+        if not model.bundle.decoder.ranks:
+            return refuse(422, f"the model {model.name} ranks no documents: post to /predict")
+        return await self._answer(model, request, find_ranking, lambda predictions: predictions[0])
+
+    async def _answer(
+        self,
+        model: ServedModel,
+        request: Request,
+        find: Callable[[object], list[Any]] | None,
+        present: Callable[[list[Prediction]], Any],
+    ) -> Response:
         with self.measurements.time(model.name) as measured:
             try:
-                records, costs = await read_records(request, model.bundle, self.limits, self._reader)
+                records, costs = await read_records(request, model.bundle, self.limits, self._reader, find=find)
                 predictions = await self._wait(model, records, costs, request)
-                response = JSONResponse({"predictions": predictions})
+                response = JSONResponse(present(predictions))
             except RefusedError as error:
                 response = refuse(error.status, str(error))
             measured.status = response.status_code
@@ -180,19 +216,7 @@ def create_app(service: Service) -> FastAPI:
 
     app.add_exception_handler(HTTPException, refuse_path)
 
-    @app.post("/predict", openapi_extra=OF_ONLY, summary="Predictions of the only model")
-    async def predict(request: Request) -> Response:
-        model = only(service.models)
-        if model is None:
-            return refuse(404, f"there are several models: post to /NAME/predict, NAME one of {names(service)}")
-        return await service.predict(model, request)
-
-    @app.post("/{name}/predict", openapi_extra=OF_NAMED, summary="Predictions of one of several models")
-    async def predict_with(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in service.models:
-            return refuse(404, f"there is no model {shorten(name)}, expected one of {names(service)}")
-        return await service.predict(service.models[name], request)
+    _add_answers(app, service)
 
     @app.get("/models", summary="The models and what they predict")
     async def models(request: Request) -> Response:
@@ -213,6 +237,38 @@ def create_app(service: Service) -> FastAPI:
 
     _add_pages(app)
     return app
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    """Adds the paths that models answer, each for the only model and for one of several."""
+
+    async def answer_only(request: Request, action: str, answer: Answer) -> Response:
+        model = only(service.models)
+        if model is None:
+            return refuse(404, f"there are several models: post to /NAME/{action}, NAME one of {names(service)}")
+        return await answer(model, request)
+
+    async def answer_named(request: Request, answer: Answer) -> Response:
+        name = request.path_params["name"]
+        if name not in service.models:
+            return refuse(404, f"there is no model {shorten(name)}, expected one of {names(service)}")
+        return await answer(service.models[name], request)
+
+    @app.post("/predict", openapi_extra=OF_ONLY, summary="Predictions of the only model")
+    async def predict(request: Request) -> Response:
+        return await answer_only(request, "predict", service.predict)
+
+    @app.post("/{name}/predict", openapi_extra=OF_NAMED, summary="Predictions of one of several models")
+    async def predict_with(request: Request) -> Response:
+        return await answer_named(request, service.predict)
+
+    @app.post("/rank", openapi_extra=RANK_ONLY, summary="The order of documents for a query by the only model")
+    async def rank(request: Request) -> Response:
+        return await answer_only(request, "rank", service.rank)
+
+    @app.post("/{name}/rank", openapi_extra=RANK_NAMED, summary="That order by one of several models")
+    async def rank_with(request: Request) -> Response:
+        return await answer_named(request, service.rank)
 
 
 def _add_pages(app: FastAPI) -> None:

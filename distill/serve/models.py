@@ -18,6 +18,7 @@ Signature = tuple[int, int, int]
 # A record of each form.
 PROBES: Sequence[Record] = (
     "a", ["a", "b"], {"question": "a", "context": "b"}, {"question": "a", "choices": ["b", "c"]},
+    {"query": "a", "documents": ["b"]},
 )  # fmt: skip
 
 

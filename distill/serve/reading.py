@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +16,8 @@ from distill.errors import UserError, first_line
 from distill.serve.settings import Limits
 
 FORMS = ("texts", "pairs", "inputs")
-KEYS = ("text", "top_k", "tokens", "question", "context", "choices")  # Of records; others are dropped.
+RANKING = ("query", "documents")
+KEYS = ("text", "top_k", "tokens", "question", "context", "choices", *RANKING)  # Of records; others are dropped.
 SMALL = 65_536  # Bytes of a body that is read at once.
 GONE = 499  # A status for the log of a proxy; the client does not see it any more.
 # What a sequence of tokens and a piece for a mask cost beside their characters, and a mask for each token of the
@@ -33,26 +34,34 @@ class RefusedError(Exception):
 
 
 async def read_records(
-    request: Request, bundle: Bundle, limits: Limits, thread: ThreadPoolExecutor
+    request: Request,
+    bundle: Bundle,
+    limits: Limits,
+    thread: ThreadPoolExecutor,
+    *,
+    find: Callable[[object], list[Any]] | None = None,
 ) -> tuple[list[Record], list[int]]:
     """Returns the records of a request and their costs in characters.
 
     Args:
+        find: returns the records of the content of a request; None for those of one of `FORMS`.
         thread: reads large bodies one after the other, so that small requests are answered meanwhile.
     """
-    body = await _read_body(request, limits)
+    body, find = await _read_body(request, limits), find or _find_records
     if len(body) <= SMALL:
-        return _parse_records(body, bundle, limits)
-    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse_records, body, bundle, limits)
+        return _parse_records(body, bundle, limits, find)
+    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse_records, body, bundle, limits, find)
     try:
         return await asyncio.wait_for(parsed, limits.seconds)
     except TimeoutError:
         raise RefusedError(503, "other large requests are read: try again in a second") from None
 
 
-def _parse_records(body: bytearray, bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
+def _parse_records(
+    body: bytearray, bundle: Bundle, limits: Limits, find: Callable[[object], list[Any]]
+) -> tuple[list[Record], list[int]]:
     try:
-        return _check_records(_parse_body(body), bundle, limits)
+        return _check_records(find(_parse_body(body)), bundle, limits)
     except RecursionError:
         raise RefusedError(400, "the body has lists or objects in too many others") from None
 
@@ -104,9 +113,8 @@ def _join_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _check_records(content: object, bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
+def _check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
     """Returns the records of a request and their costs in characters."""
-    records = _find_records(content)
     encodes = bundle.decoder.encodes
     size = sum(len(record) if isinstance(record, list) else 1 for record in records) if encodes else len(records)
     if size > limits.records:
@@ -130,6 +138,14 @@ def _check_records(content: object, bundle: Bundle, limits: Limits) -> tuple[lis
                 413, f"the request counts as more than {limits.total:,} characters, the limit: send several requests"
             )  # fmt: skip
     return checked, costs
+
+
+def find_ranking(content: object) -> list[Any]:
+    """Returns the one record of a request to rank documents."""
+    if not isinstance(content, dict) or set(content) != set(RANKING):
+        names = ", ".join(map(_show, content)) or "nothing" if isinstance(content, dict) else "no object"
+        raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with {' and '.join(RANKING)}")
+    return [content]
 
 
 def _find_records(content: object) -> list[Any]:
@@ -166,7 +182,7 @@ def _check_size(example: Example, decoder: Decoder, number: int, limits: Limits)
     if max(map(len, texts)) > limits.characters:
         raise _too_long(number, limits)
     for rows, unit in (
-        (len(example.choices), "choices"),
+        (len(example.choices), "documents" if decoder.ranks else "choices"),
         (len(example.more) + 1, "texts"),
         (_count_masks(example, decoder), "masks"),
     ):

@@ -55,6 +55,14 @@ def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
     write_json(directory / "bundle.json", content)
 
 
+def write_ranking_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Writes a bundle in which the score of a document is its number of tokens, with those of its query."""
+    write_toy_bundle(
+        directory, tokenizer, kind="reranking", decoder="ranking", labels=["score"], pair=True,
+        **{"max_length": 24} | changes,
+    )  # fmt: skip
+
+
 def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle that tags a token by its id modulo the number of labels, with a logit of 4."""
     labels = changes.get("labels", ["O", "B-film", "I-film", "B-cast"])

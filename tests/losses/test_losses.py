@@ -17,6 +17,7 @@ from distill.contracts import IGNORED, Items, Outputs
 from distill.losses import (
     Cosine,
     HardLabels,
+    LogitMarginMSE,
     LogitMSE,
     MaskedLanguageModelling,
     Objective,
@@ -33,6 +34,7 @@ TERMS = {
     "mlm": MaskedLanguageModelling(),
     "pseudo": PseudoLabels(),
     "mse": LogitMSE(),
+    "margins": LogitMarginMSE(),
     "cosine": Cosine(),
 }
 every_term = pytest.mark.parametrize("term", TERMS.values(), ids=TERMS.keys())
@@ -183,6 +185,19 @@ def test_logit_mse_matches_the_value_by_hand():
     assert float(loss) == pytest.approx(1.75)
 
 
+def test_margins_match_the_value_by_hand():
+    # Margins of class 0: 1 and 3 against 2 and 1, so that (1 + 4) / 2, and those of the teacher.
+    student, teacher = [[3.0, 2.0, 0.0], [11.0, 12.0, 13.0]], [[1.0, -1.0, 0.0], [1.0, 2.0, 3.0]]
+    loss = mean(LogitMarginMSE(), outputs(student), outputs(teacher), items(2))
+    assert float(loss) == pytest.approx(2.5 / 2)
+
+
+def test_margins_are_those_of_the_labelled_items():
+    batch = {"items": torch.ones(2, dtype=torch.bool), "labels": torch.tensor([1, IGNORED])}
+    total, count = call(LogitMarginMSE(), outputs([[0.0, 2.0], [7.0, 1.0]]), outputs([[0.0, 5.0], [0.0, 0.0]]), batch)
+    assert (float(total), int(count)) == (9.0, 1)
+
+
 def test_cosine_matches_the_value_by_hand():
     # cos([1, 0], [3, 3]) = 1 / sqrt 2, cos([2, 0], [-1, 0]) = -1; the third token is padding.
     student = outputs([[0.0]], [[[1.0, 0.0], [2.0, 0.0], [5.0, 5.0]]])
@@ -235,6 +250,8 @@ def test_the_gradient_of_the_student_matches_the_formula(name: str):
     unit_h, unit_teacher = (states / states.norm(dim=-1, keepdim=True) for states in (h, teacher.hidden_states[-1]))
     cosines = (unit_h * unit_teacher).sum(-1, keepdim=True)
     supervised = labelled * (z.softmax(-1) - true_class) / labelled.sum()
+    margins = ((z - v) * true_class).sum(-1, keepdim=True) - (z - v)  # 0 at the true class
+    of_margins = 2 / 4 * (true_class * margins.sum(-1, keepdim=True) - margins)
     no_logits, no_states = torch.zeros_like(z), torch.zeros_like(h)
     expected = {
         "soft": (counted * 3 * ((z / 3).softmax(-1) - (v / 3).softmax(-1)) / counted.sum(), no_states),
@@ -242,6 +259,7 @@ def test_the_gradient_of_the_student_matches_the_formula(name: str):
         "mlm": (supervised, no_states),
         "pseudo": (counted * (z.softmax(-1) - F.one_hot(v.argmax(-1), 5)) / counted.sum(), no_states),
         "mse": (counted * 2 * (z - v) / 5 / counted.sum(), no_states),
+        "margins": (labelled * of_margins / labelled.sum(), no_states),
         "cosine": (
             no_logits,
             counted * (cosines * unit_h - unit_teacher) / h.norm(dim=-1, keepdim=True) / counted.sum(),
@@ -517,7 +535,7 @@ def test_unscored_tokens_count_only_with_positions_all(name: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize("name", ["soft", "hard", "pseudo", "mse"])
+@pytest.mark.parametrize("name", ["soft", "hard", "pseudo", "mse", "margins"])
 def test_an_invalid_class_changes_neither_loss_nor_gradient(name: str, temperature: float) -> None:
     """An item with three valid classes of four has the loss and the gradient of those three."""
     term = SoftTargets(temperature=temperature) if name == "soft" else TERMS[name]

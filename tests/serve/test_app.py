@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle
-from tests.edge.conftest import write_mask_bundle, write_toy_bundle
+from tests.edge.conftest import write_mask_bundle, write_ranking_bundle, write_toy_bundle
 from tests.serve.conftest import PATIENCE, Running, hold
 
 Start = Callable[..., Running]
@@ -59,6 +59,38 @@ def test_masks_are_filled_with_as_many_pieces_as_a_record_wants(
     refused = running.ask({"texts": ["a film"]})
     assert refused.status == 422
     assert refused.body["error"].startswith("record 1: got 'a film' without a mask, expected [MASK]")
+
+
+def test_documents_are_ranked(bundle: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start) -> None:
+    ranker = tmp_path / "ranker"
+    ranker.mkdir()
+    write_ranking_bundle(ranker, tokenizer, task="ranker")
+    alone, body = start(ranker, rows=3), {"query": "film", "documents": ["film", "a dull film", "a film"]}
+    expected = Bundle(ranker).rank(**body)
+    assert expected["order"] == [1, 2, 0]
+    for path in ("/rank", "/ranker/rank"):
+        answer = alone.ask(body, path)
+        assert (answer.status, answer.body) == (200, expected)
+    assert alone.ask({"inputs": [body]}).body == {"predictions": [expected]}
+    refused = {
+        "got the documents [], expected a list of at least one text": {**body, "documents": []},
+        "got query, expected an object with query and documents": {"query": "film"},
+        "got texts, expected an object with query and documents": {"texts": ["film"]},
+        "got no object, expected an object with query and documents": [],
+    }
+    for message, wrong in refused.items():
+        answer = alone.ask(wrong, "/rank")
+        assert answer.status == 422
+        assert message in answer.body["error"]
+    many = alone.ask({**body, "documents": ["film"] * 4}, "/rank")
+    assert (many.status, many.body) == (413, {"error": "record 1 has 4 documents, the limit of a record is 3"})
+    both = start(ranker, bundle)
+    several = both.ask(body, "/rank")
+    message = "there are several models: post to /NAME/rank, NAME one of ranker, films"
+    assert (several.status, several.body) == (404, {"error": message})
+    assert both.ask(body, "/ranker/rank").body == expected
+    other = both.ask(body, "/films/rank")
+    assert (other.status, other.body) == (422, {"error": "the model films ranks no documents: post to /predict"})
 
 
 LIMITS = {"body": 2000, "records": 3, "characters": 50}

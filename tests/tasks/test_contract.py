@@ -24,6 +24,8 @@ from transformers import (
 )
 
 from distill.contracts import IGNORED, Items, Scores, Task
+from distill.data.reranking import Lists
+from distill.data.retrieval import Judgements
 from distill.models.generator import Generator
 from distill.models.pooling import configure
 from distill.tasks import (
@@ -34,6 +36,7 @@ from distill.tasks import (
     MultipleChoice,
     Regression,
     ReplacedTokenDetection,
+    Reranking,
     TokenClassification,
 )
 from distill.tasks.causal_lm import NextTokenScores
@@ -43,6 +46,7 @@ from distill.tasks.masked_lm import TokenScores
 from distill.tasks.multiple_choice import ChoiceScores
 from distill.tasks.regression import NumberScores
 from distill.tasks.replaced_tokens import DetectionScores
+from distill.tasks.reranking import CandidateScores
 from distill.tasks.scoring import Scoring
 from distill.tasks.token_classification import TagScores
 from distill.tasks.vector_scores import PairScores
@@ -89,6 +93,10 @@ def detector() -> PreTrainedModel:
     return Generator().join(discriminator, train_word_pieces(["a word"], VOCABULARY))
 
 
+# Three queries with at most four candidates, as `batch_of` has them.
+FOUR_OF_FIVE = Lists(
+    Judgements(({0: 1}, {4: 2, 1: 1}, {3: 1}), tuple("abcde")), ((0, 1, 2, 3), (1, 0), (4, 3, 0))
+)  # fmt: skip
 CLM, MLM, RTD, SEGMENTS = CausalLM(), MaskedLM(), ReplacedTokenDetection(), MaskedLM(packing="segment_pair", pair="nsp")
 CASES = {
     "classification": Case(Classification(text="text"), OneClass(("accuracy",)), classifier(3), 3),
@@ -107,6 +115,7 @@ CASES = {
     "choices": Case(
         MultipleChoice(train={"question": []}), ChoiceScores(), lambda: BertForMultipleChoice(BertConfig(**SMALL)), 4
     ),
+    "reranking": Case(Reranking(data_dir="."), CandidateScores(("ndcg@10",), data=FOUR_OF_FIVE), classifier(1), 4),
     "vectors": Case(
         Embedding(train={"text": []}), PairScores(("spearman",)), lambda: BertModel(BertConfig(**SMALL)), 32
     ),
@@ -129,10 +138,12 @@ every_task = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def batch_of(case: Case, *, first: int = 0, padding: int = 0) -> dict[str, Tensor]:
     """Returns three examples of at most seven tokens, the second one shorter, with `padding` more columns.
 
-    Of choices the examples have four, two and three, and so many sequences. Of vectors they have two texts each.
+    Of choices and candidates the examples have four, two and three, and so many sequences. Of vectors they have two
+    texts each.
     """
     random = torch.Generator().manual_seed(first)
-    takes_choices, takes_texts = case.task.info.kind == "multiple_choice", case.task.info.kind == "embedding"
+    takes_choices = case.task.info.kind in ("multiple_choice", "reranking")
+    takes_texts = case.task.info.kind == "embedding"
     valid = torch.arange(4) < torch.tensor([2, 2, 2] if takes_texts else [4, 2, 3])[:, None]
     has_sequences = takes_choices or takes_texts
     ids = torch.randint(5, VOCABULARY, (int(valid.sum()) if has_sequences else 3, 7), generator=random)
