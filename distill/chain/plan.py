@@ -38,6 +38,7 @@ from distill.options import show_value
 from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.tasks.multi import Tasks
+from distill.teaching.labelling import check_given_terms
 from distill.teaching.outputs import check_cache
 from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
@@ -243,6 +244,8 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         )
     _check_unlabelled(plan, info)
     check_source(source, task)
+    if source.labeller is not None:
+        check_given_terms(objective, source.weights.name)
     check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
