@@ -166,7 +166,7 @@ def _prepare_labeller(
         requested=requested, resolved=source.resolved(), substituted=False, origin=labeller.origin,
         tokenizer=start.tokenizer, load=partial(_reload, source, task, splits, None),
         precision=source.weights.precision, device=preparation.device, seconds=0.0, model=start.model,
-        notices=start.notices,
+        notices=start.notices, has_size=labeller.labels_any_text,
     )  # fmt: skip
     parts = [source.weights.fingerprint(), labeller.fingerprint(), task.info.auto_class, splits.labels]
     teacher: PreparedTeacher = create(weights=digest_parts(parts), load_labels=lambda: labels)

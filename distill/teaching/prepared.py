@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Scores
+from distill.models.checks import count_parameters
 from distill.models.heads import SeveralHeads
 from distill.models.labelled_encoder import LabelledEncoder
 from distill.teaching.constants import Comparison
@@ -28,7 +29,8 @@ class PreparedTeacher:
     adaptation to a text before that, None without one. `members` are the teachers of an ensemble, else the teacher
     itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
     for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
-    beside which `model` is the encoder; None for a teacher whose logits are those of its model.
+    beside which `model` is the encoder; None for a teacher whose logits are those of its model. `parameters` is None
+    without `has_size`, for a teacher that runs no model.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class PreparedTeacher:
         shares: tuple[float, ...] = (1.0,),
         by_task: "Mapping[str, PreparedTeacher] | None" = None,
         load_labels: Callable[[], nn.Module] | None = None,
+        has_size: bool = True,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
@@ -67,8 +70,8 @@ class PreparedTeacher:
         self._load, self._load_labels = load, load_labels
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
-        sizes = [parameter.numel() for parameter in self.model.parameters()]
-        self.parameters: int = sum([teacher.parameters for teacher in self._teachers()] or sizes)
+        sizes = [teacher.parameters for teacher in self._teachers()] or [count_parameters(self.model)]
+        self.parameters = sum(size or 0 for size in sizes) if has_size else None
 
     @property
     def members(self) -> "Sequence[PreparedTeacher]":

@@ -17,7 +17,10 @@ from tests import documents
 CONF = config_directory()
 WITHOUT_TARGET = ("augment", "adapt", "job", "benchmark", "student", "logger", "experiment", "ablation", "variant")
 # The teachers that are not trained, with the options that have no default.
-LABELLERS = {"zero_shot": {"path": ".", "labels": ["sport", "politics"]}}
+LABELLERS = {
+    "zero_shot": {"path": ".", "labels": ["sport", "politics"]},
+    "file": {"path": "probabilities.csv", "encoder": "."},
+}
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 DOCUMENTS = [*documents.DOCUMENTS, CONF / "config.yaml", *(CONF / file for file in FILES)]
 
