@@ -40,7 +40,7 @@ WITHIN = {
 ONLY = {
     "edge": {"errors", "storage", "readers"},
     "serve": {"errors", "installation", "storage", "edge"},
-    "builtin": {"errors", "installation", "storage", "contracts", "models"},
+    "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
 }
 BUILTIN = "distill.builtin"
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")

@@ -38,6 +38,7 @@ from distill.options import show_value
 from distill.records.loggers import Tracking
 from distill.records.settings import RecordSettings
 from distill.tasks.multi import Tasks
+from distill.teaching.labelling import check_given_terms
 from distill.teaching.outputs import check_cache
 from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
@@ -176,15 +177,17 @@ def choose_for_text(plan: Plan) -> Plan:
     return replace(plan, trainer=auto.for_text(plan.trainer)) if is_text else plan
 
 
-def choose_augmentation(plan: Plan) -> Plan:
+def choose_augmentation(plan: Plan, source: TeacherSource) -> Plan:
     """Returns the plan without an automatic augmentation where it has no use, and the plan of a task in any case.
 
-    It needs a task that chooses its texts without labels, and an objective that learns from the teacher.
+    It needs a task that chooses its texts without labels, an objective that learns from the teacher, and a teacher that
+    labels any text.
     """
     if not isinstance(plan.augment, AutoAugmentation):
         return plan
     infos = [task.info for task in plan.tasks.values()]
     has_use = len(infos) == 1 and all(info.can_augment and info.unlabelled == AUTO for info in infos)
+    has_use = has_use and (source.labeller is None or source.labeller.labels_any_text)
     return plan if has_use and plan.objective.needs_teacher else replace(plan, augment=None)
 
 
@@ -243,6 +246,10 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         )
     _check_unlabelled(plan, info)
     check_source(source, task)
+    if source.labeller is not None:
+        check_given_terms(objective, source.weights.name)
+        if not source.labeller.labels_any_text:
+            _refuse_further_texts(plan, info, source.weights.name)
     check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
@@ -254,6 +261,13 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     check_abstention(info, plan.export.abstain)
     check_export(plan.export, task)
     check_max_lengths(plan, info)
+
+
+def _refuse_further_texts(plan: Plan, info: TaskInfo, teacher: str) -> None:
+    """Raises UserError for texts that are made or chosen during the run."""
+    for option, is_given in {"augment": plan.augment is not None, "task.bank": info.bank is not None}.items():
+        if is_given:
+            raise UserError(f"{option} adds texts that teacher {teacher} has no probabilities of: leave it out")
 
 
 def check_max_lengths(plan: Plan, info: TaskInfo) -> None:

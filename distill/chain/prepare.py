@@ -43,7 +43,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.
     """
-    plan = choose_augmentation(choose_for_text(plan))
+    plan = choose_augmentation(choose_for_text(plan), source)
     check_plan(source, plan)
     seeds.check(plan)
     silence_libraries()

@@ -281,7 +281,7 @@ class TaskRun:
             return []
         start = time.perf_counter()
         student_files = {format: self.bundle / row["file"] for format, row in formats.items()}
-        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1
+        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1 and self.teacher.has_head
         models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
         models["student"] = (student, student_files)
         return compare_models(

@@ -25,7 +25,7 @@ from distill.tasks.multi import Tasks
 from distill.teaching.adaptation import Adaptation
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
-from distill.teaching.source import SeveralWeights, TeacherSource, make_by_task, make_ensemble
+from distill.teaching.source import Labeller, SeveralWeights, TeacherSource, make_by_task, make_ensemble
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -113,8 +113,17 @@ def added_words(config: DictConfig) -> Any:
 
 
 def single_source(config: DictConfig) -> TeacherSource:
-    """Returns the source of the teacher of a job that is not for ensembles; raises UserError for one."""
+    """Returns the source of the teacher of a job that trains it.
+
+    Raises:
+        UserError: for an ensemble, and for a teacher of class probabilities.
+    """
     found = source(config)
+    if found.labeller is not None:
+        raise UserError(
+            f"job={config.job.name} trains a model, and teacher {found.weights.name} has class "
+            "probabilities without a training: take job=distill"
+        )
     if found.others:
         raise UserError(f"job={config.job.name} trains one model: an ensemble is for job=distill")
     return found
@@ -146,6 +155,8 @@ def _source(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak,
         features=features, adaptation=adaptation,
     )  # fmt: skip
+    if isinstance(weights, Labeller):
+        return make(weights=weights.encoder, labeller=weights)
     if not isinstance(weights, SeveralWeights):
         return make(weights=weights)
     if isinstance(weights.members, Mapping):

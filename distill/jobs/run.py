@@ -35,7 +35,10 @@ _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "expo
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
-_PATHS = ("task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "student.path", "cache_dir")
+_PATHS = (
+    "task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "teacher.encoder", "teacher.texts",
+    "student.path", "cache_dir",
+)  # fmt: skip
 _PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model")  # An id of the Hub is no path that can be missing.
 _TEXTS = "export.vocabulary_texts"  # A list of paths.
 # Mappings with options of several tasks, and the names of those that are paths; empty for the values themselves.

@@ -15,7 +15,7 @@ from distill.errors import OptionError, UserError
 from distill.jobs.conf import known_targets, walk_mappings
 from distill.options import show_value
 
-_WEIGHTS = ("path", "paths", "tokenizer")  # Options that name weights or files beside them.
+_WEIGHTS = ("path", "paths", "tokenizer", "encoder")  # Options that name weights or files beside them.
 
 
 def read_trust(config: DictConfig) -> list[str]:

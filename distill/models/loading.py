@@ -187,6 +187,20 @@ def read_width(directory: Path, *, trust_remote_code: bool) -> int:
     return width
 
 
+def read_label_names(directory: Path, *, trust_remote_code: bool) -> list[str]:
+    """Returns the names of a model's own classes in order, from its configuration alone.
+
+    Raises:
+        UserError: if the configuration cannot be loaded.
+    """
+    try:
+        with without_warnings():
+            config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+    return [str(config.id2label[index]) for index in sorted(config.id2label)]
+
+
 def _load_tokenizer(
     directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
 ) -> tuple[PreTrainedTokenizerBase, list[str]]:

@@ -32,12 +32,13 @@ from distill.tasks.scoring import Scoring
 from distill.teaching.adapted import AdaptedWeights
 from distill.teaching.computation import cached_scores
 from distill.teaching.constants import compare_with_constant
+from distill.teaching.labelling import Calibrated, fit_temperature
 from distill.teaching.mixture import mix_scores
 from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import computation_of
 from distill.teaching.prepared import PreparedTeacher, digest_parts, join_members
 from distill.teaching.scale import Rescaling, fit_scale
-from distill.teaching.source import TeacherSource
+from distill.teaching.source import Labeller, TeacherSource
 from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, fit_decoding, split_metrics
 from distill.training.module import DistillationModule
@@ -98,6 +99,8 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
 
 def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
     task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    if source.labeller is not None:
+        return _prepare_labeller(source, source.labeller, preparation, requested)
     source, adapted = _plan_adaptation(source, preparation)
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and not task.info.raw_text:
@@ -142,6 +145,39 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         device=preparation.device, model=model, notices=notices,
         features=None if source.features is None else source.features.record(),
         trained_by=None if origin in (AS_IT_IS, RESCALED) else source.finetune,
+    )  # fmt: skip
+
+
+def _prepare_labeller(
+    source: TeacherSource, labeller: Labeller, preparation: Preparation, requested: str
+) -> PreparedTeacher:
+    """Returns the teacher of class probabilities, with a temperature that suits the labelled rows if there are any."""
+    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    for text in start.notices:
+        print_notice(text)
+    load = partial(labeller.load, task, splits, start.tokenizer, cache_dir)
+    labels = load()
+    examples = task.encode(splits, start.tokenizer, cache_dir)
+    preparation.rehearse(start.model, start.tokenizer, examples)
+    create = partial(
+        PreparedTeacher,
+        requested=requested, resolved=source.resolved(), substituted=False, origin=labeller.origin,
+        tokenizer=start.tokenizer, load=partial(_reload, source, task, splits, None),
+        precision=source.weights.precision, device=preparation.device, seconds=0.0, model=start.model,
+        notices=start.notices, has_size=labeller.labels_any_text,
+    )  # fmt: skip
+    parts = [source.weights.fingerprint(), labeller.fingerprint(), task.info.auto_class, splits.labels]
+    teacher: PreparedTeacher = create(weights=digest_parts(parts), load_labels=lambda: labels)
+    train = labelled_only(examples)["train"]
+    assert isinstance(train, Examples)  # A stream has no classes.
+    temperature = None if preparation.dry_run else fit_temperature(teacher.running(), task, train)
+    if temperature is None:
+        return teacher
+    print_line(f"Teacher: its logits are divided by {temperature:.3g}, which suits the labelled rows best")
+    return create(
+        weights=digest_parts([*parts, temperature]), load_labels=lambda: Calibrated(load(), temperature),
     )  # fmt: skip
 
 

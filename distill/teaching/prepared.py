@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import Scores
+from distill.models.checks import count_parameters
 from distill.models.heads import SeveralHeads
+from distill.models.labelled_encoder import LabelledEncoder
 from distill.teaching.constants import Comparison
 from distill.training.module import freeze
 from distill.training.settings import TrainerSettings
@@ -25,7 +28,9 @@ class PreparedTeacher:
     the task, in this run or an earlier one that cached it; None if it was not trained. `adapted` is the record of its
     adaptation to a text before that, None without one. `members` are the teachers of an ensemble, else the teacher
     itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
-    for that of one task.
+    for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
+    beside which `model` is the encoder; None for a teacher whose logits are those of its model. `parameters` is None
+    without `has_size`, for a teacher that runs no model.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class PreparedTeacher:
         members: "Sequence[PreparedTeacher]" = (),
         shares: tuple[float, ...] = (1.0,),
         by_task: "Mapping[str, PreparedTeacher] | None" = None,
+        load_labels: Callable[[], nn.Module] | None = None,
+        has_size: bool = True,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
@@ -60,11 +67,11 @@ class PreparedTeacher:
         self.features, self.trained_by, self.shares = features, trained_by, shares
         self.adapted = adapted
         self._members, self.by_task = members, by_task or {}
-        self._load = load
+        self._load, self._load_labels = load, load_labels
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
-        sizes = [parameter.numel() for parameter in self.model.parameters()]
-        self.parameters: int = sum([teacher.parameters for teacher in self._teachers()] or sizes)
+        sizes = [teacher.parameters for teacher in self._teachers()] or [count_parameters(self.model)]
+        self.parameters = sum(size or 0 for size in sizes) if has_size else None
 
     @property
     def members(self) -> "Sequence[PreparedTeacher]":
@@ -89,11 +96,20 @@ class PreparedTeacher:
         if self.by_task:
             return freeze(SeveralHeads({name: teacher.running() for name, teacher in self.by_task.items()}))
         dtype = getattr(torch, self.precision)
-        if dtype == torch.float32 and self.device.type == "cpu":
+        is_copied = dtype != torch.float32 or self.device.type != "cpu"
+        if not is_copied and self._load_labels is None:
             return self.model
         if self._running is None:
-            self._running = freeze(copy.deepcopy(self.model).to(self.device, dtype))
+            model = self.model
+            if self._load_labels is not None:
+                model = LabelledEncoder(model, self._load_labels())
+            self._running = freeze(copy.deepcopy(model).to(self.device, dtype) if is_copied else model)
         return self._running
+
+    @property
+    def has_head(self) -> bool:
+        """Returns whether the logits are those of `model`, which can be exported and timed."""
+        return self._load_labels is None
 
     def release(self) -> None:
         """Frees the model's memory."""

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lightning.pytorch.callbacks import Callback
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from distill.console import console, print_line
-from distill.contracts import Task
+from distill.contracts import Data, Task
 from distill.errors import OptionError, UnreachableError, UserError
 from distill.models.loading import Start
 from distill.options import show_value
@@ -79,6 +81,41 @@ class SeveralWeights(Protocol):
     weights: Sequence[float] | None
 
 
+@runtime_checkable
+class Labeller(Protocol):
+    """A source of class probabilities, which needs no training on the task: a class of `teachers/`.
+
+    Attributes:
+        encoder: the weights that a student starts from, with their tokenizer and hidden states.
+        origin: where the probabilities come from, in words for records.
+        labels_any_text: whether it has the probabilities of any text, and not only of those that it was given with.
+    """
+
+    encoder: Weights
+    origin: str
+    labels_any_text: bool
+
+    def check(self, task: Task) -> None:
+        """Raises UserError for a task that it cannot label, before anything is read."""
+        ...
+
+    def resolved(self) -> str:
+        """Returns the name in records."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Returns a digest of everything that the probabilities depend on besides texts and encoder."""
+        ...
+
+    def load(self, task: Task, data: Data, tokenizer: PreTrainedTokenizerBase, cache_dir: Path) -> nn.Module:
+        """Returns the module that gives logits `[B, C]` of `input_ids` and `attention_mask`, `[B, L]` both.
+
+        Raises:
+            UserError: for classes that are not the task's, and models or files that cannot be used.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class TeacherSource:
     """The weights of a teacher, the settings of its fine-tuning, and the cache of its outputs.
@@ -97,6 +134,7 @@ class TeacherSource:
         callbacks: those of Lightning that the fine-tuning has.
         callback_key: describes them before their first use, as a part of the key of the fine-tuned teacher.
         adaptation: of the weights to a text before the fine-tuning; None for none.
+        labeller: has the class probabilities in place of a head of the weights; None for a model with a head.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -114,6 +152,7 @@ class TeacherSource:
     callbacks: tuple[Callback, ...] = ()
     callback_key: tuple[str, ...] = ()
     adaptation: Adaptation | None = None
+    labeller: Labeller | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):
@@ -130,13 +169,15 @@ class TeacherSource:
 
     def resolved(self) -> str:
         """Returns the name of the teacher in records."""
-        name = self.weights.resolved()
+        name = (self.labeller or self.weights).resolved()
         return name if self.features is None else f"{name} ({self.features})"
 
 
 def check_source(source: TeacherSource, task: Task) -> None:
     """Raises UserError if a teacher is to be adapted or made of features and cannot be, before anything is read."""
     for one in (source, *source.others):
+        if one.labeller is not None:
+            one.labeller.check(task)
         if one.adaptation is not None:
             one.adaptation.check(task, is_new=one.weights.is_new, is_finetuned=one.finetune is not None)
         if one.features is not None:
