@@ -34,6 +34,7 @@ from transformers.modeling_outputs import (
 
 from .modeling_bilm import BilmConfig  # noqa: F401  # Registers the encoder of features with the auto classes.
 from .modeling_recurrent import BilstmLayer, EncodedTexts, gather, locate_text
+from .modeling_texts import mark_texts
 
 
 class BilstmConfig(PreTrainedConfig):
@@ -148,13 +149,9 @@ class BilstmPreTrainedModel(PreTrainedModel):
 
     def _locate_texts(self, input_ids: Tensor, mask: Tensor, *, pair: bool) -> tuple[Tensor, Tensor]:
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
-        is_token = mask.bool()
         if not pair:
-            return locate_text(is_token)
-        separators = ((input_ids == self.config.sep_token_id) & is_token).long()
-        in_second = is_token & (separators.cumsum(dim=1) - separators > 0)
-        in_first = is_token & ~in_second
-        texts = torch.stack([in_first, in_second], dim=1)  # [B, 2, L]
+            return locate_text(mask.bool())
+        texts = mark_texts(input_ids, mask, separator=self.config.sep_token_id)  # [B, 2, L]
         return texts.int().argmax(dim=2), texts.sum(dim=2)
 
 
