@@ -136,11 +136,12 @@ class Student(Shown):
             start_head(model, data.head_bias, inherited=inherited)
         return model
 
-    def _make(self, teacher: PreTrainedModel, task: Task, origins: Origins | None) -> PreTrainedModel:
+    def _make(self, teacher: PreTrainedModel, task: Task, origins: Origins | None = None) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):
             return copy.deepcopy(self.build).float().train()
         accepted = inspect.signature(self.build).parameters
-        given = {name: value for name, value in (("task", task), ("origins", origins)) if name in accepted}
+        known = {"task": task, "origins": origins}
+        given = {name: value for name, value in known.items() if name in accepted and value is not None}
         try:
             model = self.build(teacher, **given)
         except (TypeError, ValueError) as error:
