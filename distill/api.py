@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import cnn as _cnn
     from students import distilbert as _distilbert
     from students import pretrained as _pretrained
+    from students import static as _static
     from teachers.loaded import Loaded
     from teachers.new import NewModel
     from teachers.pretrained import Pretrained
@@ -72,6 +73,7 @@ else:
     from distill.builtin.students import cnn as _cnn
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import pretrained as _pretrained
+    from distill.builtin.students import static as _static
     from distill.builtin.teachers.loaded import Loaded
     from distill.builtin.teachers.new import NewModel
     from distill.builtin.teachers.pretrained import Pretrained
@@ -401,11 +403,22 @@ def _pretrained_student(path: str | Path, *, trust_remote_code: bool = False) ->
     return Student("pretrained", build)
 
 
+def _static_student(**options: Any) -> Student:
+    """The weighted mean of the vectors of a text's pieces, with a small head.
+
+    Args:
+        options: `dim` (256), `buckets` (131072), `bucket_dim` (64), `classifier_dim` (512), `dropout` (0.2),
+            `token_dropout` (0.1), `smoothing` (1e-4) and `start` (`sentence`, `teacher` or `random`), the options of
+            `student=static`.
+    """
+    return Student("static", partial(_static.from_teacher, **options))
+
+
 students = SimpleNamespace(
     albert=_albert_student, bilstm=_bilstm_student, cnn=_cnn_student, distilbert=_distilbert_student,
-    pretrained=_pretrained_student,
+    pretrained=_pretrained_student, static=_static_student,
 )  # fmt: skip
-"""The students that `distill` can build: `students.albert`, `.bilstm`, `.cnn`, `.distilbert` and `.pretrained`."""
+"""The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.pretrained` and `.static`."""
 
 
 def distill(

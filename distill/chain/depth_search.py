@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
+from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan, Student
 from distill.console import console, print_line, print_notice
 from distill.contracts import Data, Task
@@ -44,6 +45,7 @@ class DepthSearch:
     task: Task
     run: Run
     data: Data
+    origins: OriginSource
     chosen: Student | None = None
 
     def choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
@@ -84,7 +86,7 @@ class DepthSearch:
         """Returns the size and the latency of the student's int8 file, and the size of its float32 file."""
         settings = self.plan.benchmark
         try:
-            model = student.make(teacher, self.task, self.data)
+            model = student.make(teacher, self.task, self.data, self.origins.of(tokenizer))
         except UserError as error:
             raise UserError(f"{self.plan.budget} tries every depth of student {student.name}: {error}") from error
         length = min(*settings.lengths, longest(model, tokenizer))

@@ -33,6 +33,7 @@ from distill.losses import (
     Term,
 )
 from distill.models.loading import start_head
+from distill.models.origins import Origins
 from distill.models.pooling import configure
 from distill.options import show_value
 from distill.records.loggers import Tracking
@@ -44,7 +45,7 @@ from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
-# Builds a student; `task` is given to a function that has a parameter of this name.
+# Builds a student; `task` and `origins` are given to a function that has parameters of these names.
 StudentFactory = Callable[..., PreTrainedModel]
 
 
@@ -101,7 +102,8 @@ class Student(Shown):
 
     Args:
         name: names the student in records and directories.
-        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=`.
+        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and
+            `origins=`.
     """
 
     name: str
@@ -119,25 +121,30 @@ class Student(Shown):
     def _options(self) -> dict[str, Any]:
         return dict(getattr(self.build, "keywords", {}))
 
-    def make(self, teacher: PreTrainedModel, task: Task, data: Data) -> PreTrainedModel:
+    def make(self, teacher: PreTrainedModel, task: Task, data: Data, origins: Origins | None = None) -> PreTrainedModel:
         """Returns the student before its training on this data of the task; of a loaded model a copy.
+
+        Args:
+            origins: what its function may start it from besides the teacher.
 
         Raises:
             UserError: for options that its function does not accept.
         """
-        model = self._make(teacher, task)
+        model = self._make(teacher, task, origins)
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:
             start_head(model, data.head_bias, inherited=inherited)
         return model
 
-    def _make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
+    def _make(self, teacher: PreTrainedModel, task: Task, origins: Origins | None = None) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):
             return copy.deepcopy(self.build).float().train()
-        takes_task = "task" in inspect.signature(self.build).parameters
+        accepted = inspect.signature(self.build).parameters
+        known = {"task": task, "origins": origins}
+        given = {name: value for name, value in known.items() if name in accepted and value is not None}
         try:
-            model = self.build(teacher, task=task) if takes_task else self.build(teacher)
+            model = self.build(teacher, **given)
         except (TypeError, ValueError) as error:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
         if not isinstance(model, PreTrainedModel):
@@ -258,6 +265,10 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     if plan.budget.is_set and "int8" not in plan.export.formats:
         raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
+    if plan.export.model2vec and not plan.exports:
+        raise UserError(
+            "export.model2vec=true is for exported students, and export.enabled=false: leave one of them out"
+        )
     check_abstention(info, plan.export.abstain)
     check_export(plan.export, task)
     check_max_lengths(plan, info)

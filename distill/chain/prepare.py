@@ -11,6 +11,7 @@ from distill.chain import seeds
 from distill.chain.baseline import choose_baseline
 from distill.chain.depth_search import DepthSearch
 from distill.chain.encoding import Encoding
+from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
 from distill.chain.train import Prepared
@@ -21,6 +22,7 @@ from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
+from distill.export.model2vec import check_model2vec
 from distill.export.rehearsal import rehearse_export
 from distill.export.vocabulary import check_cut
 from distill.losses.objective import supervised_objective
@@ -97,6 +99,7 @@ class _Reading:
     data: Data
     encode: Encoding
     search: DepthSearch
+    origins: OriginSource
 
     def prepare(self) -> tuple[Student, TaskRun]:
         """Returns the student within the budget, and the task with its teacher."""
@@ -113,7 +116,9 @@ class _Reading:
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
         data = self.encode.data.with_examples(examples)
-        return student, TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, self.encode.notes)
+        return student, TaskRun(
+            self.name, self.task, plan, self.run, data, examples, teacher, self.origins, self.encode.notes
+        )
 
     def _choose_student(
         self,
@@ -129,7 +134,7 @@ class _Reading:
         """
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
-        model, _ = _make_student(student, teacher, task, self.data, tokenizer)
+        model, _ = _make_student(student, teacher, task, self.data, tokenizer, self.origins)
         _check_student(model, student.name, plan, task, teacher, tokenizer)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
             for notice in choose_padding_side(model.eval(), tokenizer):
@@ -160,8 +165,12 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
-    encode, search = Encoding(plan, task, data, found), DepthSearch(student, plan, task, run, data)
-    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
+    encode, origins = (
+        Encoding(plan, task, data, found),
+        OriginSource(found, data, plan.cache_dir, plan.trainer.device()),
+    )
+    search = DepthSearch(student, plan, task, run, data, origins)
+    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search, origins)
 
 
 def _check_data(data: Data, plan: Plan, task: Task) -> None:
@@ -182,7 +191,7 @@ def create_student(
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
         models[task_run.name], change = _make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer
+            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer, task_run.origins
         )
         if change is not None:
             print_notice(change)
@@ -207,10 +216,15 @@ def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTea
 
 
 def _make_student(
-    student: Student, teacher: PreTrainedModel, task: Task, data: Data, tokenizer: PreTrainedTokenizerBase
+    student: Student,
+    teacher: PreTrainedModel,
+    task: Task,
+    data: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    origins: OriginSource,
 ) -> tuple[PreTrainedModel, str | None]:
     """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task, data)
+    model = student.make(teacher, task, data, origins.of(tokenizer))
     return model, checks.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
 
 
@@ -228,6 +242,8 @@ def _check_student(
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name, likelihood=task.info.likelihood)
+    if plan.export.model2vec:
+        check_model2vec(student, name)
     if plan.exports:
         check_exportable(student, name)
     if plan.export.vocabulary == "task" and plan.exports:

@@ -17,6 +17,7 @@ from distill.benchmark.comparison import compare_models
 from distill.chain import seeds, summary
 from distill.chain.depth_search import warn_of_budget
 from distill.chain.lengths import break_down_by_length, score_cuts
+from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
@@ -26,12 +27,14 @@ from distill.edge.processor import weight_bits
 from distill.errors import first_line
 from distill.export.bundle import FILES, Exported, wrap_file, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
+from distill.export.model2vec import write_model2vec
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_search import closest, describe
 from distill.export.sensitivity import describe_sensitivity
 from distill.models import checks
 from distill.models.forward import exported_inputs
+from distill.models.modeling_static import StaticPreTrainedModel
 from distill.models.pooling import write_modules
 from distill.records import report
 from distill.records.measures import share_kept
@@ -70,6 +73,7 @@ class TaskRun:
         plan: of the run.
         run: the section of the record.
         data: with the tokenized splits, of a task whose students are scored on tokens.
+        origins: what its students may start from besides the teacher.
         text: what is to know of the texts that only the teacher labels, besides their record.
         is_baseline: whether the student is the baseline, whose files are in a directory of their own.
     """
@@ -81,6 +85,7 @@ class TaskRun:
     data: Data
     examples: EncodedSplits
     teacher: PreparedTeacher
+    origins: OriginSource
     text: Sequence[str] = ()
     is_baseline: bool = False
 
@@ -181,6 +186,10 @@ class TaskRun:
         retention = measure_retention(run.record, self.scoring.metric, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
         write_text(directory / "README.md", self.model_card())
+        if self.plan.export.model2vec:
+            assert isinstance(student, StaticPreTrainedModel)  # Others are refused before the training.
+            with atomic_directory(self._directory / "model2vec" / self.name) as vectors:
+                write_model2vec(vectors, student, self.teacher.tokenizer, max_length=self.task.info.max_length)
         return exported
 
     def publish_baseline(self, model: PreTrainedModel, scores: Mapping[str, Scores]) -> None:

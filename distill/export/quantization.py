@@ -122,6 +122,16 @@ def write_weight_only(material: Material, path: Path) -> None:
     graph.save(quantizer.model.model, path)
 
 
+def write_rows(material: Material, path: Path) -> None:
+    """Writes int8 tables of embeddings with a scale for each row; matrices stay in float32.
+
+    A prediction does not depend on the other texts of its batch.
+    """
+    model = material.graph()
+    graph.quantize_tables(model)
+    graph.save(model, path)
+
+
 def write_float16(material: Material, path: Path) -> None:
     """Writes weights in float16; everything is computed in float32."""
     model = onnx.load(str(material.fp32))  # With a table that embeddings and head share, if they do.
@@ -139,6 +149,7 @@ class Recipe:
         format: of the bundle's file.
         keeps_matrices: whether matrices that stay in float32 are searched for.
         retrains: whether the float32 file is that of the student after quantization-aware distillation.
+        by_default: whether it is tried unless the options name others.
     """
 
     words: str
@@ -146,6 +157,7 @@ class Recipe:
     format: str = "int8"
     keeps_matrices: bool = False
     retrains: bool = False
+    by_default: bool = True
 
 
 _write_smoothed = functools.partial(write_dynamic, smoothed=True)
@@ -159,6 +171,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "static": Recipe("static int8 with smoothed activations", write_static),
     "weight_only": Recipe("weights in int8 blocks of 128", write_weight_only),
+    "rows": Recipe("embeddings in int8 rows, matrices in float32", write_rows, by_default=False),
     "float16": Recipe("weights in float16", write_float16, format="fp16"),
     "qat": Recipe(
         "dynamic int8 with smoothed activations after quantization-aware distillation", _write_smoothed, retrains=True

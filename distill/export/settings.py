@@ -12,6 +12,7 @@ from distill.export.quantization import RECIPES
 from distill.options import STRICT, raise_option_errors, show_value
 
 Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULT_RECIPES = tuple(name for name, recipe in RECIPES.items() if recipe.by_default)
 if TYPE_CHECKING:
     RecipeName = str
     FormatName = str
@@ -43,6 +44,7 @@ class ExportSettings:
         vocabulary_texts: files or directories with texts, such as those of other languages, whose pieces stay too.
         max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
             the bundle recommends to run texts one by one.
+        model2vec: whether a static student's vectors are also written as a directory of model2vec.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
     """
 
@@ -52,7 +54,7 @@ class ExportSettings:
     max_probability_diff: Share = 0.3
     max_ece_rise: Share = 0.02
     formats: Annotated[tuple[FormatName, ...], Field(strict=False)] = ("fp32", "int8")
-    recipes: Annotated[tuple[RecipeName, ...], Field(strict=False, min_length=1)] = tuple(RECIPES)
+    recipes: Annotated[tuple[RecipeName, ...], Field(strict=False, min_length=1)] = DEFAULT_RECIPES
     search_evaluations: PositiveInt = 40
     calibration: PositiveInt | None = None
     qat_epochs: NonNegativeInt = 1
@@ -60,6 +62,7 @@ class ExportSettings:
     vocabulary: Literal["full", "task"] = "full"
     vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     max_batch_diff: Share = 0.1
+    model2vec: bool = False
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:

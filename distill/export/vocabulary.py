@@ -210,6 +210,8 @@ def _cut_embedding(model: PreTrainedModel, kept: Sequence[int], number: Mapping[
     smaller.set_input_embeddings(
         nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=None if padding is None else number[padding])
     )
+    if hasattr(smaller, "select_pieces"):  # Of a model that has more of a piece than its embedding.
+        smaller.select_pieces(torch.from_numpy(np.asarray(kept)))
     smaller.config.vocab_size = len(kept)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
         old = getattr(smaller.config, name, None)

@@ -151,7 +151,7 @@ class BilstmPreTrainedModel(PreTrainedModel):
         """Returns first position and length of each text, both `[B, T]`, for padding on either side."""
         if not pair:
             return locate_text(mask.bool())
-        texts = mark_texts(input_ids, mask, self.config.sep_token_id)
+        texts = mark_texts(input_ids, mask, separator=self.config.sep_token_id)  # [B, 2, L]
         return texts.int().argmax(dim=2), texts.sum(dim=2)
 
 

@@ -181,7 +181,7 @@ class CnnForSequenceClassification(CnnPreTrainedModel):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         is_token, texts = mask, mask.bool()[:, None]  # [B, L], [B, 1, L]
         if self.config.pair:
-            texts = mark_texts(input_ids, mask, self.config.sep_token_id)
+            texts = mark_texts(input_ids, mask, separator=self.config.sep_token_id)
             input_ids, texts = self._separate(input_ids, texts)  # [B, W], [B, 2, W]
             is_token = texts.sum(dim=1)
         features = self.windows(self.embed(input_ids, is_token))[:, None]  # [B, 1, W, hidden_dim]

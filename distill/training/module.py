@@ -40,6 +40,7 @@ class DistillationModule(L.LightningModule):
         total_steps: optimizer steps of the whole training.
         schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
         warmup: share of the steps over which the learning rate rises from zero.
+        embeddings_learning_rate: that of tables of embeddings; None: `learning_rate`.
         betas, eps: of AdamW.
         clip: largest norm of the gradient; 0 does not clip.
         seed: dropout depends only on the seed, the step and the rank, so that a resumed training is the same.
@@ -54,6 +55,7 @@ class DistillationModule(L.LightningModule):
         scoring: Scoring = Scoring(),  # noqa: B008  # Without fields.
         signal: Signal = NOTHING,
         learning_rate: float = 5e-5,
+        embeddings_learning_rate: float | None = None,
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -72,6 +74,7 @@ class DistillationModule(L.LightningModule):
         self.task, self.scoring = task, scoring
         self.signal = signal if objective.needs_teacher else NOTHING
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.embeddings_learning_rate = embeddings_learning_rate
         self.betas, self.eps = betas, eps
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
         self.schedule = _SCHEDULES[schedule]
@@ -211,8 +214,9 @@ class DistillationModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(
-            parameter_groups(self, self.weight_decay), lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True
-        )
+            parameter_groups(self, self.weight_decay, embeddings_learning_rate=self.embeddings_learning_rate),
+            lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True,
+        )  # fmt: skip
         warmup = math.ceil(self.warmup * self.total_steps)
         schedule = get_scheduler(self.schedule, optimizer, warmup, self.total_steps)
         return [optimizer], [schedule]
@@ -235,10 +239,18 @@ class _NoTrain:
         return self.model
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the parameters with and those without weight decay: biases and the parameters of norms."""
+def parameter_groups(
+    module: nn.Module, weight_decay: float, *, embeddings_learning_rate: float | None = None
+) -> list[dict[str, Any]]:
+    """Returns the parameters with and those without weight decay: biases and the parameters of norms.
+
+    Args:
+        embeddings_learning_rate: that of tables of embeddings, which are a third group without weight decay then, as
+            far as no other module reads them; None: they have that of the others, and are decayed.
+    """
     decayed: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
     seen: set[int] = set()
     for child in module.modules():
         is_norm = "norm" in type(child).__name__.lower()
@@ -246,5 +258,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
             if id(parameter) in seen or not parameter.requires_grad:
                 continue
             seen.add(id(parameter))
-            (undecayed if is_norm or "bias" in name else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+            is_table = isinstance(child, nn.Embedding) and embeddings_learning_rate is not None
+            (tables if is_table else undecayed if is_norm or "bias" in name else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
+    return [*groups, {"params": tables, "weight_decay": 0.0, "lr": embeddings_learning_rate}] if tables else groups

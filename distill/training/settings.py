@@ -50,6 +50,8 @@ class TrainerSettings:
         max_epochs: number of passes over the data; None: no limit.
         max_steps: number of optimizer steps; None: no limit.
         warmup: share of all steps.
+        embeddings_learning_rate: the peak for tables of embeddings, which have no weight decay then, because it would
+            shrink the rows that a step does not read; None: `learning_rate`.
         weight_decay: decay of the weights; biases and norms have none.
         betas: decays of AdamW's averages of the gradient and of its square.
         eps: added by AdamW to the root of the average square.
@@ -82,6 +84,7 @@ class TrainerSettings:
     max_epochs: OptionalNumber = None
     max_steps: PositiveInt | None = None
     warmup: Annotated[float, Field(ge=0, le=1, description="a share of the steps from 0 to 1")] = 0.1
+    embeddings_learning_rate: PositiveFloat | None = None
     weight_decay: NonNegativeFloat = 0.01
     betas: Annotated[
         tuple[Beta, Beta], Field(strict=False, description="two numbers of at least 0 and below 1, like [0.9, 0.98]")
@@ -172,7 +175,10 @@ class TrainerSettings:
 
     def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
         """Returns the arguments of `DistillationModule` that concern the optimizer."""
-        names = ("learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule", "seed")
+        names = (
+            "learning_rate", "embeddings_learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule",
+            "seed",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
 
     def key(self) -> dict[str, Any]:
@@ -180,6 +186,8 @@ class TrainerSettings:
         key = asdict(replace(self, precision=self.resolved_precision()))
         for name in ("checkpoint_steps", "devices", "strategy"):
             key.pop(name)  # They do not change the result.
+        if self.embeddings_learning_rate is None:
+            key.pop("embeddings_learning_rate")  # As in the keys of versions without it.
         if self.processes() > 1:  # A step contains the batches of all ranks.
             key["processes"] = self.processes()
         return key | {"device": self.device().type}

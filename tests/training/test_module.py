@@ -220,6 +220,16 @@ def test_tied_parameters_are_in_one_group_once(tokenizer: PreTrainedTokenizerBas
     assert set(grouped) == {id(parameter) for parameter in student.parameters()}
 
 
+def test_tables_of_embeddings_have_a_learning_rate_of_their_own_and_no_weight_decay(make_toy: MakeToy):
+    student = make_toy().module.student
+    *others, tables = parameter_groups(student, 0.01, embeddings_learning_rate=0.5)
+    assert (tables["lr"], tables["weight_decay"]) == (0.5, 0)
+    expected = [module.weight for module in student.modules() if isinstance(module, nn.Embedding)]
+    assert {id(parameter) for parameter in tables["params"]} == {id(parameter) for parameter in expected}
+    assert not any("lr" in group for group in others)
+    assert len(parameter_groups(nn.Linear(2, 2), 0.01, embeddings_learning_rate=0.5)) == 2
+
+
 def test_frozen_parameters_are_in_no_group(tokenizer: PreTrainedTokenizerBase):
     student = from_teacher(toy_bert(len(tokenizer)))
     student.distilbert.embeddings.requires_grad_(False)
