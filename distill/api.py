@@ -341,6 +341,9 @@ def _distilbert_student(
     layers: str | Sequence[int] = "alternate",
     depth: int | None = None,
     init: Literal["teacher", "random"] = "teacher",
+    heads: int | Sequence[int] | None = None,
+    ffn: int | Sequence[int] | None = None,
+    embedding_dim: int | None = None,
     **options: Unpack[LongTextOptions],
 ) -> Student:
     """A student with some of the teacher's layers: a DistilBERT from a BERT, the teacher's own class otherwise.
@@ -350,10 +353,17 @@ def _distilbert_student(
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none.
+        heads: number of heads of a layer, or one for each layer; the most important ones for the task are copied.
+        ffn: number of inner neurons of a layer, as `heads`.
+        embedding_dim: width of the embeddings of words, whose table is factorized.
         options: those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
             `chunk_overlap` and `chunk_pooling`.
     """
-    return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
+    build = partial(
+        _distilbert.from_teacher, layers=layers, depth=depth, init=init, heads=heads, ffn=ffn,
+        embedding_dim=embedding_dim, **options,
+    )  # fmt: skip
+    return Student("distilbert", build)
 
 
 def _albert_student(**options: Any) -> Student:

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +33,7 @@ from distill.losses import (
     Term,
 )
 from distill.models.loading import start_head
+from distill.models.narrowing import Importance
 from distill.models.pooling import configure
 from distill.options import show_value
 from distill.records.loggers import Tracking
@@ -43,7 +44,7 @@ from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
-# Builds a student; `task` is given to a function that has a parameter of this name.
+# Builds a student; `task` and `importance` are given to a function that has parameters of these names.
 StudentFactory = Callable[..., PreTrainedModel]
 
 
@@ -100,7 +101,8 @@ class Student(Shown):
 
     Args:
         name: names the student in records and directories.
-        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=`.
+        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and with
+            `importance=`, which returns the importance of the teacher's heads and inner neurons.
     """
 
     name: str
@@ -118,25 +120,41 @@ class Student(Shown):
     def _options(self) -> dict[str, Any]:
         return dict(getattr(self.build, "keywords", {}))
 
-    def make(self, teacher: PreTrainedModel, task: Task, data: Data) -> PreTrainedModel:
+    def option(self, name: str) -> Any:
+        """Returns the value of an option of its function; None for a loaded model, and without this option."""
+        known = {} if isinstance(self.build, PreTrainedModel) else inspect.signature(self.build).parameters
+        value = known[name].default if name in known else None
+        return None if value is inspect.Parameter.empty else value
+
+    def make(
+        self,
+        teacher: PreTrainedModel,
+        task: Task,
+        data: Data,
+        *,
+        importance: Callable[[], Importance] | None = None,
+    ) -> PreTrainedModel:
         """Returns the student before its training on this data of the task; of a loaded model a copy.
+
+        Args:
+            importance: measures the teacher's heads and inner neurons; None where only the sizes of the student matter.
 
         Raises:
             UserError: for options that its function does not accept.
         """
-        model = self._make(teacher, task)
+        model = self._make(teacher, {"task": task, "importance": importance})
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:
             start_head(model, data.head_bias, inherited=inherited)
         return model
 
-    def _make(self, teacher: PreTrainedModel, task: Task) -> PreTrainedModel:
+    def _make(self, teacher: PreTrainedModel, known: Mapping[str, Any]) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):
             return copy.deepcopy(self.build).float().train()
-        takes_task = "task" in inspect.signature(self.build).parameters
+        taken = inspect.signature(self.build).parameters
         try:
-            model = self.build(teacher, task=task) if takes_task else self.build(teacher)
+            model = self.build(teacher, **{name: value for name, value in known.items() if name in taken})
         except (TypeError, ValueError) as error:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
         if not isinstance(model, PreTrainedModel):

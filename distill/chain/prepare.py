@@ -27,7 +27,9 @@ from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.models.long_texts import check_exportable
+from distill.models.narrowing import Importance
 from distill.models.padding import choose_padding_side
+from distill.options import show_value
 from distill.records.record import Run
 from distill.storage.cache import open_cache
 from distill.teaching import preparation as teaching
@@ -35,6 +37,8 @@ from distill.teaching.outputs import check_size
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.several import check_teachers, join_scores, join_teachers
 from distill.teaching.source import TeacherSource, locate
+
+RANKED = ("heads", "ffn")  # Options of a student that copies the most important of the teacher's parts.
 
 
 def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Prepared:
@@ -160,6 +164,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
+    _check_ranking(student, data, task)
     encode, search = Encoding(plan, task, data, found), DepthSearch(student, plan, task, run, data)
     return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
 
@@ -174,6 +179,16 @@ def _check_data(data: Data, plan: Plan, task: Task) -> None:
         supervised_objective(data.terms, task=task.info.name)
 
 
+def _check_ranking(student: Student, data: Data, task: Task) -> None:
+    """Raises UserError for a student whose heads or inner neurons would be ranked on data without labels."""
+    given = [f"student.{name}={show_value(student.option(name))}" for name in RANKED if student.option(name) is not None]
+    if given and not data.terms and student.option("init") != "random":
+        raise UserError(
+            f"{' '.join(given)} ranks heads and inner neurons by the loss on labels, and the texts of task "
+            f"{task.info.name} have none: leave it out, or set student.init=random"
+        )
+
+
 def create_student(
     student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
 ) -> tuple[PreTrainedModel, dict[str, Loader]]:
@@ -182,8 +197,9 @@ def create_student(
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
         models[task_run.name], change = _make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer
-        )
+            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer,
+            importance=None if plan.dry_run else task_run.importance,
+        )  # fmt: skip
         if change is not None:
             print_notice(change)
     model = share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
@@ -207,10 +223,15 @@ def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTea
 
 
 def _make_student(
-    student: Student, teacher: PreTrainedModel, task: Task, data: Data, tokenizer: PreTrainedTokenizerBase
+    student: Student,
+    teacher: PreTrainedModel,
+    task: Task,
+    data: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    importance: Callable[[], Importance] | None = None,
 ) -> tuple[PreTrainedModel, str | None]:
     """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task, data)
+    model = student.make(teacher, task, data, importance=importance)
     return model, checks.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
 
 

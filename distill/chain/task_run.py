@@ -8,9 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.comparison import compare_models
@@ -20,7 +22,7 @@ from distill.chain.lengths import break_down_by_length, score_cuts
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
-from distill.data.mixing import MixedExamples
+from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
@@ -30,8 +32,10 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_search import closest, describe
 from distill.export.sensitivity import describe_sensitivity
+from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.forward import exported_inputs
+from distill.models.narrowing import Importance
 from distill.models.pooling import write_modules
 from distill.records import report
 from distill.records.measures import share_kept
@@ -52,6 +56,7 @@ from distill.storage.files import (
 )
 from distill.tasks.multi import Tasks, join_scorings
 from distill.tasks.scoring import Scoring
+from distill.teaching.importance import labelled_loader, measure_importance
 from distill.teaching.outputs import measure_sureness
 from distill.teaching.prepared import PreparedTeacher
 from distill.training.evaluate import split_metrics
@@ -87,6 +92,27 @@ class TaskRun:
     @property
     def scoring(self) -> Scoring:
         return self.data.scoring
+
+    @cached_property
+    def _importance(self) -> Importance:
+        objective = supervised_objective(self.data.terms, task=self.task.info.name)
+        model, device = self.teacher.model, self.plan.trainer.device()
+        size = checks.encoder_size(model)
+        objective.connect(size, size)
+        examples = labelled_only(self.examples)["train"]
+        loader = labelled_loader(examples, **self.plan.trainer.batches())
+        model = model if device.type == "cpu" else copy.deepcopy(model).to(device)
+        print_line(f"Ranking the heads and inner neurons of {self.teacher.resolved} by the loss on labels")
+        with torch.random.fork_rng(devices=[]):  # The student's weights are drawn next.
+            return measure_importance(model, self.task, objective, loader)
+
+    def importance(self) -> Importance:
+        """Returns the importance of the teacher's heads and inner neurons for the task, measured in the first call.
+
+        Raises:
+            UserError: for data without labels.
+        """
+        return self._importance
 
     @property
     def bundle(self) -> Path:
