@@ -344,6 +344,9 @@ def _distilbert_student(
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
     embedding_dim: int | None = None,
+    prune: Literal["iterative"] | None = None,
+    prune_steps: int = 4,
+    prune_share: float = 0.25,
     **options: Unpack[LongTextOptions],
 ) -> Student:
     """A student with some of the teacher's layers: a DistilBERT from a BERT, the teacher's own class otherwise.
@@ -356,12 +359,15 @@ def _distilbert_student(
         heads: number of heads of a layer, or one for each layer; the most important ones for the task are copied.
         ffn: number of inner neurons of a layer, as `heads`.
         embedding_dim: width of the embeddings of words, whose table is factorized.
+        prune: `iterative` removes heads, inner neurons and layers in steps, with distillation between them.
+        prune_steps: number of removals.
+        prune_share: steps of the training between two removals, as a share of the training after the last one.
         options: those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
             `chunk_overlap` and `chunk_pooling`.
     """
     build = partial(
         _distilbert.from_teacher, layers=layers, depth=depth, init=init, heads=heads, ffn=ffn,
-        embedding_dim=embedding_dim, **options,
+        embedding_dim=embedding_dim, prune=prune, prune_steps=prune_steps, prune_share=prune_share, **options,
     )  # fmt: skip
     return Student("distilbert", build)
 

@@ -57,6 +57,9 @@ def from_teacher(
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
     embedding_dim: int | None = None,
+    prune: Literal["iterative"] | None = None,
+    prune_steps: int = 4,
+    prune_share: float = 0.25,
     importance: Callable[[], Importance] | None = None,
     task: Task | None = None,
     attention: Attention = "own",
@@ -86,6 +89,9 @@ def from_teacher(
         ffn: number of inner neurons of a layer, as `heads`.
         embedding_dim: width of the embeddings of words, which are the teacher's by a truncated singular value
             decomposition, with a projection to the width of the layers; None for the teacher's.
+        prune: `iterative` for a student that reaches its sizes in `prune_steps` steps, between which it is trained for
+            `prune_share` of its training's steps; then the numbers of `heads` and `ffn` are means over the layers. The
+            student here has the sizes at the end.
         importance: returns the importance of the teacher's heads and inner neurons; None copies the first ones.
         task: that a student which reads chunks must suit.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
@@ -97,12 +103,13 @@ def from_teacher(
     """
     if init not in ("teacher", "random"):
         raise UserError(f"student.init={init} is unknown, expected teacher or random")
+    _check_pruning(prune, prune_steps, prune_share, init)
     chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    is_cut = (heads, ffn, embedding_dim) != (None, None, None)
+    is_cut = (heads, ffn, embedding_dim, prune) != (None, None, None, None)
     if is_cut and (long_texts.is_set or chunk is not None or isinstance(teacher, FeatureBilstmPreTrainedModel)):
         raise UserError(
-            "student.heads, student.ffn and student.embedding_dim cut no student for long texts and none of features: "
+            "student.heads, ffn, embedding_dim and prune cut no student for long texts, and none of features: "
             "leave out student.attention, student.positions and student.chunk, or take another teacher"
         )
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
@@ -110,6 +117,18 @@ def from_teacher(
     if is_cut:
         return _cut_width(student, heads, ffn, embedding_dim, importance if init == "teacher" else None)
     return chunks.apply(long_texts.apply(student), task, teacher=teacher)
+
+
+def _check_pruning(prune: str | None, steps: int, share: float, init: str) -> None:
+    """Raises UserError for options of iterative pruning that cannot be."""
+    if prune not in (None, "iterative"):
+        raise UserError(f"student.prune={prune} is unknown, expected iterative or null")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UserError(f"got student.prune_steps={steps}, expected a whole number of at least 1")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
+    if prune is not None and init == "random":
+        raise UserError("student.prune=iterative removes parts of the teacher, and student.init=random copies none")
 
 
 def _cut_width(
@@ -153,7 +172,9 @@ def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequenc
         return list(whole)
     counts = [given] * len(whole) if not isinstance(given, Sequence) or isinstance(given, str) else list(given)
     if len(counts) != len(whole):
-        raise UserError(f"student.{option}={counts} has {len(counts)} numbers, expected one for each of {len(whole)} layers")
+        raise UserError(
+            f"student.{option}={counts} has {len(counts)} numbers, expected one for each of {len(whole)} layers"
+        )
     for count, most in zip(counts, whole, strict=True):
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
             shown = "heads" if option == "heads" else "inner neurons"

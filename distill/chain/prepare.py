@@ -12,6 +12,7 @@ from distill.chain.baseline import choose_baseline
 from distill.chain.depth_search import DepthSearch
 from distill.chain.encoding import Encoding
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
+from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
 from distill.chain.train import Prepared
 from distill.console import print_notice, silence_libraries
@@ -19,6 +20,7 @@ from distill.contracts import Data, EncodedSplits, Examples, Loader, Task
 from distill.data import several
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
+from distill.errors import UserError
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.rehearsal import rehearse_export
@@ -135,6 +137,7 @@ class _Reading:
         student = self.search.choose(teacher, tokenizer)
         model, _ = _make_student(student, teacher, task, self.data, tokenizer)
         _check_student(model, student.name, plan, task, teacher, tokenizer)
+        check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
             for notice in choose_padding_side(model.eval(), tokenizer):
                 print_notice(notice)
@@ -181,7 +184,9 @@ def _check_data(data: Data, plan: Plan, task: Task) -> None:
 
 def _check_ranking(student: Student, data: Data, task: Task) -> None:
     """Raises UserError for a student whose heads or inner neurons would be ranked on data without labels."""
-    given = [f"student.{name}={show_value(student.option(name))}" for name in RANKED if student.option(name) is not None]
+    given = [
+        f"student.{name}={show_value(student.option(name))}" for name in RANKED if student.option(name) is not None
+    ]
     if given and not data.terms and student.option("init") != "random":
         raise UserError(
             f"{' '.join(given)} ranks heads and inner neurons by the loss on labels, and the texts of task "

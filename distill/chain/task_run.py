@@ -7,8 +7,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +76,7 @@ class TaskRun:
         data: with the tokenized splits, of a task whose students are scored on tokens.
         text: what is to know of the texts that only the teacher labels, besides their record.
         is_baseline: whether the student is the baseline, whose files are in a directory of their own.
+        ranking: the importance of the teacher's heads and inner neurons once it is measured, for all seeds.
     """
 
     name: str
@@ -88,23 +88,11 @@ class TaskRun:
     teacher: PreparedTeacher
     text: Sequence[str] = ()
     is_baseline: bool = False
+    ranking: list[Importance] = field(default_factory=list)
 
     @property
     def scoring(self) -> Scoring:
         return self.data.scoring
-
-    @cached_property
-    def _importance(self) -> Importance:
-        objective = supervised_objective(self.data.terms, task=self.task.info.name)
-        model, device = self.teacher.model, self.plan.trainer.device()
-        size = checks.encoder_size(model)
-        objective.connect(size, size)
-        examples = labelled_only(self.examples)["train"]
-        loader = labelled_loader(examples, **self.plan.trainer.batches())
-        model = model if device.type == "cpu" else copy.deepcopy(model).to(device)
-        print_line(f"Ranking the heads and inner neurons of {self.teacher.resolved} by the loss on labels")
-        with torch.random.fork_rng(devices=[]):  # The student's weights are drawn next.
-            return measure_importance(model, self.task, objective, loader)
 
     def importance(self) -> Importance:
         """Returns the importance of the teacher's heads and inner neurons for the task, measured in the first call.
@@ -112,7 +100,24 @@ class TaskRun:
         Raises:
             UserError: for data without labels.
         """
-        return self._importance
+        if not self.ranking:
+            print_line(f"Ranking the heads and inner neurons of {self.teacher.resolved} by the loss on labels")
+            self.ranking.append(self.rank(self.teacher.model))
+        return self.ranking[0]
+
+    def rank(self, model: PreTrainedModel) -> Importance:
+        """Returns the importance of the heads and inner neurons of a model with the task's head.
+
+        Raises:
+            UserError: for data without labels.
+        """
+        objective = supervised_objective(self.data.terms, task=self.task.info.name)
+        size, device = checks.encoder_size(model), self.plan.trainer.device()
+        objective.connect(size, size)
+        loader = labelled_loader(labelled_only(self.examples)["train"], **self.plan.trainer.batches())
+        model = model if device.type == "cpu" else copy.deepcopy(model).to(device)
+        with torch.random.fork_rng(devices=[]):  # The student's weights are drawn next.
+            return measure_importance(model, self.task, objective, loader)
 
     @property
     def bundle(self) -> Path:

@@ -58,7 +58,7 @@ class Sizes:
         parts, width = list_parts(model), head_size(model)
         if not parts:
             raise UserError(
-                f"student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA and "
+                "student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA and "
                 f"MPNet, and this is a {type(model).__name__}: leave them out, or take another teacher"
             )
         return cls([_width(of["attention.query"]) // width for of in parts], [_width(of["ffn"]) for of in parts])
@@ -145,9 +145,7 @@ def narrow(
     return student.float().train(model.training)
 
 
-def _create(
-    model: PreTrainedModel, heads: list[int], neurons: list[int], embedding_dim: int | None
-) -> PreTrainedModel:
+def _create(model: PreTrainedModel, heads: list[int], neurons: list[int], embedding_dim: int | None) -> PreTrainedModel:
     """Returns the student with random weights."""
     config = model.config
     has_own_heads = heads == [config.hidden_size // head_size(model)] * len(heads)

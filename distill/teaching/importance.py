@@ -92,4 +92,3 @@ def _record_inputs(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, Ten
     finally:
         for handle in handles:
             handle.remove()
-
