@@ -340,7 +340,7 @@ def _distilbert_student(
     *,
     layers: str | Sequence[int] = "alternate",
     depth: int | None = None,
-    init: Literal["teacher", "random"] = "teacher",
+    init: str | Sequence[str] = "teacher",
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
     embedding_dim: int | None = None,
@@ -355,7 +355,8 @@ def _distilbert_student(
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
-        init: `teacher` copies every tensor of the same shape, `random` copies none.
+        init: `teacher` copies every tensor of the same shape, `random` copies none, and `search` copies the layers that
+            suit the task best and fits the head; a list has names that combine.
         heads: number of heads of a layer, or one for each layer; the most important ones for the task are copied.
         ffn: number of inner neurons of a layer, as `heads`.
         embedding_dim: width of the embeddings of words, whose table is factorized.

@@ -53,7 +53,7 @@ def from_teacher(
     *,
     layers: Layers = "alternate",
     depth: int | None = None,
-    init: Literal["teacher", "random"] = "teacher",
+    init: str | Sequence[str] = "teacher",
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
     embedding_dim: int | None = None,
@@ -83,7 +83,9 @@ def from_teacher(
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
-        init: `teacher` copies every tensor of the same shape, `random` copies none.
+        init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too; the layers
+            that suit the task best are chosen outside, by students that this function builds. A list has names that
+            combine.
         heads: number of heads of a layer, of the teacher's size each, or one number for each layer; None for the
             teacher's. The most important ones are copied.
         ffn: number of inner neurons of a layer, as `heads`.
@@ -101,9 +103,8 @@ def from_teacher(
         UserError: if the teacher lacks one of the layers, its layers are not separate modules, a layer cannot take
             its place in the student, or the student cannot have such attention or sizes.
     """
-    if init not in ("teacher", "random"):
-        raise UserError(f"student.init={init} is unknown, expected teacher or random")
-    _check_pruning(prune, prune_steps, prune_share, init)
+    copies = _check_init(init)
+    _check_pruning(prune, prune_steps, prune_share, copies)
     chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     is_cut = (heads, ffn, embedding_dim, prune) != (None, None, None, None)
@@ -113,13 +114,29 @@ def from_teacher(
             "leave out student.attention, student.positions and student.chunk, or take another teacher"
         )
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
-    student = follow(teacher, layers, depth, init)
+    student = follow(teacher, layers, depth, copies)
     if is_cut:
-        return _cut_width(student, heads, ffn, embedding_dim, importance if init == "teacher" else None)
+        return _cut_width(student, heads, ffn, embedding_dim, importance if copies else None)
     return chunks.apply(long_texts.apply(student), task, teacher=teacher)
 
 
-def _check_pruning(prune: str | None, steps: int, share: float, init: str) -> None:
+def _check_init(init: str | Sequence[str]) -> bool:
+    """Returns whether the student copies tensors of the teacher; raises UserError for names that do not combine."""
+    names = [init] if isinstance(init, str) else list(init)
+    unknown = [name for name in names if name not in ("teacher", "random", "search")]
+    if unknown or not names:
+        shown = init if isinstance(init, str) else names
+        raise UserError(
+            f"student.init={shown} is unknown, expected teacher, random, search or a list like [teacher,search]"
+        )
+    if "random" in names and len(names) > 1:
+        raise UserError(
+            f"student.init={names} combines random weights, which copy nothing, with others: give one of them"
+        )
+    return names != ["random"]
+
+
+def _check_pruning(prune: str | None, steps: int, share: float, copies: bool) -> None:
     """Raises UserError for options of iterative pruning that cannot be."""
     if prune not in (None, "iterative"):
         raise UserError(f"student.prune={prune} is unknown, expected iterative or null")
@@ -127,7 +144,7 @@ def _check_pruning(prune: str | None, steps: int, share: float, init: str) -> No
         raise UserError(f"got student.prune_steps={steps}, expected a whole number of at least 1")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
-    if prune is not None and init == "random":
+    if prune is not None and not copies:
         raise UserError("student.prune=iterative removes parts of the teacher, and student.init=random copies none")
 
 
@@ -202,9 +219,7 @@ def check_rank(student: PreTrainedModel, embedding_dim: int | None) -> None:
         )
 
 
-def _copy_layers(
-    teacher: PreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
-) -> PreTrainedModel:
+def _copy_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None, copies: bool) -> PreTrainedModel:
     """Creates the student with the attention of its class."""
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     if type(teacher.config) is BertConfig and _is_distilbert(teacher):
@@ -212,10 +227,10 @@ def _copy_layers(
         inherited = _map_bert_tensors(teacher, student, teacher_layers)
     else:
         student, inherited = _create_same_class(teacher, teacher_layers)
-        if init == "teacher":
+        if copies:
             _check_layers(teacher, student, teacher_layers)
     student.float()
-    if init == "teacher":
+    if copies:
         _copy_tensors(teacher, student, inherited)
     else:
         inherited = {}
@@ -226,11 +241,11 @@ def _copy_layers(
 
 
 def _follow_encoder(
-    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
+    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, copies: bool
 ) -> PreTrainedModel:
     """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
     transformer = teacher.to_transformer()
-    student = _copy_layers(transformer, layers, depth, init)
+    student = _copy_layers(transformer, layers, depth, copies)
     name_in_whole(student, encoder=transformer, whole=teacher)
     return student
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.benchmark.budget import Budget
@@ -32,7 +33,7 @@ from distill.losses import (
     SoftTargets,
     Term,
 )
-from distill.models.loading import start_head
+from distill.models.loading import replace_head, start_head
 from distill.models.narrowing import Importance
 from distill.models.pooling import configure
 from distill.options import show_value
@@ -103,10 +104,12 @@ class Student(Shown):
         name: names the student in records and directories.
         build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and with
             `importance=`, which returns the importance of the teacher's heads and inner neurons.
+        head: weight `[C, F]` and bias `[C]` of the last linear layer before the training; None for those of `build`.
     """
 
     name: str
     build: StudentFactory | PreTrainedModel
+    head: tuple[Tensor, Tensor] | None = None
 
     def __repr__(self) -> str:
         return describe_call("Student", self.name, **self._options())
@@ -147,6 +150,8 @@ class Student(Shown):
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:
             start_head(model, data.head_bias, inherited=inherited)
+        if self.head is not None:
+            replace_head(model, *self.head)
         return model
 
     def _make(self, teacher: PreTrainedModel, known: Mapping[str, Any]) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from distill.chain import seeds
 from distill.chain.baseline import choose_baseline
 from distill.chain.depth_search import DepthSearch
 from distill.chain.encoding import Encoding
+from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
@@ -119,7 +120,8 @@ class _Reading:
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
         data = self.encode.data.with_examples(examples)
-        return student, TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, self.encode.notes)
+        task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, self.encode.notes)
+        return student if plan.dry_run else search_layers(student, task_run), task_run
 
     def _choose_student(
         self,
@@ -168,6 +170,8 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
     _check_ranking(student, data, task)
+    if is_searched(student) and name:
+        raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
     encode, search = Encoding(plan, task, data, found), DepthSearch(student, plan, task, run, data)
     return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
 

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
 from distill.chain import summary
+from distill.chain.layer_search import describe_search
 from distill.chain.plan import Plan, Student
 from distill.chain.pruning import Pruner, Pruning, record_end
 from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
@@ -155,6 +156,7 @@ class Prepared:
             ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
             ("teacher outputs", summary.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            *([("layers", describe_search(search))] if (search := self.run.record.get("layer_search")) else []),
             *([("pruning", pruning.describe())] if pruning else []),
             ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
             *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),

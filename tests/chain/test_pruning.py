@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 import distill as d
 from distill.chain import pruning
 from distill.chain.plan import Student
-from distill.chain.pruning import Pruner, Schedule, create_schedule
+from distill.chain.pruning import Schedule, create_schedule
 from distill.errors import Interrupted, UserError
 from distill.models.narrowing import Importance, Sizes
 from distill.records.run_report import render_run
@@ -131,7 +136,10 @@ def test_a_run_ends_with_the_sizes_and_has_the_curve_in_its_report(pruned: Path)
     assert (loaded.config.layer_heads, loaded.config.embedding_size) == ([1, 1], 8)
     report = render_run(pruned, record)
     assert "Heads, inner neurons and layers were removed in 3 steps" in report.markdown
-    assert f"| 3 | 2 | 1, 1 | {rows[-1]['neurons'][0]}, {rows[-1]['neurons'][1]} | {rows[-1]['removed']:.1%} |" in report.markdown
+    assert (
+        f"| 3 | 2 | 1, 1 | {rows[-1]['neurons'][0]}, {rows[-1]['neurons'][1]} | {rows[-1]['removed']:.1%} |"
+        in report.markdown
+    )
     assert [figure.name for figure in report.figures["Pruning"]] == ["pruning"]
 
 
