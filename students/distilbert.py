@@ -1,22 +1,26 @@
-"""The student with some of the teacher's layers: a DistilBERT from a BERT, the same class from other families."""
+"""The student with some of the teacher's layers: a DistilBERT from a BERT, the same class from other families.
+
+It may have fewer heads and inner neurons in its layers, and narrow embeddings.
+"""
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 
 from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.chunking import Chunking, ChunkPooling
 from distill.models.forward import model_class
-from distill.models.layers import name_in_whole
+from distill.models.layers import find_layer_prefix, name_in_whole, renumber_layer
 from distill.models.loading import auto_class_of
 from distill.models.long_texts import Attention, LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
+from distill.models.narrowing import Importance, Sizes, narrow, take_strongest
 
 Layers = str | Sequence[int]
 
@@ -41,7 +45,7 @@ _BERT_TO_DISTILBERT = (
 )
 DISTILBERT_EPS = 1e-12  # Of every LayerNorm. The configuration of a DistilBERT has no other.
 # Lists in configurations with one entry for each layer.
-_PER_LAYER = ("layer_types", "mlp_layer_types", "attention_window")
+_PER_LAYER = ("layer_types", "mlp_layer_types", "attention_window", "layer_heads", "layer_ffn")
 
 
 def from_teacher(
@@ -49,7 +53,14 @@ def from_teacher(
     *,
     layers: Layers = "alternate",
     depth: int | None = None,
-    init: Literal["teacher", "random"] = "teacher",
+    init: str | Sequence[str] = "teacher",
+    heads: int | Sequence[int] | None = None,
+    ffn: int | Sequence[int] | None = None,
+    embedding_dim: int | None = None,
+    prune: Literal["iterative"] | None = None,
+    prune_steps: int = 4,
+    prune_share: float = 0.25,
+    importance: Callable[[], Importance] | None = None,
     task: Task | None = None,
     attention: Attention = "own",
     window: int | None = None,
@@ -59,38 +70,156 @@ def from_teacher(
     chunk_overlap: int = 0,
     chunk_pooling: ChunkPooling = "mean",
 ) -> PreTrainedModel:
-    """Creates a student of the teacher's width with some of its layers, in training mode and float32.
+    """Creates a student with some of the teacher's layers, in training mode and float32.
 
     From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
     of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
     family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
-    layers. From a BiLSTM on features it is what it would be from their encoder, with a new head. The student's
-    `inherited` maps the names of its tensors to those of the teacher's tensors that they were copied from.
+    layers. From a BiLSTM on features it is what it would be from their encoder, with a new head. A DistilBERT with
+    other heads, or with narrow embeddings, is a model of `distill.models.modeling_narrow`. The student's `inherited`
+    maps the names of its tensors to those of the teacher's tensors that they were copied from.
 
     Args:
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
-        init: `teacher` copies every tensor of the same shape, `random` copies none.
+        init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too; the layers
+            that suit the task best are chosen outside, by students that this function builds. A list has names that
+            combine.
+        heads: number of heads of a layer, of the teacher's size each, or one number for each layer; None for the
+            teacher's. The most important ones are copied.
+        ffn: number of inner neurons of a layer, as `heads`.
+        embedding_dim: width of the embeddings of words, which are the teacher's by a truncated singular value
+            decomposition, with a projection to the width of the layers; None for the teacher's.
+        prune: `iterative` for a student that reaches its sizes in `prune_steps` steps, between which it is trained for
+            `prune_share` of its training's steps; then the numbers of `heads` and `ffn` are means over the layers. The
+            student here has the sizes at the end.
+        importance: returns the importance of the teacher's heads and inner neurons; None copies the first ones.
         task: that a student which reads chunks must suit.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
         chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
 
     Raises:
         UserError: if the teacher lacks one of the layers, its layers are not separate modules, a layer cannot take
-            its place in the student, or the student cannot have such attention.
+            its place in the student, or the student cannot have such attention or sizes.
     """
-    if init not in ("teacher", "random"):
-        raise UserError(f"student.init={init} is unknown, expected teacher or random")
+    copies = _check_init(init)
+    _check_pruning(prune, prune_steps, prune_share, copies)
     chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
+    is_cut = (heads, ffn, embedding_dim, prune) != (None, None, None, None)
+    if is_cut and (long_texts.is_set or chunk is not None or isinstance(teacher, FeatureBilstmPreTrainedModel)):
+        raise UserError(
+            "student.heads, ffn, embedding_dim and prune cut no student for long texts, and none of features: "
+            "leave out student.attention, student.positions and student.chunk, or take another teacher"
+        )
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
-    return chunks.apply(long_texts.apply(follow(teacher, layers, depth, init)), task, teacher=teacher)
+    student = follow(teacher, layers, depth, copies)
+    if is_cut:
+        return _cut_width(student, heads, ffn, embedding_dim, importance if copies else None)
+    return chunks.apply(long_texts.apply(student), task, teacher=teacher)
 
 
-def _copy_layers(
-    teacher: PreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
+def _check_init(init: str | Sequence[str]) -> bool:
+    """Returns whether the student copies tensors of the teacher; raises UserError for names that do not combine."""
+    names = [init] if isinstance(init, str) else list(init)
+    unknown = [name for name in names if name not in ("teacher", "random", "search")]
+    if unknown or not names:
+        shown = init if isinstance(init, str) else names
+        raise UserError(
+            f"student.init={shown} is unknown, expected teacher, random, search or a list like [teacher,search]"
+        )
+    if "random" in names and len(names) > 1:
+        raise UserError(
+            f"student.init={names} combines random weights, which copy nothing, with others: give one of them"
+        )
+    return names != ["random"]
+
+
+def _check_pruning(prune: str | None, steps: int, share: float, copies: bool) -> None:
+    """Raises UserError for options of iterative pruning that cannot be."""
+    if prune not in (None, "iterative"):
+        raise UserError(f"student.prune={prune} is unknown, expected iterative or null")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise UserError(f"got student.prune_steps={steps}, expected a whole number of at least 1")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
+    if prune is not None and not copies:
+        raise UserError("student.prune=iterative removes parts of the teacher, and student.init=random copies none")
+
+
+def _cut_width(
+    student: PreTrainedModel,
+    heads: int | Sequence[int] | None,
+    ffn: int | Sequence[int] | None,
+    embedding_dim: int | None,
+    importance: Callable[[], Importance] | None,
 ) -> PreTrainedModel:
+    """Returns the student with the most important heads and inner neurons, and with narrow embeddings."""
+    whole, layers = Sizes.of(student), student.config.teacher_layers
+    head_counts = choose_counts("heads", heads, whole.heads)
+    neuron_counts = choose_counts("ffn", ffn, whole.neurons)
+    check_rank(student, embedding_dim)
+    scores = _no_importance(whole)
+    if importance is not None and (head_counts, neuron_counts) != (whole.heads, whole.neurons):
+        scores = importance().of_layers(layers)
+    return narrow(
+        student, heads=take_strongest(scores.heads, head_counts), embedding_dim=embedding_dim,
+        neurons=take_strongest(scores.neurons, neuron_counts),
+    )  # fmt: skip
+
+
+def _no_importance(whole: Sizes) -> Importance:
+    """Returns the importance of a model of which nothing is known: all are alike."""
+    zeros: list[list[Tensor]] = [[torch.zeros(size) for size in sizes] for sizes in (whole.heads, whole.neurons)]
+    return Importance(*zeros)
+
+
+def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequence[int]) -> list[int]:
+    """Returns the number of heads or inner neurons of each layer.
+
+    Args:
+        given: the value of the option, one number or one for each layer; None for all.
+        whole: how many each layer has in the teacher.
+
+    Raises:
+        UserError: for no whole number, one out of range, or more or fewer numbers than layers.
+    """
+    if given is None:
+        return list(whole)
+    counts = [given] * len(whole) if not isinstance(given, Sequence) or isinstance(given, str) else list(given)
+    if len(counts) != len(whole):
+        raise UserError(
+            f"student.{option}={counts} has {len(counts)} numbers, expected one for each of {len(whole)} layers"
+        )
+    for count, most in zip(counts, whole, strict=True):
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+            shown = "heads" if option == "heads" else "inner neurons"
+            raise UserError(
+                f"got student.{option}={given}, expected a whole number from 1 to {most}: a layer of the teacher has "
+                f"{most} {shown}"
+            )
+    return counts
+
+
+def check_rank(student: PreTrainedModel, embedding_dim: int | None) -> None:
+    """Raises UserError for a width of embeddings that a student cannot have."""
+    if embedding_dim is None:
+        return
+    width = int(student.config.hidden_size)
+    if isinstance(embedding_dim, bool) or not isinstance(embedding_dim, int) or not 1 <= embedding_dim < width:
+        raise UserError(
+            f"got student.embedding_dim={embedding_dim}, expected a whole number from 1 to {width - 1}, below the "
+            f"width {width} of the layers: leave it out for embeddings of this width"
+        )
+    if student.get_output_embeddings() is not None:
+        raise UserError(
+            f"student.embedding_dim is for students without a head over the vocabulary, and a "
+            f"{type(student).__name__} has one, which reads the table: leave it out, or take +student=albert"
+        )
+
+
+def _copy_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None, copies: bool) -> PreTrainedModel:
     """Creates the student with the attention of its class."""
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     if type(teacher.config) is BertConfig and _is_distilbert(teacher):
@@ -98,10 +227,10 @@ def _copy_layers(
         inherited = _map_bert_tensors(teacher, student, teacher_layers)
     else:
         student, inherited = _create_same_class(teacher, teacher_layers)
-        if init == "teacher":
+        if copies:
             _check_layers(teacher, student, teacher_layers)
     student.float()
-    if init == "teacher":
+    if copies:
         _copy_tensors(teacher, student, inherited)
     else:
         inherited = {}
@@ -112,11 +241,11 @@ def _copy_layers(
 
 
 def _follow_encoder(
-    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, init: Literal["teacher", "random"]
+    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, copies: bool
 ) -> PreTrainedModel:
     """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
     transformer = teacher.to_transformer()
-    student = _copy_layers(transformer, layers, depth, init)
+    student = _copy_layers(transformer, layers, depth, copies)
     name_in_whole(student, encoder=transformer, whole=teacher)
     return student
 
@@ -219,7 +348,7 @@ def _map_bert_tensors(
     inherited = {}
     for teacher_name, tensor in teacher_tensors.items():
         full_name = f"bert.{teacher_name}" if is_encoder else teacher_name
-        student_name = _renumber_layer(full_name, "bert.encoder.layer.", student_layers)
+        student_name = renumber_layer(full_name, "bert.encoder.layer.", student_layers)
         if student_name is None:
             continue
         for old, new in _BERT_TO_DISTILBERT:
@@ -235,7 +364,7 @@ def _create_same_class(
     teacher: PreTrainedModel, teacher_layers: Sequence[int]
 ) -> tuple[PreTrainedModel, dict[str, str]]:
     """Returns a model of the teacher's class with fewer layers and random weights, and student -> teacher tensor."""
-    prefix = _find_layer_prefix(teacher)
+    prefix = find_layer_prefix(teacher)
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = len(teacher_layers)
     for name in _PER_LAYER:
@@ -247,7 +376,7 @@ def _create_same_class(
     student_tensors = dict(student.named_parameters())
     inherited = {}
     for teacher_name, tensor in teacher.named_parameters():
-        student_name = _renumber_layer(teacher_name, prefix, student_layers)
+        student_name = renumber_layer(teacher_name, prefix, student_layers)
         if student_name is None or student_name not in student_tensors:
             continue
         if student_tensors[student_name].shape == tensor.shape:
@@ -257,7 +386,7 @@ def _create_same_class(
 
 def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int]) -> None:
     """Raises UserError if a layer has other tensors in the teacher than in its place in the student."""
-    prefix = _find_layer_prefix(teacher)
+    prefix = find_layer_prefix(teacher)
     for place, index in enumerate(teacher_layers):
         names = (
             {name for name, _ in model.get_submodule(f"{prefix}{number}").named_parameters()}
@@ -270,27 +399,6 @@ def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, teacher_la
                 f"of layer {place}, and only one of them has {min(differing)}: leave layer {min(index, place)} where "
                 "it is, as student.layers=alternate does"
             )
-
-
-def _find_layer_prefix(teacher: PreTrainedModel) -> str:
-    """Returns the name of the encoder's list of layers, with a dot at its end."""
-    total = teacher.config.num_hidden_layers
-    for name, module in teacher.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == total and total > 0:
-            return f"{name}."
-    raise UserError(
-        f"a {type(teacher).__name__} has no {total} separate layers to choose from (it may share one set of "
-        "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
-    )
-
-
-def _renumber_layer(name: str, prefix: str, student_layers: dict[int, int]) -> str | None:
-    """Returns a tensor's name with the number of the student's layer, None if the student lacks the layer."""
-    if not name.startswith(prefix):
-        return name
-    teacher_layer, _, rest = name.removeprefix(prefix).partition(".")
-    student_layer = student_layers.get(int(teacher_layer))
-    return None if student_layer is None else f"{prefix}{student_layer}.{rest}"
 
 
 @torch.no_grad()

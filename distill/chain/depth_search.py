@@ -86,7 +86,7 @@ class DepthSearch:
         """Returns the size and the latency of the student's int8 file, and the size of its float32 file."""
         settings = self.plan.benchmark
         try:
-            model = student.make(teacher, self.task, self.data, self.origins.of(tokenizer))
+            model = student.make(teacher, self.task, self.data, origins=self.origins.of(tokenizer))
         except UserError as error:
             raise UserError(f"{self.plan.budget} tries every depth of student {student.name}: {error}") from error
         length = min(*settings.lengths, longest(model, tokenizer))

@@ -2,12 +2,13 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.benchmark.budget import Budget
@@ -32,7 +33,8 @@ from distill.losses import (
     SoftTargets,
     Term,
 )
-from distill.models.loading import start_head
+from distill.models.loading import replace_head, start_head
+from distill.models.narrowing import Importance
 from distill.models.origins import Origins
 from distill.models.pooling import configure
 from distill.options import show_value
@@ -45,7 +47,7 @@ from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
-# Builds a student; `task` and `origins` are given to a function that has parameters of these names.
+# Builds a student; `task`, `origins` and `importance` are given to a function that has parameters of these names.
 StudentFactory = Callable[..., PreTrainedModel]
 
 
@@ -102,12 +104,14 @@ class Student(Shown):
 
     Args:
         name: names the student in records and directories.
-        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and
-            `origins=`.
+        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=`, with
+            `origins=`, and with `importance=`, which returns the importance of the teacher's heads and inner neurons.
+        head: weight `[C, F]` and bias `[C]` of the last linear layer before the training; None for those of `build`.
     """
 
     name: str
     build: StudentFactory | PreTrainedModel
+    head: tuple[Tensor, Tensor] | None = None
 
     def __repr__(self) -> str:
         return describe_call("Student", self.name, **self._options())
@@ -121,28 +125,44 @@ class Student(Shown):
     def _options(self) -> dict[str, Any]:
         return dict(getattr(self.build, "keywords", {}))
 
-    def make(self, teacher: PreTrainedModel, task: Task, data: Data, origins: Origins | None = None) -> PreTrainedModel:
+    def option(self, name: str) -> Any:
+        """Returns the value of an option of its function; None for a loaded model, and without this option."""
+        known = {} if isinstance(self.build, PreTrainedModel) else inspect.signature(self.build).parameters
+        value = known[name].default if name in known else None
+        return None if value is inspect.Parameter.empty else value
+
+    def make(
+        self,
+        teacher: PreTrainedModel,
+        task: Task,
+        data: Data,
+        *,
+        origins: Origins | None = None,
+        importance: Callable[[], Importance] | None = None,
+    ) -> PreTrainedModel:
         """Returns the student before its training on this data of the task; of a loaded model a copy.
 
         Args:
             origins: what its function may start it from besides the teacher.
+            importance: measures the teacher's heads and inner neurons; None where only the sizes of the student matter.
 
         Raises:
             UserError: for options that its function does not accept.
         """
-        model = self._make(teacher, task, origins)
+        model = self._make(teacher, {"task": task, "origins": origins, "importance": importance})
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:
             start_head(model, data.head_bias, inherited=inherited)
+        if self.head is not None:
+            replace_head(model, *self.head)
         return model
 
-    def _make(self, teacher: PreTrainedModel, task: Task, origins: Origins | None = None) -> PreTrainedModel:
+    def _make(self, teacher: PreTrainedModel, known: Mapping[str, Any]) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):
             return copy.deepcopy(self.build).float().train()
-        accepted = inspect.signature(self.build).parameters
-        known = {"task": task, "origins": origins}
-        given = {name: value for name, value in known.items() if name in accepted and value is not None}
+        taken = inspect.signature(self.build).parameters
+        given = {name: value for name, value in known.items() if name in taken and value is not None}
         try:
             model = self.build(teacher, **given)
         except (TypeError, ValueError) as error:

@@ -11,8 +11,10 @@ from distill.chain import seeds
 from distill.chain.baseline import choose_baseline
 from distill.chain.depth_search import DepthSearch
 from distill.chain.encoding import Encoding
+from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
+from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
 from distill.chain.train import Prepared
 from distill.console import print_notice, silence_libraries
@@ -20,6 +22,7 @@ from distill.contracts import Data, EncodedSplits, Examples, Loader, Task
 from distill.data import several
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
+from distill.errors import UserError
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.model2vec import check_model2vec
@@ -29,7 +32,9 @@ from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.models.long_texts import check_exportable
+from distill.models.narrowing import Importance
 from distill.models.padding import choose_padding_side
+from distill.options import show_value
 from distill.records.record import Run
 from distill.storage.cache import open_cache
 from distill.teaching import preparation as teaching
@@ -37,6 +42,8 @@ from distill.teaching.outputs import check_size
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.several import check_teachers, join_scores, join_teachers
 from distill.teaching.source import TeacherSource, locate
+
+RANKED = ("heads", "ffn")  # Options of a student that copies the most important of the teacher's parts.
 
 
 def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Prepared:
@@ -116,9 +123,10 @@ class _Reading:
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
         data = self.encode.data.with_examples(examples)
-        return student, TaskRun(
+        task_run = TaskRun(
             self.name, self.task, plan, self.run, data, examples, teacher, self.origins, self.encode.notes
         )
+        return student if plan.dry_run else search_layers(student, task_run), task_run
 
     def _choose_student(
         self,
@@ -136,6 +144,7 @@ class _Reading:
         student = self.search.choose(teacher, tokenizer)
         model, _ = _make_student(student, teacher, task, self.data, tokenizer, self.origins)
         _check_student(model, student.name, plan, task, teacher, tokenizer)
+        check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
             for notice in choose_padding_side(model.eval(), tokenizer):
                 print_notice(notice)
@@ -165,10 +174,11 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
-    encode, origins = (
-        Encoding(plan, task, data, found),
-        OriginSource(found, data, plan.cache_dir, plan.trainer.device()),
-    )
+    _check_ranking(student, data, task)
+    if is_searched(student) and name:
+        raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
+    encode = Encoding(plan, task, data, found)
+    origins = OriginSource(found, data, plan.cache_dir, plan.trainer.device())
     search = DepthSearch(student, plan, task, run, data, origins)
     return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search, origins)
 
@@ -183,6 +193,18 @@ def _check_data(data: Data, plan: Plan, task: Task) -> None:
         supervised_objective(data.terms, task=task.info.name)
 
 
+def _check_ranking(student: Student, data: Data, task: Task) -> None:
+    """Raises UserError for a student whose heads or inner neurons would be ranked on data without labels."""
+    given = [
+        f"student.{name}={show_value(student.option(name))}" for name in RANKED if student.option(name) is not None
+    ]
+    if given and not data.terms and student.option("init") != "random":
+        raise UserError(
+            f"{' '.join(given)} ranks heads and inner neurons by the loss on labels, and the texts of task "
+            f"{task.info.name} have none: leave it out, or set student.init=random"
+        )
+
+
 def create_student(
     student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
 ) -> tuple[PreTrainedModel, dict[str, Loader]]:
@@ -191,8 +213,9 @@ def create_student(
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
         models[task_run.name], change = _make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer, task_run.origins
-        )
+            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer, task_run.origins,
+            importance=None if plan.dry_run else task_run.importance,
+        )  # fmt: skip
         if change is not None:
             print_notice(change)
     model = share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
@@ -222,9 +245,10 @@ def _make_student(
     data: Data,
     tokenizer: PreTrainedTokenizerBase,
     origins: OriginSource,
+    importance: Callable[[], Importance] | None = None,
 ) -> tuple[PreTrainedModel, str | None]:
     """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task, data, origins.of(tokenizer))
+    model = student.make(teacher, task, data, origins=origins.of(tokenizer), importance=importance)
     return model, checks.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
 
 

@@ -7,10 +7,11 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.comparison import compare_models
@@ -21,7 +22,7 @@ from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
-from distill.data.mixing import MixedExamples
+from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
@@ -32,9 +33,11 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.recipe_search import closest, describe
 from distill.export.sensitivity import describe_sensitivity
+from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.forward import exported_inputs
 from distill.models.modeling_static import StaticPreTrainedModel
+from distill.models.narrowing import Importance
 from distill.models.pooling import write_modules
 from distill.records import report
 from distill.records.measures import share_kept
@@ -55,6 +58,7 @@ from distill.storage.files import (
 )
 from distill.tasks.multi import Tasks, join_scorings
 from distill.tasks.scoring import Scoring
+from distill.teaching.importance import labelled_loader, measure_importance
 from distill.teaching.outputs import measure_sureness
 from distill.teaching.prepared import PreparedTeacher
 from distill.training.evaluate import split_metrics
@@ -76,6 +80,7 @@ class TaskRun:
         origins: what its students may start from besides the teacher.
         text: what is to know of the texts that only the teacher labels, besides their record.
         is_baseline: whether the student is the baseline, whose files are in a directory of their own.
+        ranking: the importance of the teacher's heads and inner neurons once it is measured, for all seeds.
     """
 
     name: str
@@ -88,10 +93,36 @@ class TaskRun:
     origins: OriginSource
     text: Sequence[str] = ()
     is_baseline: bool = False
+    ranking: list[Importance] = field(default_factory=list)
 
     @property
     def scoring(self) -> Scoring:
         return self.data.scoring
+
+    def importance(self) -> Importance:
+        """Returns the importance of the teacher's heads and inner neurons for the task, measured in the first call.
+
+        Raises:
+            UserError: for data without labels.
+        """
+        if not self.ranking:
+            print_line(f"Ranking the heads and inner neurons of {self.teacher.resolved} by the loss on labels")
+            self.ranking.append(self.rank(self.teacher.model))
+        return self.ranking[0]
+
+    def rank(self, model: PreTrainedModel) -> Importance:
+        """Returns the importance of the heads and inner neurons of a model with the task's head.
+
+        Raises:
+            UserError: for data without labels.
+        """
+        objective = supervised_objective(self.data.terms, task=self.task.info.name)
+        size, device = checks.encoder_size(model), self.plan.trainer.device()
+        objective.connect(size, size)
+        loader = labelled_loader(labelled_only(self.examples)["train"], **self.plan.trainer.batches())
+        model = model if device.type == "cpu" else copy.deepcopy(model).to(device)
+        with torch.random.fork_rng(devices=[]):  # The student's weights are drawn next.
+            return measure_importance(model, self.task, objective, loader)
 
     @property
     def bundle(self) -> Path:

@@ -12,7 +12,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
 from distill.chain import summary
+from distill.chain.layer_search import describe_search
 from distill.chain.plan import Plan, Student
+from distill.chain.pruning import Pruner, Pruning, record_end
 from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
 from distill.console import print_notice
 from distill.contracts import EncodedSplits, Loader, Scores, Signal
@@ -85,10 +87,10 @@ class Prepared:
         terms = {key: term for task_run in self.tasks for key, term in task_run.data.terms.items()}
         return supervised_objective(terms, task=self.plan.tasks.name)
 
-    def prepare_training(self, student: PreTrainedModel) -> DistillationModule:
-        """Returns the module to train, with the signal of the teachers."""
+    def prepare_training(self, student: PreTrainedModel, signal: Signal | None = None) -> DistillationModule:
+        """Returns the module to train, with the signal of the teachers, which is prepared if there is none yet."""
         plan, teacher = self.plan, self.teacher
-        signal = self._prepare_signal(student)
+        signal = self._prepare_signal(student) if signal is None else signal
         mass = signal.mass() if isinstance(signal, Cached) and signal.top_k else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
@@ -139,8 +141,12 @@ class Prepared:
         """Returns the rows of the summary before training."""
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
-        stages.expect(training=seconds * plan.seeds, baseline=seconds * plan.seeds if plan.baseline else 0.0)
-        seconds *= plan.seeds * (2 if plan.baseline else 1)
+        pruning = Pruning.of(self.student)
+        extra = 0.0 if pruning is None else pruning.extra
+        stages.expect(
+            training=seconds * (1 + extra) * plan.seeds, baseline=seconds * plan.seeds if plan.baseline else 0.0
+        )
+        seconds *= plan.seeds * ((2 if plan.baseline else 1) + extra)
         first = self.tasks[0].teacher
         return [
             *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
@@ -150,6 +156,8 @@ class Prepared:
             ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
             ("teacher outputs", summary.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            *([("layers", describe_search(search))] if (search := self.run.record.get("layer_search")) else []),
+            *([("pruning", pruning.describe())] if pruning else []),
             ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
             *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
             *(("chosen", line) for line in describe_choices(plan.chosen)),
@@ -168,6 +176,7 @@ class Prepared:
             self.scores_of_tasks(scores), heads_of(student).values(), strict=True
         ):
             task_run.record_student(model, task_scores, name=self.student.name)
+            record_end(task_run.run, task_run.run.record["student"]["metrics"][task_run.scoring.metric])
         if self.is_joint:
             row = {"name": self.student.name, "parameters": checks.count_parameters(student)}
             self.run.update(student=row | {"metrics": split_metrics(self.scoring, scores)})
@@ -230,6 +239,23 @@ class Prepared:
         with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
             prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
         return module.student.cpu().eval()
+
+    def prune(self, signal: Signal) -> PreTrainedModel:
+        """Returns the student that is pruned in steps to the sizes of `model`, with distillation between them."""
+        pruning, [task_run] = Pruning.of(self.student), self.tasks
+        assert pruning is not None
+        steps = max(1, round(pruning.share * self.plan.trainer.total_steps(len(self.loaders["train"]))))
+
+        def train_between(student: PreTrainedModel, directory: Path, title: str) -> None:
+            settings = replace(
+                self.plan.trainer, max_epochs=None, max_steps=steps, min_steps=None, soup=1, ema=0.0, patience=None
+            )
+            plan = replace(self.plan, trainer=settings, objective=copy.deepcopy(self.plan.objective), callbacks=())
+            prepared = replace(self, plan=plan)
+            module = prepared.prepare_training(student.train(), signal)
+            prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title=title)
+
+        return Pruner(self.student, self.model, task_run, self.loaders["dev"], train_between).run()
 
     @property
     def is_joint(self) -> bool:
@@ -296,6 +322,8 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     tracking = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects)
     loggers = stack.enter_context(tracking)
     with run.timed("training"):
+        if Pruning.of(prepared.student) is not None:
+            module = prepared.prepare_training(prepared.prune(signal), signal)
         scores = prepared.train_student(module, loggers.lightning)
     baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
     if start is not None:

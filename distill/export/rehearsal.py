@@ -20,9 +20,9 @@ from distill.storage.files import is_full_disk
 # Every `model_type` whose files equal torch at every length, as tests of parity show.
 KNOWN = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
-    "distill_cnn", "distill_feature_bilstm", "distill_shared_albert", "distill_static", "electra", "gpt2", "modernbert",
-    "mpnet",
-    "roberta", "xlm-roberta", *(config.model_type for config in modeling_local.CONFIGS.values()),
+    "distill_cnn", "distill_feature_bilstm", "distill_narrow_distilbert", "distill_shared_albert", "distill_static",
+    "electra", "gpt2", "modernbert", "mpnet", "roberta", "xlm-roberta",
+    *(config.model_type for config in modeling_local.CONFIGS.values()),
 })  # fmt: skip
 SHAPES = ((1, 3), (3, 17))  # Batch and length; the exporter reads others.
 TOLERANCE = 1e-3  # Of the largest output, because those of a new head are small.

@@ -41,12 +41,9 @@ def find_projections(model: PreTrainedModel) -> list[tuple[nn.Module, tuple[nn.L
 
 
 def attention_width(model: PreTrainedModel) -> int | None:
-    """Returns the width of the queries of all heads; None for a model without such projections."""
-    found = find_projections(model)
-    if not found:
-        return None
-    linear = found[-1][1]
-    return linear[0].out_features // (3 if len(linear) == 1 else 1)
+    """Returns the width of the queries of all heads; None for a model whose layers have none, or different ones."""
+    widths = {linear[0].out_features // (3 if len(linear) == 1 else 1) for _, linear in find_projections(model)}
+    return widths.pop() if len(widths) == 1 else None
 
 
 def layers_of(needs: frozenset[str], depth: int) -> frozenset[int] | None:
@@ -63,7 +60,7 @@ def record_attention(
 ) -> Iterator[Callable[[], dict[int, AttentionVectors]]]:
     """Yields a function that returns the attention vectors of these layers after a forward pass of the model."""
     recorder = _Recorder(layers)
-    found = find_projections(model)
+    found = find_projections(model) if attention_width(model) is not None else []
     is_shared = len(found) != model.config.num_hidden_layers
     handles = []
     for layer, (module, linear) in enumerate(found, start=1):

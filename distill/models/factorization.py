@@ -108,7 +108,7 @@ def factorize_embeddings(
     wanted = _read_first_inputs(teacher, first_layer, ids).flatten(0, 1)
     given = student.base_model.embeddings.eval()(ids).flatten(0, 1)
     if method == "ridge" or back is None or back.shape[1] != wanted.shape[1]:
-        weight, bias = _fit_ridge(given, wanted)
+        weight, bias = fit_ridge(given, wanted)
     else:
         weight, bias = _fit_scale(given, wanted, back)
     projection.weight.copy_(weight.T)
@@ -191,13 +191,17 @@ def _copy_tables(source: EmbeddingTables, target: EmbeddingTables, back: Tensor 
     return pairs
 
 
-def _fit_ridge(given: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns weight `[E, H]` and bias `[H]` of the regression of `wanted [n, H]` on `given [n, E]`."""
+def fit_ridge(given: Tensor, wanted: Tensor, *, penalty: float = PENALTY) -> tuple[Tensor, Tensor]:
+    """Returns weight `[E, H]` and bias `[H]` of the ridge regression of `wanted [n, H]` on `given [n, E]`.
+
+    Args:
+        penalty: of the squared weights, a share of the mean sum of squares of a feature.
+    """
     features, targets = given.double(), wanted.double()
     feature_mean, target_mean = features.mean(dim=0), targets.mean(dim=0)
-    features -= feature_mean
+    features = features - feature_mean
     gram = features.T @ features
-    gram.diagonal().add_(PENALTY * gram.diagonal().mean())
+    gram.diagonal().add_(penalty * gram.diagonal().mean().clamp_min(1e-12))  # Features may be constant.
     weight = torch.linalg.solve(gram, features.T @ (targets - target_mean))
     return weight.float(), (target_mean - feature_mean @ weight).float()
 

@@ -54,6 +54,31 @@ def list_layers(model: PreTrainedModel) -> list[nn.Module]:
     raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
 
 
+def find_layer_prefix(model: PreTrainedModel) -> str:
+    """Returns the name of the encoder's list of layers, with a dot at its end.
+
+    Raises:
+        UserError: for an encoder whose layers are not separate modules.
+    """
+    total = model.config.num_hidden_layers
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == total and total > 0:
+            return f"{name}."
+    raise UserError(
+        f"a {type(model).__name__} has no {total} separate layers to choose from (it may share one set of "
+        "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
+    )
+
+
+def renumber_layer(name: str, prefix: str, numbers: Mapping[int, int]) -> str | None:
+    """Returns a tensor's name with another number of its layer, None for a layer that has none in `numbers`."""
+    if not name.startswith(prefix):
+        return name
+    layer, _, rest = name.removeprefix(prefix).partition(".")
+    number = numbers.get(int(layer))
+    return None if number is None else f"{prefix}{number}.{rest}"
+
+
 def list_parts(model: PreTrainedModel) -> list[Parts]:
     """Returns the modules of each layer of the encoder under their names in an ALBERT; none for an unknown layout."""
     config, total = model.config, model.config.num_hidden_layers

@@ -160,7 +160,7 @@ def create_record(**fields: object) -> dict[str, Any]:
     """Returns the record of a run that has no results yet."""
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, **create_results(),
-        objective=None, training=None, budget=None, seconds={}, environment=environment(),
+        objective=None, training=None, budget=None, layer_search=None, seconds={}, environment=environment(),
     )  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def create_results() -> dict[str, Any]:
     fields = dict.fromkeys(["task", "teacher", "student", "baseline", "retention"])
     return {
         **fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {},
-        "lengths": {}, "cuts": {},
+        "lengths": {}, "cuts": {}, "pruning": [],
     }  # fmt: skip
 
 

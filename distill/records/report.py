@@ -45,7 +45,7 @@ HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
 LONGEST_TEXT = 300  # Characters of a text of the data.
 SECTIONS = (
     "task", "objective", "teacher", "student", "baseline", "training", "export", "attempts", "benchmark", "budget",
-    "seconds", "environment", "command",
+    "pruning", "seconds", "environment", "command",
 )  # fmt: skip
 BY_LENGTH = "length in tokens"
 # Kind of groups of examples -> their field of run.json, and a number that each group has.

@@ -167,6 +167,27 @@ def draw_by_length(models: Mapping[str, Mapping[str, Mapping[str, float]]], *, m
     return draw(f"{metric} on {split} by the length of an example in tokens", plot, name="metric-by-length")
 
 
+def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
+    """Returns the metric on dev against the share of the layers' weights that iterative pruning has removed.
+
+    Args:
+        steps: the `pruning` of run.json.
+    """
+    curves = {"after the training that follows": "after", "right after the removal": "before"}
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, field) in enumerate(curves.items()):
+            points = [(step["removed"], step[field]) for step in steps if step.get(field) is not None]
+            if points:
+                shares, values = zip(*points, strict=True)
+                axes.plot(shares, values, label=name, markersize=4, linewidth=1.2, **style_of(number))
+        axes.set_xlabel("share of the weights in the layers that was removed")
+        axes.set_ylabel(f"{label(metric)} on dev")
+        add_legend(axes)
+
+    return draw(f"{metric} on dev against the share that was removed; 0 is the teacher", plot, name="pruning")
+
+
 def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -> Figure | None:
     """Returns the median time of each model against the length of the text; None for fewer than `LENGTHS` lengths.
 

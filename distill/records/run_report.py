@@ -93,6 +93,8 @@ def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis |
         by_length = run_plots.draw_by_length(models, metric=task["metric"], split=split)
         figures.setdefault(breakdown_heading(task["metric"], BY_LENGTH), []).append(by_length)
     figures["Latency"] = [cost] if (cost := draw_cost_by_length(record["benchmark"])) else []
+    if record["pruning"]:
+        figures["Pruning"] = [run_plots.draw_pruning(record["pruning"], metric=task["metric"])]
     training = [losses] if (losses := curve_plots.draw_losses(curves)) else []
     if scored := curves.get(f"dev/{task.get('metric')}"):
         training.append(curve_plots.draw_dev(scored, metric=task["metric"]))

@@ -243,6 +243,16 @@ class _Budget(TypedDict, total=False):
     tried: list[_Depth]
 
 
+class _Step(TypedDict, total=False):
+    step: Required[int]
+    layers: Required[list[int]]
+    heads: Required[list[int]]
+    neurons: Required[list[int]]
+    removed: Required[float]
+    before: float | None
+    after: float | None
+
+
 class _Environment(TypedDict, total=False):
     cpu: str | None
     isa: list[str] | None
@@ -269,6 +279,7 @@ class _Record(TypedDict, total=False):
     benchmark: list[_Timing] | None
     attempts: list[_Attempt] | None
     budget: _Budget | None
+    pruning: list[_Step] | None
     seconds: dict[str, float] | None
     seeds: list[_Seed] | None
     summary: dict[str, _Summary] | None
@@ -283,7 +294,7 @@ _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
     "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
-    "lengths": {}, "cuts": {}, "seconds": {}, "environment": {},
+    "lengths": {}, "cuts": {}, "pruning": [], "seconds": {}, "environment": {},
 }  # fmt: skip
 
 

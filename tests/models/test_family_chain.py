@@ -140,6 +140,10 @@ ROWS: dict[str, Row] = {
         FAMILIES["bert_large"], lambda: make_word_pieces(transformers.BertTokenizer), student="albert",
         teacher="pretrained", options=("student.embedding_dim=16", "student.share=attention", "student.groups=2"),
     ),
+    "narrow": Row(
+        FAMILIES["bert_large"], lambda: make_word_pieces(transformers.BertTokenizer), teacher="pretrained",
+        options=("student.heads=[1,3]", "student.ffn=[24,16]", "student.embedding_dim=16"),
+    ),
     "bilm": Row(
         (BilmConfig, {"hidden_dim": 16, "num_hidden_layers": 2}),
         lambda: make_word_pieces(transformers.BertTokenizer), sizes={}, options=("objective=logit_mse",),
