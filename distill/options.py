@@ -34,12 +34,13 @@ ValueError or UserError is raised unchanged.
 import functools
 import importlib.util
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import AfterValidator, ConfigDict, Field, PositiveInt, ValidationError, validate_call
 from pydantic.fields import FieldInfo
 
 from distill.errors import OptionError, UserError
@@ -47,6 +48,20 @@ from distill.installation import install_command
 
 # Types are exact: true is not 1, 2.0 is not 2, and "3" is not 3. An integer is a valid float.
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+def _check_increasing(values: tuple[int, ...]) -> tuple[int, ...]:
+    if any(later <= earlier for earlier, later in itertools.pairwise(values)):
+        raise ValueError("expected numbers that increase")
+    return values
+
+
+# Numbers of first dimensions of a vector.
+Dimensions = Annotated[
+    tuple[PositiveInt, ...],
+    Field(strict=False, description="a list of whole numbers of at least 1 that increase"),
+    AfterValidator(_check_increasing),
+]
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -1,6 +1,8 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer
 
 from distill.edge import cores, decode
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
+from distill.edge.index import RESCORED, Index, Precision, check_dimensions, take_dimensions
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.masks import MaskedTokens
 from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino, session, shared_file
@@ -288,15 +291,20 @@ class Bundle(Shown):
                 length = self.manifest["max_length"]
                 raise LongTextError(number, f"it has more tokens than the {length} that the bundle reads: cut it")
 
-    def encode(self, texts: Iterable[str], *, batch_size: int | None = None) -> NDArray[np.float32]:
+    def encode(
+        self, texts: Iterable[str], *, dimensions: int | None = None, batch_size: int | None = None
+    ) -> NDArray[np.float32]:
         """Returns the vectors `[texts, D]` (float32) of texts.
 
         Args:
             texts: the texts, none of them empty.
+            dimensions: number of first dimensions, scaled to the length of the whole vector; None for all. Those that
+                passed the gate of the export are in `dimensions`.
             batch_size: texts of a forward pass; None for that of the bundle.
 
         Raises:
-            UserError: for a bundle without vectors, a text that is empty or no text, and vectors that are not finite.
+            UserError: for a bundle without vectors, a text that is empty or no text, dimensions that the vectors have
+                not, and vectors that are not finite.
         """
         if not self.decoder.encodes:
             raise UserError(
@@ -308,10 +316,19 @@ class Bundle(Shown):
                 raise UserError(f"got {shorten(text)}, expected a text")
         examples = list(map(self.decoder.read, records))
         width = next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits")
+        size = check_dimensions(dimensions, width)
         vectors = [
             logits for rows in self._run_finite(examples, self._encode(examples), batch_size) for _, logits in rows
         ]
-        return np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
+        whole = np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
+        return whole if size == width else take_dimensions(whole, size)
+
+    @property
+    def dimensions(self) -> list[int]:
+        """The numbers of first dimensions of vectors that passed the gate of the export, from the smallest."""
+        forms = self.manifest.get("vectors", {}).get(self.model, [])
+        passed = {form["dimensions"] for form in forms if form["precision"] == "float32" and form["gate"] == "passed"}
+        return sorted(passed)
 
     def _withhold(self, prediction: Prediction) -> Prediction:
         """Returns the prediction, without its label if the probability is below the threshold."""
@@ -351,22 +368,59 @@ class Bundle(Shown):
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 
+    def index(
+        self,
+        texts: Iterable[str],
+        *,
+        precision: Precision = "float32",
+        dimensions: int | None = None,
+        batch_size: int | None = None,
+    ) -> Index:
+        """Returns an index of the vectors of texts, for `search`.
+
+        Args:
+            texts: the corpus.
+            precision: `float32`, `int8` or `binary`, which are 4 and 32 times as small.
+            dimensions: number of first dimensions; None for all.
+            batch_size: texts of a forward pass; None for that of the bundle.
+
+        Raises:
+            UserError: as `encode` and `Index` do.
+        """
+        vectors = self.encode(texts, batch_size=batch_size)
+        return Index(vectors, precision=precision, dimensions=dimensions, source=self._identity())
+
     def search(
-        self, queries: Iterable[str], corpus: Iterable[str] | NDArray[np.floating], *, k: int = 10
+        self,
+        queries: Iterable[str],
+        corpus: Iterable[str] | NDArray[np.floating] | Index,
+        *,
+        k: int = 10,
+        rescore: int = RESCORED,
     ) -> list[list[tuple[int, float]]]:
         """Returns positions from 0 and cosines of the `k` texts of the corpus nearest to each query, nearest first.
 
         Args:
             queries: the texts to search for.
-            corpus: texts, or their vectors `[texts, D]` as `encode` returns them, which are computed once so.
+            corpus: texts, or their vectors `[texts, D]` as `encode` returns them, which are computed once so, or an
+                index.
             k: number of texts for each query.
+            rescore: in a binary index, `rescore * k` texts are compared again by their vectors in 8 bits; 0 for none.
 
         Raises:
-            UserError: as `encode` and `search.find_nearest` do.
+            UserError: as `encode` and `Index.search` do, and for an index of another bundle.
         """
-        has_texts = not isinstance(corpus, np.ndarray) or corpus.dtype.kind in "USO"
-        vectors = self.encode(cast(Iterable[str], corpus)) if has_texts else cast(NDArray[np.floating], corpus)
-        cosines, rows = find_nearest(self.encode(queries), vectors, k)
+        if isinstance(corpus, Index):
+            if corpus.source not in (None, self._identity()):
+                raise UserError(
+                    f"the index is of another bundle than {self.directory}: make it again with Bundle.index"
+                )
+            found = corpus.search(self.encode(queries), k, rescore=rescore)
+        else:
+            has_texts = not isinstance(corpus, np.ndarray) or corpus.dtype.kind in "USO"
+            vectors = self.encode(cast(Iterable[str], corpus)) if has_texts else cast(NDArray[np.floating], corpus)
+            found = find_nearest(self.encode(queries), vectors, k)
+        cosines, rows = found
         return [
             list(zip(numbers.tolist(), scores.tolist(), strict=True))
             for numbers, scores in zip(rows, cosines, strict=True)
@@ -392,6 +446,10 @@ class Bundle(Shown):
         record = {"query": query, "documents": _to_list(documents, "documents=")}
         [ranking] = self.predict([record], batch_size=batch_size)
         return ranking
+
+    def _identity(self) -> str:
+        """Returns the SHA-256 of the names and the content of all files, whichever of its models is loaded."""
+        return hashlib.sha256(json.dumps(self.manifest["files"], sort_keys=True).encode()).hexdigest()
 
     def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:
         """Returns the cosines `[n, m]` of the vectors of n and of m texts.

@@ -1,5 +1,7 @@
 """Exact search among vectors: the cosines of all pairs, and the nearest vectors of each query."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +17,7 @@ def similarity(first: Vectors, second: Vectors) -> NDArray[np.float32]:
     Raises:
         UserError: for arrays of another shape, vectors of different widths, and numbers that are not finite.
     """
-    return _normalize(_check(first, "first")) @ _normalize(_check(second, "second", np.shape(first)[-1])).T
+    return normalize(check_vectors(first, "first")) @ normalize(check_vectors(second, "second", np.shape(first)[-1])).T
 
 
 def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -32,19 +34,32 @@ def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.
         UserError: for arrays of another shape, vectors of different widths, numbers that are not finite, and a `k`
             below 1.
     """
-    queries = _normalize(_check(queries, "queries"))
-    corpus = _check(corpus, "corpus", queries.shape[-1])
+    queries = normalize(check_vectors(queries, "queries"))
+    corpus = check_vectors(corpus, "corpus", queries.shape[-1])
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise UserError(f"got k={k}, expected a whole number of at least 1")
     size = max(1, CHUNK_COSINES // max(1, len(queries)))
-    scores = np.empty((len(queries), 0), dtype=np.float32)
-    rows = np.empty((len(queries), 0), dtype=np.int64)
-    for first in range(0, len(corpus), size):
-        cosines = queries @ _normalize(corpus[first : first + size]).T
-        numbers = np.broadcast_to(np.arange(first, first + cosines.shape[1]), cosines.shape)
-        scores, rows = np.hstack([scores, cosines]), np.hstack([rows, numbers])
+    parts = (queries @ normalize(corpus[first : first + size]).T for first in range(0, len(corpus), size))
+    return select_best(parts, len(queries), k)
+
+
+def select_best(
+    parts: Iterable[NDArray[np.float32]], queries: int, k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Returns the `k` largest scores of each query and their rows, `[queries, k]` each; of equal ones the lower rows.
+
+    Args:
+        parts: the scores `[queries, n]` of one part of the rows after the other.
+    """
+    scores = np.empty((queries, 0), dtype=np.float32)
+    rows = np.empty((queries, 0), dtype=np.int64)
+    first = 0
+    for part in parts:
+        numbers = np.broadcast_to(np.arange(first, first + part.shape[1]), part.shape)
+        scores, rows = np.hstack([scores, part]), np.hstack([rows, numbers])
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # Earlier rows stay before later ones.
         scores, rows = np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+        first += part.shape[1]
     return scores, rows
 
 
@@ -64,7 +79,12 @@ def match_pairs(first: Vectors, second: Vectors, groups: NDArray[np.generic]) ->
     return nearest
 
 
-def _check(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.float32]:
+def check_vectors(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.float32]:
+    """Returns vectors `[n, D]` in float32.
+
+    Raises:
+        UserError: for arrays of another shape, numbers that are not finite, and vectors of another width.
+    """
     array = np.asarray(vectors)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"got {name} of shape {list(array.shape)} ({array.dtype}), expected vectors [n, D] of numbers")
@@ -75,6 +95,7 @@ def _check(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.
     return array.astype(np.float32, copy=False)
 
 
-def _normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns vectors of length 1; those of zeros stay."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.where(lengths > 0, lengths, 1), dtype=np.float32)

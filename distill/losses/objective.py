@@ -1,6 +1,8 @@
 """The weighted sum of loss terms, which owns their learned projections."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -8,7 +10,8 @@ from torch import Tensor, nn
 
 from distill.contracts import Items, Likelihood, Outputs
 from distill.errors import UserError
-from distill.losses.term import EncoderSize, Term, divisors
+from distill.losses.term import EncoderSize, Term, divisors, get_logits
+from distill.options import Dimensions, check_arguments
 
 
 def supervised_objective(terms: Mapping[str, Term], *, task: str) -> "Objective":
@@ -32,21 +35,38 @@ class Objective(nn.Module):
     >>> Objective(soft=SoftTargets(temperature=2, weight=5), hard=HardLabels(weight=2)).names
     ('soft', 'hard')
 
+    With `dimensions`, a term on vectors is the mean of that term over prefixes of the student's vector and the whole
+    one: Matryoshka representation learning (Kusupati et al., arXiv 2205.13147, equation 1, with equal weights). A
+    prefix gets the length of its vector. Each has its own learned layers, as a student of that width would.
+
     Args:
         name: name of the objective in records.
         terms: the terms by name.
+        dimensions: numbers of first dimensions that are to be vectors themselves, increasing; empty for none.
         named: more terms by name, as keyword arguments.
+
+    Raises:
+        OptionError: for dimensions that do not increase or are below 1.
     """
 
-    def __init__(self, *, name: str = "custom", terms: Mapping[str, Term] | None = None, **named: Term) -> None:
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        name: str = "custom",
+        terms: Mapping[str, Term] | None = None,
+        dimensions: Dimensions = (),
+        **named: Term,
+    ) -> None:
         super().__init__()
-        self.name = name
+        self.name, self.dimensions = name, dimensions
         given = {**(terms or {}), **named}
         active = {key: term for key, term in given.items() if term.weight > 0}
         if not active:
             names = ", ".join(given) or "no term"
             raise ValueError(f"objective {name} has nothing to learn from ({names}): give one term a weight above 0")
         self.terms = nn.ModuleDict(active)
+        self.prefixes = nn.ModuleDict()  # Of each term on vectors its copy for each prefix, after `connect`.
         self._attention_layers: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
@@ -147,17 +167,29 @@ class Objective(nn.Module):
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Raises UserError if the options of a term do not suit encoders of these sizes."""
+        if self.dimensions and self.dimensions[-1] > student.width:
+            raise UserError(
+                f"objective.dimensions has {self.dimensions[-1]}, expected at most {student.width}, the width of the "
+                "student's vectors"
+            )
         for name, term in self._named():
             try:
-                term.check_sizes(student, teacher)
+                for size in self._sizes(term, student):
+                    term.check_sizes(size, teacher)
             except UserError as error:
                 raise UserError(f"objective {self.name}: the term {name} {error}") from None
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Creates the projections between encoders of these sizes. Call it once, before creating the optimizer."""
         self.check_sizes(student, teacher)
-        for term in self._terms():
-            term.connect(student, teacher)
+        self.prefixes.clear()
+        for name, term in self._named():
+            *prefixes, whole = self._sizes(term, student)
+            copies = [copy.deepcopy(term) for _ in prefixes]
+            for each, size in zip([*copies, term], [*prefixes, whole], strict=True):
+                each.connect(size, teacher)
+            if copies:
+                self.prefixes[name] = nn.ModuleList(copies)
         pairs = [pair for term in self._terms() for pair in term.attention_layers(student.layers, teacher.layers)]
         layers_of_student, layers_of_teacher = (tuple(sorted({pair[model] for pair in pairs})) for model in (0, 1))
         self._attention_layers = layers_of_student, layers_of_teacher
@@ -169,9 +201,10 @@ class Objective(nn.Module):
 
     def fit(self, teacher_logits: Sequence[Tensor]) -> None:
         """Fits the terms to the teacher's logits on train, batches of `[n, C]`. Call it after `connect`."""
-        for term in self._terms():
-            if term.fits_teacher:
-                term.fit(teacher_logits)
+        for name, term in self._named():
+            for each in (*self._copies(name), term):
+                if each.fits_teacher:
+                    each.fit(teacher_logits)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
         """Returns the indices of the teacher's hidden states that the terms read; 0 is the output of the embeddings."""
@@ -182,6 +215,7 @@ class Objective(nn.Module):
         """Returns the `objective` of run.json: the name and the options of each term."""
         return {
             "name": self.name,
+            **({"dimensions": list(self.dimensions)} if self.dimensions else {}),
             "terms": {
                 name: {key: value for key, value in vars(term).items() if _is_option(value)}
                 for name, term in self._named()
@@ -208,8 +242,19 @@ class Objective(nn.Module):
         """
         zero = items.labels.new_zeros((), dtype=torch.float32)
         chosen = [reading_logits is None or term.reads_logits == reading_logits for term in self._terms()]
-        terms = zip(self._terms(), chosen, strict=True)
-        return torch.stack([term(student, teacher, items)[0] if is_chosen else zero for term, is_chosen in terms])
+        totals = [
+            self._total(name, term, student, teacher, items) if is_chosen else zero
+            for (name, term), is_chosen in zip(self._named(), chosen, strict=True)
+        ]
+        return torch.stack(totals)
+
+    def _total(self, name: str, term: Term, student: Outputs, teacher: Outputs, items: Items) -> Tensor:
+        """Returns the sum `[]` of a term; of one with prefixes the mean of the sums for each of them and the whole."""
+        total = term(student, teacher, items)[0]
+        copies = self._copies(name)
+        for each, size in zip(copies, self.dimensions[: len(copies)], strict=True):
+            total = total + each(replace(student, logits=take_prefix(get_logits(student), size)), teacher, items)[0]
+        return cast(Tensor, total / (1 + len(copies)))
 
     def weighted(self, totals: Tensor, counts: Tensor) -> Tensor:
         """Returns the loss `[]` from the sum of each term `[terms]`.
@@ -220,11 +265,28 @@ class Objective(nn.Module):
         weights = totals.new_tensor([term.weight for term in self._terms()])
         return (weights * totals / divisors(counts)).sum()
 
+    def _sizes(self, term: Term, student: EncoderSize) -> list[EncoderSize]:
+        """Returns the sizes of the student's vectors that a term compares, the whole one last."""
+        if not self.dimensions or not (term.reads_logits and "vector" in term.likelihoods):
+            return [student]
+        widths = dict.fromkeys([*self.dimensions, student.width])
+        return [replace(student, width=width, is_nested=True) for width in widths]
+
+    def _copies(self, name: str) -> list[Term]:
+        return [cast(Term, term) for term in self.prefixes[name]] if name in self.prefixes else []
+
     def _terms(self) -> list[Term]:
         return [cast(Term, term) for term in self.terms.values()]
 
     def _named(self) -> list[tuple[str, Term]]:
         return list(zip(self.names, self._terms(), strict=True))
+
+
+def take_prefix(vectors: Tensor, size: int) -> Tensor:
+    """Returns the first `size` numbers of vectors `[n, D]`, scaled to the length of the whole vector, `[n, size]`."""
+    prefixes = vectors[:, :size]
+    lengths = [torch.linalg.vector_norm(of.float(), dim=-1, keepdim=True) for of in (vectors, prefixes)]
+    return prefixes * (lengths[0] / lengths[1].clamp(min=1e-12)).to(vectors.dtype)
 
 
 def _is_option(value: object) -> bool:

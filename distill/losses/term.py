@@ -20,12 +20,14 @@ class EncoderSize:
         layers: number of layers.
         heads: attention heads of a layer; None without attention.
         attention_width: of the queries, keys and values of all heads; None without attention.
+        is_nested: whether prefixes of the vectors of texts are to be vectors themselves; `width` may be that of one.
     """
 
     width: int
     layers: int
     heads: int | None = None
     attention_width: int | None = None
+    is_nested: bool = False
 
 
 class Term(nn.Module):

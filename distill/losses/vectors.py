@@ -1,7 +1,7 @@
 """Loss terms on the vectors of texts, `[n, D]` in the place of logits."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,10 @@ class EmbeddingMSE(Term):
     projected, as in the distillation example of sentence-transformers, the code of arXiv 1908.10084. `P` is computed
     once before the training, and is part of the checkpoints. Nothing projects the student's own vectors.
 
+    If prefixes of the student's vector are vectors themselves, vectors of the teacher's width are projected too. Else a
+    prefix could learn only the same dimensions of the teacher, which are no better than others. `W` then starts with
+    the identity, and `P` is a rotation.
+
     Args:
         projection: for vectors of other widths `learned`, or `pca` where the student's are narrower, or None to refuse
             them.
@@ -55,7 +59,11 @@ class EmbeddingMSE(Term):
         self.register_buffer("components", None)  # Part of the checkpoints.
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        if student.width == teacher.width or not self.needs_teacher:
+        if student.is_nested and not self.needs_teacher:
+            raise UserError(
+                "learns whole vectors of task.source_encoder: leave out objective.dimensions, or set its weight to 0"
+            )
+        if not self._projects(student, teacher):
             return
         widths = f"compares vectors {teacher.width} wide (teacher) and {student.width} wide (student)"
         if self.projection is None:
@@ -69,14 +77,19 @@ class EmbeddingMSE(Term):
                 "narrower student"
             )
 
+    def _projects(self, student: EncoderSize, teacher: EncoderSize) -> bool:
+        return self.needs_teacher and (student.is_nested or student.width != teacher.width)
+
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        if student.width == teacher.width or not self.needs_teacher:
+        if not self._projects(student, teacher):
             return
         if self.projection == "pca":
             self.components = torch.full((student.width, teacher.width), torch.nan)  # Until `fit`.
             self.fits_teacher = True
         else:
             self.map = nn.Linear(student.width, teacher.width, bias=False)
+            if student.is_nested:
+                nn.init.eye_(cast(Tensor, self.map.weight))
 
     def fit(self, teacher_logits: Iterable[Tensor]) -> None:
         """Sets the projection to the principal components of the teacher's vectors, batches of `[n, D]`."""

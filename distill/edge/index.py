@@ -1,0 +1,230 @@
+"""An index of the vectors of a corpus in float32, in 8 bits, or in one bit for each dimension, for an exact search.
+
+Vectors of one bit are compared by the number of equal bits, and the best ones again by the cosine of the query in
+float32 with the document in 8 bits (Yamada et al., arXiv 2106.00882, section 3.2, with the sign of the vector itself in
+place of a learned code, and with 8 bits in place of one in the second step).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distill.edge.search import CHUNK_COSINES, Vectors, check_vectors, normalize, select_best
+from distill.edge.strings import shorten
+from distill.errors import UserError, first_line
+from distill.storage.files import atomic_directory, write_json
+
+Precision = Literal["float32", "int8", "binary"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "int8", "binary")
+RESCORED = 4  # Documents that are compared again for each one that a search among bits is to find.
+NAME = "index.json"
+FORMAT = 1
+_LARGEST = 127  # Of 8 bits; -128 is not used.
+
+
+class VectorForm(NamedTuple):
+    """The number of first dimensions of vectors, their precision, and `rescore` as in `Index.search`."""
+
+    dimensions: int
+    precision: Precision = "float32"
+    rescore: int = 0
+
+
+class Index:
+    """The vectors of a corpus, in which the nearest ones of a query are found.
+
+    >>> from distill.edge import Index
+    >>> index = Index([[1.0, 0.0], [0.6, 0.8]], precision="binary")
+    >>> index.search([[0.0, 1.0]], k=1)[1]
+    array([[1]])
+
+    Args:
+        vectors: `[texts, D]`, as `Bundle.encode` returns them.
+        precision: `float32`; `int8` for numbers of 8 bits, with a scale for each dimension; or `binary` for the signs,
+            with vectors in `int8` beside them to compare the best documents again.
+        dimensions: number of first dimensions; None for all.
+        source: identifies the bundle of the vectors, so that no other one searches in them; None for any.
+
+    Attributes:
+        dimensions: of the vectors that are compared.
+
+    Raises:
+        UserError: for another precision, vectors that are no array of finite numbers, and dimensions they have not.
+    """
+
+    def __init__(
+        self,
+        vectors: Vectors,
+        *,
+        precision: Precision = "float32",
+        dimensions: int | None = None,
+        source: str | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise UserError(f"got precision={shorten(precision)}, expected one of {', '.join(PRECISIONS)}")
+        corpus = check_vectors(vectors, "vectors")
+        self.dimensions = check_dimensions(dimensions, corpus.shape[-1])
+        self.precision, self.source = precision, source
+        rows = normalize(corpus[:, : self.dimensions])
+        self._scale = np.ones(self.dimensions, dtype=np.float32)
+        self._bits: NDArray[np.uint64] | None = _pack(rows) if precision == "binary" else None
+        self._rows: NDArray[Any] = rows
+        if precision != "float32":
+            largest = np.abs(rows).max(axis=0, initial=0)
+            self._scale = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)
+            self._rows = np.rint(rows / self._scale).astype(np.int8)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Index({len(self):,} vectors of {self.dimensions} dimensions, {self.precision}, {self.nbytes:,} bytes)"
+
+    @property
+    def nbytes(self) -> int:
+        """Size of what a search goes through; of a binary index the vectors in 8 bits are as large as 8 times that."""
+        return int(self._rows.nbytes if self._bits is None else self._bits.nbytes)
+
+    def search(
+        self, queries: Vectors, k: int = 10, *, rescore: int = RESCORED
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Returns the cosines and the rows of the `k` vectors nearest to each query, `[queries, k]` each.
+
+        The nearest come first, and of equal cosines the lower rows. A corpus of fewer vectors gives all of them.
+
+        Args:
+            queries: `[queries, D]`, of which the first `dimensions` count.
+            k: number of rows for each query.
+            rescore: in a binary index, `rescore * k` documents are compared again. With 0 none is, and the cosines are
+                those of the signs.
+
+        Raises:
+            UserError: for queries that are no array of finite numbers or are narrower, and a `k` or a `rescore` that is
+                no such number.
+        """
+        vectors = check_vectors(queries, "queries")
+        if vectors.shape[-1] < self.dimensions:
+            raise UserError(
+                f"got queries {vectors.shape[-1]} wide, expected at least the {self.dimensions} dimensions of the index"
+            )
+        _check_count("rescore", rescore, least=0)
+        _check_count("k", k, least=1)
+        vectors = normalize(vectors[:, : self.dimensions])
+        if self._bits is None:
+            return select_best(self._compare_rows(vectors), len(vectors), k)
+        found = select_best(self._compare_bits(vectors, self._bits), len(vectors), k * max(1, rescore))
+        return found if rescore == 0 else self._rescore(vectors, found[1], k)
+
+    def _compare_rows(self, queries: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+        """Yields the cosines of the queries and parts of the corpus, `[queries, n]`."""
+        scaled = queries * self._scale
+        for rows in _parts(self._rows, len(queries)):
+            yield scaled @ rows.astype(np.float32, copy=False).T
+
+    def _compare_bits(self, queries: NDArray[np.float32], corpus: NDArray[np.uint64]) -> Iterator[NDArray[np.float32]]:
+        """Yields the cosines of the signs, `1 - 2 h / D` with the Hamming distance `h`, of parts of the corpus."""
+        signs = _pack(queries)
+        for bits in _parts(corpus, len(queries)):
+            distances = np.zeros((len(signs), len(bits)), dtype=np.int32)
+            for word in range(bits.shape[1]):
+                distances += np.bitwise_count(signs[:, word, None] ^ bits[None, :, word])
+            yield (1 - 2 * distances / self.dimensions).astype(np.float32)
+
+    def _rescore(
+        self, queries: NDArray[np.float32], candidates: NDArray[np.int64], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Returns the `k` best candidates `[queries, n]` by the cosines of the queries and the vectors in 8 bits."""
+        candidates = np.sort(candidates, axis=1)  # Of equal cosines the lower rows come first.
+        cosines = np.empty(candidates.shape, dtype=np.float32)
+        for row, (query, own) in enumerate(zip(queries * self._scale, candidates, strict=True)):
+            cosines[row] = self._rows[own].astype(np.float32) @ query
+        order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(cosines, order, axis=1), np.take_along_axis(candidates, order, axis=1)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the index to a directory, and replaces an index that is there.
+
+        Raises:
+            UserError: if the directory holds something else.
+        """
+        target = Path(directory)
+        if target.exists() and not (target / NAME).is_file():
+            raise UserError(f"{target} is there and no index: name another directory")
+        with atomic_directory(target) as draft:
+            for name, array in self._arrays().items():
+                np.save(draft / name, array)
+            about = {"precision": self.precision, "dimensions": self.dimensions, "rows": len(self)}
+            write_json(draft / NAME, {"format": FORMAT, **about, "source": self.source})
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Index":
+        """Returns the index of a directory. The vectors in 8 bits of a binary index stay on the disk until needed.
+
+        Raises:
+            UserError: if the directory has no index, or a damaged one.
+        """
+        path = Path(directory)
+        if not (path / NAME).is_file():
+            raise UserError(f"{path} is no index: it has no {NAME}")
+        try:
+            about = json.loads((path / NAME).read_text(encoding="utf-8"))
+            index = cls(np.empty((0, int(about["dimensions"])), dtype=np.float32), precision=about["precision"])
+            index.source = about["source"]
+            rows, number = index._arrays(), int(about["rows"])
+            for name, empty in rows.items():
+                on_disk = index._bits is not None and name == "rows.npy"
+                rows[name] = np.load(path / name, mmap_mode="r" if on_disk else None, allow_pickle=False)
+                length = empty.shape[0] if name == "scale.npy" else number
+                if rows[name].dtype != empty.dtype or rows[name].shape != (length, *empty.shape[1:]):
+                    raise ValueError(f"{name} has the shape {list(rows[name].shape)} ({rows[name].dtype})")
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+            raise UserError(f"{path} is a damaged index: {first_line(error)}") from error
+        index._rows, index._scale, index._bits = rows["rows.npy"], rows["scale.npy"], rows.get("bits.npy")
+        return index
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns the arrays of the index by the name of their file."""
+        bits = {} if self._bits is None else {"bits.npy": self._bits}
+        return {"rows.npy": self._rows, "scale.npy": self._scale, **bits}
+
+
+def check_dimensions(dimensions: int | None, width: int) -> int:
+    """Returns the number of first dimensions of vectors so wide; all of them for None.
+
+    Raises:
+        UserError: for a number that vectors of this width have not.
+    """
+    if dimensions is None:
+        return width
+    _check_count("dimensions", dimensions, least=1, most=width)
+    return int(dimensions)
+
+
+def take_dimensions(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
+    """Returns the first dimensions `[n, dimensions]` of vectors `[n, D]`, scaled to the length of the whole vector."""
+    lengths = [np.linalg.norm(of, axis=-1, keepdims=True) for of in (vectors, vectors[:, :dimensions])]
+    return np.asarray(vectors[:, :dimensions] * (lengths[0] / np.maximum(lengths[1], 1e-12)), dtype=np.float32)
+
+
+def _pack(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
+    """Returns a bit for each number above 0, in words of 64 bits, `[n, D / 64]`, filled up with zeros."""
+    packed = np.packbits(vectors > 0, axis=-1)
+    packed = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8)))
+    return np.ascontiguousarray(packed).view(np.uint64)
+
+
+def _parts(rows: NDArray[Any], queries: int) -> Iterator[NDArray[Any]]:
+    """Yields parts of the rows whose cosines with the queries fit into memory at once."""
+    size = max(1, CHUNK_COSINES // max(1, queries))
+    return (rows[first : first + size] for first in range(0, len(rows), size))
+
+
+def _check_count(name: str, value: object, *, least: int, most: int | None = None) -> None:
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}, the width of the vectors"
+        raise UserError(f"got {name}={value}, expected a whole number {limits}")
