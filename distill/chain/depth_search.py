@@ -1,11 +1,13 @@
-"""Chooses the deepest student whose exported file is within a budget, by measuring students before any training.
+"""Chooses the largest student whose exported file is within a budget, by measuring students before any training.
 
+It is the deepest one, or with `budget.widths` the one with most weights in its layers, of two alike the deeper one.
 Random, copied and trained weights have the same size and the same speed, so that the students need no training.
 """
 
 import inspect
+import itertools
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,14 +30,17 @@ from distill.export.bundle import FILES, export_float32
 from distill.export.quantization import Material, write_dynamic
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs
+from distill.models.narrowing import Sizes
 from distill.records.record import Run
 
 DEPTH = "depth"  # The parameter of a function that builds students of any number of layers.
+SIZES = ("heads", "ffn")  # Those of one that builds students of any width.
+Size = tuple[int | None, float | None]  # Number of layers, and share of the teacher's heads and inner neurons.
 
 
 @dataclass
 class DepthSearch:
-    """The search for the deepest student within a budget; without a budget it is the student as it is.
+    """The search for the largest student within a budget; without a budget it is the student as it is.
 
     The choice stands in the `budget` of run.json, so that a resumed run does not choose again: times vary.
     """
@@ -49,7 +54,7 @@ class DepthSearch:
     chosen: Student | None = None
 
     def choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
-        """Returns the deepest student within the budget, measured in the first call.
+        """Returns the largest student within the budget, measured in the first call.
 
         Raises:
             UserError: if no student is within the budget.
@@ -59,15 +64,16 @@ class DepthSearch:
         return self.chosen
 
     def _choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
-        candidates = dict(_list_candidates(self.student, teacher))
+        budget = self.plan.budget
+        candidates = _list_candidates(self.student, teacher, budget.shares())
         earlier = self.run.record.get("budget")
         if earlier is not None and earlier["chosen"] is not None:
-            return candidates[earlier["chosen"]["depth"]]
-        budget = self.plan.budget
+            return candidates[earlier["chosen"]["depth"], earlier["chosen"].get("width")]
         print_line(f"Measuring untrained students of {self.student.name} for {budget}")
         rows: list[dict[str, Any]] = []
-        for depth, student in candidates.items():
-            row = {"depth": depth, **self._measure(student, teacher, tokenizer)}
+        for (depth, width), student in candidates.items():
+            size = {"depth": depth} if width is None else {"depth": depth, "width": width}
+            row = {**size, **self._measure(student, teacher, tokenizer)}
             rows.append(row | {"fits": budget.allows(size=row["bytes"], p50_ms=row["p50_ms"])})
             if rows[-1]["fits"]:
                 break
@@ -78,7 +84,7 @@ class DepthSearch:
         )
         if not last["fits"]:
             raise UserError(self._describe_failure(last))
-        return candidates[last["depth"]]
+        return candidates[last["depth"], last.get("width")]
 
     def _measure(
         self, student: Student, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -112,6 +118,7 @@ class DepthSearch:
 
     def _describe_failure(self, smallest: Mapping[str, Any]) -> str:
         which = "it" if smallest["depth"] is None else f"the one of depth {smallest['depth']}"
+        which += f" and width {smallest['width']:g}" if "width" in smallest else ""
         return (
             f"no student {self.student.name} is within {self.plan.budget}: {which} has "
             f"{smallest['bytes'] / 1e6:.1f} MB and {smallest['p50_ms']:.2f} ms in int8 (one text of "
@@ -132,22 +139,48 @@ def warn_of_budget(plan: Plan, formats: Mapping[str, Mapping[str, Any]], chosen:
         print_notice(f"{size}, more than {budget}, because its recipe adds bytes to the file that was measured")
 
 
-def _list_candidates(student: Student, teacher: PreTrainedModel) -> Iterator[tuple[int | None, Student]]:
-    """Yields the students of every depth, the deepest first; of one without a depth the student alone.
+def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequence[float]) -> dict[Size, Student]:
+    """Returns the students of every depth and width, those with most weights in their layers first.
+
+    Without `shares` their width is that of the student, and a student without a depth is the only one.
 
     Raises:
-        UserError: if the user chose a depth.
+        UserError: if the user chose a depth, or a width that is to be chosen.
     """
-    if isinstance(student.build, PreTrainedModel) or DEPTH not in inspect.signature(student.build).parameters:
-        yield None, student
-        return
-    given = inspect.signature(student.build).parameters[DEPTH].default
-    if given not in (None, inspect.Parameter.empty):
+    parameters = {} if isinstance(student.build, PreTrainedModel) else inspect.signature(student.build).parameters
+    _check_widths(student, shares, has_widths=all(name in parameters for name in SIZES))
+    if isinstance(student.build, PreTrainedModel) or DEPTH not in parameters:
+        return {(None, None): student}
+    given = student.option(DEPTH)
+    if given is not None:
         raise UserError(
             f"got student.{DEPTH}={given} and a budget, which chooses the depth: leave out student.{DEPTH} or budget"
         )
-    for depth in range(teacher.config.num_hidden_layers, 0, -1):
-        yield depth, Student(student.name, partial(student.build, **{DEPTH: depth}))
+    found = {}
+    for depth, share in itertools.product(range(teacher.config.num_hidden_layers, 0, -1), shares or [None]):
+        options: dict[str, int] = {DEPTH: depth}
+        if share is not None:
+            whole = Sizes.of(teacher)
+            options |= {"heads": max(1, round(share * whole.heads[0])), "ffn": max(1, round(share * whole.neurons[0]))}
+        found[depth, share] = Student(student.name, partial(student.build, **options))
+    # The sort is stable, so that of two with as many weights the deeper one stays first.
+    return dict(sorted(found.items(), key=lambda item: item[0][0] * (item[0][1] or 1.0), reverse=True))
+
+
+def _check_widths(student: Student, shares: Sequence[float], *, has_widths: bool) -> None:
+    """Raises UserError for widths that the student cannot have, or that the user has chosen already."""
+    if not shares:
+        return
+    if not has_widths:
+        raise UserError(
+            f"budget.widths is for a student with student.heads and student.ffn, and student {student.name} has none: "
+            "leave it out, or take +student=distilbert"
+        )
+    for name in SIZES:
+        if student.option(name) is not None:
+            raise UserError(
+                f"got student.{name}={student.option(name)} and budget.widths, which chooses it: leave out one of them"
+            )
 
 
 @torch.no_grad()
@@ -160,10 +193,12 @@ def _separate_tensors(model: PreTrainedModel) -> None:
 
 def _create_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Untrained students", title_justify="left", title_style="bold")
-    for column in ("depth", "size (int8)", "p50", "within the budget"):
+    has_widths = "width" in rows[0]
+    for column in ("depth", *["width"] * has_widths, "size (int8)", "p50", "within the budget"):
         table.add_column(column, justify="right")
     for row in rows:
         depth = "-" if row["depth"] is None else str(row["depth"])
         size, time = f"{row['bytes'] / 1e6:.1f} MB", f"{row['p50_ms']:.2f} ms"
-        table.add_row(depth, size, time, "yes" if row["fits"] else "no")
+        width = [f"{row['width']:g}"] if has_widths else []
+        table.add_row(depth, *width, size, time, "yes" if row["fits"] else "no")
     return table

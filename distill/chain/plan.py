@@ -281,6 +281,10 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
         _check_without_export(plan, info)
+    if plan.budget.shares() and not plan.budget.is_set:
+        raise UserError(
+            "budget.widths chooses a width within budget.mb or budget.ms: give one of them, or leave it out"
+        )
     if plan.budget.is_set and not plan.exports:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     if plan.budget.is_set and "int8" not in plan.export.formats:

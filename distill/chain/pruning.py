@@ -195,7 +195,7 @@ class Pruner:
         teacher = task_run.teacher.model
         schedule, student = create_schedule(self.student, self.last, teacher, task_run.task, task_run.data)
         size = _count_in_layers(student)
-        rows: list[dict[str, Any]] = list(task_run.run.record["pruning"]) or [self._describe_teacher(teacher)]
+        rows: list[dict[str, Any]] = list(task_run.run.record.get("pruning") or []) or [self._describe_teacher(teacher)]
         importance = task_run.importance
         for step in range(1, schedule.steps + 1):
             directory = task_run.run.directory / DIRECTORY / str(step)
@@ -239,7 +239,7 @@ class Pruner:
 
 def record_end(run: Run, metric: float) -> None:
     """Records the metric on dev of the trained student after the last removal."""
-    rows = run.record["pruning"]
+    rows = run.record.get("pruning")
     if rows:
         run.update(pruning=[*rows[:-1], rows[-1] | {"after": metric}])
 

@@ -232,6 +232,7 @@ class _Training(TypedDict, total=False):
 
 class _Depth(TypedDict, total=False):
     depth: int | None
+    width: float | None
     bytes: int
     p50_ms: float | None
     fits: bool

@@ -19,6 +19,8 @@ from distill.errors import UserError
 from distill.export.onnx import export_onnx
 from distill.export.quantization import Material, write_dynamic
 from distill.export.vocabulary import cut_vocabulary
+from distill.models.layers import list_layers
+from distill.models.narrowing import Sizes
 from distill.records import report
 from distill.records.record import Run, create_run_in
 from distill.tasks.multi import Tasks
@@ -31,7 +33,7 @@ TASK = d.tasks.Classification(text="text", train=(TEXTS, [0, 1]), dev=(TEXTS, [0
 SPLITS = TASK.read(Path("nowhere"))
 
 
-def plan_of(**limits: float) -> Plan:
+def plan_of(**limits: Any) -> Plan:
     task = TASK
     return Plan(
         tasks=Tasks.of(task), objective=default_objective(task),
@@ -111,6 +113,76 @@ def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
     with pytest.raises(UserError, match=expected):
         DepthSearch(DISTILBERT, plan_of(mb=0.5), TASK, new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
     assert measured == [4, 3, 2, 1]
+
+
+@pytest.fixture
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Gives a student the weight of its layers in bytes; returns layers, heads and neurons of those measured."""
+    sizes: list[tuple[int, int, int]] = []
+
+    def measure(self: DepthSearch, student: Student, teacher: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+        model = student.make(teacher, TASK, SPLITS)
+        found = Sizes.of(model)
+        sizes.append((len(found.heads), found.heads[0], found.neurons[0]))
+        weights = sum(parameter.numel() for layer in list_layers(model) for parameter in layer.parameters())
+        return {"bytes": weights, "p50_ms": len(found.heads), "length": 8, "threads": 2}
+
+    monkeypatch.setattr(DepthSearch, "_measure", measure)
+    return sizes
+
+
+def test_depth_and_width_are_chosen_by_the_weights_in_the_layers(
+    weighed: list[tuple[int, int, int]], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run, whole = new_run(tmp_path), Sizes.of(teacher)
+    halves = (whole.heads[0] // 2, whole.neurons[0] // 2)
+    plan = plan_of(ms=2.5, widths=[1.0, 0.5])
+    student = DepthSearch(DISTILBERT, plan, TASK, run, SPLITS).choose(teacher, tokenizer)
+    full = (whole.heads[0], whole.neurons[0])
+    assert weighed == [(4, *full), (3, *full), (4, *halves), (2, *full)]  # Of two with as many, the deeper one first.
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())["budget"]
+    assert [(row["depth"], row["width"]) for row in recorded["tried"]] == [(4, 1.0), (3, 1.0), (4, 0.5), (2, 1.0)]
+    assert "width" in capsys.readouterr().out
+    assert "| 4 | 0.5 |" in report.render_report(record(budget=recorded))
+    weighed.clear()
+    again = DepthSearch(DISTILBERT, plan, TASK, run, SPLITS).choose(teacher, tokenizer)
+    assert weighed == []
+    assert [s.make(teacher, TASK, SPLITS).config.num_hidden_layers for s in (student, again)] == [2, 2]
+
+
+def test_no_width_within_a_budget_is_refused_with_the_smallest(
+    weighed: list[tuple[int, int, int]], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    search = DepthSearch(DISTILBERT, plan_of(ms=0.5, widths=True), TASK, new_run(tmp_path), SPLITS)
+    with pytest.raises(
+        UserError, match=r"no student distilbert is within budget.ms=0.5: the one of depth 1 and width 0"
+    ):
+        search.choose(teacher, tokenizer)
+    assert len(weighed) == 4 * 4
+
+
+def test_a_width_that_cannot_be_chosen_is_refused(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    plan, run = plan_of(ms=2.5, widths=True), Run(tmp_path, {})
+    cut = Student("distilbert", partial(from_teacher, heads=2))
+    with pytest.raises(UserError, match="got student.heads=2 and budget.widths, which chooses it: leave out one"):
+        DepthSearch(cut, plan, TASK, run, SPLITS).choose(teacher, tokenizer)
+    loaded = Student("mine", from_teacher(teacher, layers=[0]))
+    with pytest.raises(UserError, match="budget.widths is for a student with student.heads and student.ffn, and stud"):
+        DepthSearch(loaded, plan, TASK, run, SPLITS).choose(teacher, tokenizer)
+    source: Any = TeacherSource(weights=None, finetune=None)  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match="budget.widths chooses a width within budget.mb or budget.ms: give one of them"
+    ):
+        check_plan(source, plan_of(widths=True))
+
+
+@pytest.mark.parametrize("widths", [[], [0.0], [1.5], ["half"], "all"], ids=str)
+def test_shares_that_cannot_be_are_refused(widths: Any) -> None:
+    with pytest.raises(UserError, match="widths"):
+        plan_of(ms=1.0, widths=widths)
 
 
 def test_a_student_without_a_depth_is_measured_once(
