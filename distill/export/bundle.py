@@ -308,7 +308,7 @@ class Scorer:
         one call of `predict`.
         """
         bundle = self._load(path)
-        records = _take_first(bundle, self.splits.scored()["dev"].records(), SAMPLED)
+        records = take_first(bundle, self.splits.scored()["dev"].records(), SAMPLED)
         reference = self.scores["dev"]
         alone = self._score(bundle, records, reference, batch_size=1)
         groupings = [
@@ -417,7 +417,7 @@ class Scorer:
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
 
 
-def _take_first(bundle: edge.Bundle, records: Sequence[Record], most: int) -> Sequence[Record]:
+def take_first(bundle: edge.Bundle, records: Sequence[Record], most: int) -> Sequence[Record]:
     """Returns the first `most` records, or where a record has a row for each document those with so many, and one."""
     if not bundle.decoder.ranks:
         return records[:most]

@@ -254,7 +254,8 @@ def _fit_labels(
     """Sets the labels of the configuration, and returns the result of `match_labels` for the model's own labels.
 
     Args:
-        activation: that of a cross-encoder of sentence-transformers.
+        activation: that of a cross-encoder of sentence-transformers. A number is the logit itself, unless the task
+            names its `problem_type`: scores that are compared with each other alone have the same order either way.
     """
     if labels is None:
         return [], "", []
@@ -267,7 +268,8 @@ def _fit_labels(
     if order is not None and trained_for not in (None, config.problem_type):
         outputs = _OUTPUTS[config.problem_type]
         return order, f"its head is for {_OUTPUTS[trained_for]} ({trained_for}), and the task is for {outputs}", []
-    if order is not None and config.problem_type == "regression" and activation not in (None, "Identity"):
+    is_number = config.problem_type == "regression" and problem_type is None
+    if order is not None and is_number and activation not in (None, "Identity"):
         return order, f"its number is {activation} of a logit (activation_fn), and the task is for the logit itself", []
     return order, reason, notices
 

@@ -222,11 +222,11 @@ class Reranking(ShownTask):
     ) -> None:
         self.candidates, self.top, self.negatives = str(candidates), top, negatives
         self.source = rows.table_source(name=name, text=("query", "documents"), label=("score",), **options)
-        first_stage = "BM25" if self.candidates == BM25_NAME else Path(self.candidates).name
+        first_stage = "BM25" if self.candidates == BM25_NAME else "vector search"
         self._scoring = CandidateScores(tuple(metrics), first_stage)
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="ranking",
-            max_length=max_length, pair=True,
+            max_length=max_length, pair=True, model_settings={"problem_type": "regression"},
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:

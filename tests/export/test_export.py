@@ -26,7 +26,7 @@ from distill.edge.bundle import Bundle
 from distill.edge.manifest import FORMAT
 from distill.edge.model_files import session
 from distill.errors import NumericalError, UserError
-from distill.export.bundle import FILES, Scorer, write_bundle
+from distill.export.bundle import FILES, Scorer, take_first, write_bundle
 from distill.export.formats import FORMATS
 from distill.export.gate import judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
@@ -38,6 +38,7 @@ from distill.tasks.class_scores import OneClass
 from distill.training.evaluate import evaluate
 from distill.training.module import freeze
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
+from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
 
 
 def inputs(batch: int, length: int, *, padded: bool, vocabulary: int) -> dict[str, np.ndarray]:
@@ -521,7 +522,7 @@ def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_g
 
     output = SimpleNamespace(name="logits", shape=[None, 2])
     bundle: Any = SimpleNamespace(
-        item_logits=item_logits, decoder=SimpleNamespace(at_positions=False),
+        item_logits=item_logits, decoder=SimpleNamespace(at_positions=False, ranks=False),
         session=SimpleNamespace(get_outputs=lambda: [output]),
     )  # fmt: skip
     monkeypatch.setattr(Scorer, "_load", lambda self, path: bundle)
@@ -533,3 +534,13 @@ def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_g
     assert sensitivity["max_probability_diff"] == pytest.approx(1 / (1 + math.exp(-4)) - 0.5)
     words = describe_sensitivity("model.int8.onnx", sensitivity, None)
     assert words.endswith("in a batch of up to 32 the same probabilities as alone, within 0.48 (512 examples of dev)")
+
+
+def test_the_records_that_are_compared_in_batches_are_fewer_where_they_have_many_documents(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    write_ranking_bundle(tmp_path, tokenizer)
+    records = [{"query": "film", "documents": ["a film", "dull", "film"]}] * 4
+    assert [len(take_first(Bundle(tmp_path), records, most)) for most in (2, 3, 8, 9, 99)] == [1, 1, 2, 3, 4]
+    write_toy_bundle(tmp_path, tokenizer)
+    assert take_first(Bundle(tmp_path), ["film", "dull", "a film"], 2) == ["film", "dull"]

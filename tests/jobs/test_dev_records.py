@@ -29,6 +29,7 @@ def write_predictions(directory: Path, **columns: Any) -> None:
             {"question": ["q", "t"], "context": ["c", "t"], "choices": [["x"], ["t"]]},
             [{"question": "q", "context": "c", "choices": ["x"]}],
         ),
+        ({"query": ["q", "t"], "documents": [["x", "y"], ["t"]]}, [{"query": "q", "documents": ["x", "y"]}]),
         ({"text": [None, "test"]}, []),
     ],
 )

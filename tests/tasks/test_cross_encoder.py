@@ -14,7 +14,7 @@ import distill as d
 from distill.contracts import CROSS_SCORES, Items, Outputs
 from distill.errors import UserError
 from distill.models.loading import load_directory
-from distill.tasks import Embedding, frozen_outputs
+from distill.tasks import Embedding, Reranking, frozen_outputs
 from distill.tasks.cross_encoder import CrossEncoder
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.tasks.test_embedding import SETTINGS, pairs
@@ -99,6 +99,11 @@ def test_the_logit_of_a_cross_encoder_of_sentence_transformers_is_that_of_a_prob
     assert (start.fits, start.reason) == (
         False, "its number is Sigmoid of a logit (activation_fn), and the task is for the logit itself",
     )  # fmt: skip
+    of_scores = Reranking(data_dir=tmp_path).info.model_settings["problem_type"]
+    ranker = load_directory(
+        tmp_path, "AutoModelForSequenceClassification", ["score"], trust_remote_code=False, problem_type=of_scores
+    )
+    assert ranker.fits
 
 
 def test_the_meaning_of_a_single_output_is_not_guessed(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from distill.edge.classes import MASKED
 from distill.errors import OptionError, UserError
 from distill.tasks import Reranking
 from distill.teaching.constants import compare_with_constant
-from tests.conftest import toy_bert
+from tests.conftest import run_here, toy_bert
 from tests.tasks.test_retrieval import write_judgements, write_set
 
 
@@ -203,6 +203,28 @@ def test_a_directory_that_is_no_bundle_finds_no_candidates(directory: Path, tmp_
         UserError, match=r"task.candidates=.*nowhere: .* is no bundle: .*; expected bm25 or a bundle of"
     ):
         reranking(directory, candidates=tmp_path / "nowhere").read(directory)
+
+
+def test_the_command_refuses_bad_input_in_one_line_before_a_training(
+    directory: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    write_query(directory, "xylophone")
+    for saved in (toy_bert(len(tokenizer)).bert, tokenizer):
+        saved.save_pretrained(tmp_path / "encoder")
+    options = ["+teacher=minilm", f"teacher.path={tmp_path / 'encoder'}", "+student=distilbert", "task=reranking"]
+    options += [f"task.data_dir={directory}", f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}"]
+    expected = {
+        "task.top=1": "got task.top=1, expected a whole number of at least 2",
+        "task.data_dir=null": "task reranking has no data of its own: give task.data_dir=DIR",
+        "objective=embedding": "objective embedding has the term embedding, similarity, which cannot learn task rera",
+        "task.top=50": "dev: bm25 finds no document for 1 of 1 queries (the first one is q: 'xylophone')",
+    }
+    for option, message in expected.items():
+        result = run_here(*options, option, cwd=tmp_path)
+        assert result.returncode == 2, result.stderr
+        assert message in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert "fine-tuned" not in result.stdout
 
 
 # A whole run
