@@ -22,6 +22,7 @@ from distill.data.profile import print_rows_profile
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.rehearsal import rehearse_export
+from distill.export.vectors import check_dimensions
 from distill.export.vocabulary import check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
@@ -230,5 +231,6 @@ def _check_student(
     checks.check_head(student, teacher, name=name, likelihood=task.info.likelihood)
     if plan.exports:
         check_exportable(student, name)
+        check_dimensions(plan.export, student)
     if plan.export.vocabulary == "task" and plan.exports:
         check_cut(tokenizer)

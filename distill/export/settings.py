@@ -9,7 +9,7 @@ from distill.edge.processor import Target, this_target
 from distill.errors import OptionError
 from distill.export.formats import FLOAT32, FORMATS
 from distill.export.quantization import RECIPES
-from distill.options import STRICT, raise_option_errors, show_value
+from distill.options import STRICT, Dimensions, raise_option_errors, show_value
 
 Share = Annotated[float, Field(ge=0, le=1)]
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class ExportSettings:
         vocabulary_texts: files or directories with texts, such as those of other languages, whose pieces stay too.
         max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
             the bundle recommends to run texts one by one.
+        dimensions: numbers of first dimensions, increasing, with which the vectors of texts are scored and gated too.
+        max_vector_drop: largest drop of the task's metric on dev with which fewer dimensions, and the int8 and binary
+            vectors of an index, pass.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
     """
 
@@ -60,6 +63,8 @@ class ExportSettings:
     vocabulary: Literal["full", "task"] = "full"
     vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     max_batch_diff: Share = 0.1
+    dimensions: Dimensions = ()
+    max_vector_drop: NonNegativeFloat = 0.03
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:

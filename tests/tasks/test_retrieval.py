@@ -309,7 +309,7 @@ def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
         d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"),
         d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
         trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=3e-3, max_epochs=2),
-        export=d.ExportSettings(min_agreement=0.8, max_drop=0.1),
+        export=d.ExportSettings(min_agreement=0.8, max_drop=0.1, dimensions=[8], max_vector_drop=1.0),
         benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False),
     )  # fmt: skip
     record = result.record
@@ -321,11 +321,27 @@ def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
         result.metrics["test/ndcg@10"], abs=1e-6
     )
     assert {"drop", "interval"} <= record["export"]["int8"].keys()
+    fp32 = record["export"]["fp32"]["vectors"]
+    assert [(of["precision"], of["rescore"]) for of in fp32[1:]] == [
+        ("float32", 0), ("int8", 0), ("binary", 0), ("binary", 4)
+    ]  # fmt: skip
+    assert fp32[1]["metrics"] == record["export"]["fp32"]["metrics"]
+    assert {"ndcg@10", "test/ndcg@10"} <= fp32[0]["metrics"].keys()
+    bundle = d.Bundle(result.directory / "bundle", model="fp32")
+    width = bundle.encode(["a"]).shape[1]
+    assert bundle.dimensions == [of["dimensions"] for of in fp32[:2] if of["gate"] == "passed"]
+    for document in (result.report(), (result.directory / "bundle" / "README.md").read_text()):
+        assert "## Smaller vectors" in document
+        last = fp32[4]
+        cells = [f"{width} dimensions, binary, 4 times as many rescored", *(
+            f"{last['metrics'][name]:.4f}" for name in ("ndcg@10", "test/ndcg@10")
+        ), f"{last['kept']:.1%}"]  # fmt: skip
+        assert f"| model.onnx | {' | '.join(cells)} |" in document
     table = pandas.read_parquet(result.directory / "predictions.parquet")
     test = table[(table.split == "test") & table.label.notna()]
     rows = [json.loads(line) for line in read_lines(directory / "corpus.jsonl.gz")]
     corpus = [f"{row['title']} {row['text']}" for row in rows]
-    found = d.Bundle(result.directory / "bundle", model="fp32").search([text[0] for text in test.texts], corpus, k=1)
+    found = bundle.search([text[0] for text in test.texts], corpus, k=1)
     assert [f"d{of_query[0][0]}" for of_query in found] == [ids[0] for ids in test.student_prediction]
 
 
