@@ -1,6 +1,6 @@
 """Metrics of vectors: correlations of cosines with the scores of pairs, rankings of documents, and translations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from distill.console import print_notice
 from distill.contracts import Constant, Scores
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.retrieval import Judgements, read_retrieval
+from distill.data.retrieval import Judgements, read_retrieval, replace_train
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns
@@ -342,6 +342,13 @@ class TranslationScores(VectorScores):
         example_id, first = np.unique(scores.example_id[order], return_index=True)
         vectors, labels = scores.columns["logits"], scores.labels[order[first]]
         return match_pairs(vectors[order[first]], vectors[order[first + 1]], labels), example_id, labels
+
+
+def mine_negatives(data: LabelledData, encode: Callable[[list[str]], np.ndarray]) -> LabelledData:
+    """Returns the data of a retrieval set with negatives of train by vectors `[N, D]`, which `encode` computes."""
+    judgements: Judgements = data.scoring.data
+    assert judgements.training is not None
+    return replace_train(data, judgements.training.create_split(judgements.training.compare_vectors(encode)))
 
 
 def score_range(splits: LabelledData, split: str = "dev") -> tuple[float, float]:
