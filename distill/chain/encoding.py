@@ -14,6 +14,7 @@ from distill.data.auto_text import Amounts, Room
 from distill.data.bank import Bank, BankSource
 from distill.data.tables import LabelledData
 from distill.teaching.bank import Search
+from distill.teaching.negatives import mine_negatives
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource
 from distill.training import auto
@@ -54,6 +55,8 @@ class Encoding:
             data = self._add_chosen(data, teacher, student)
         elif info.can_augment and plan.objective.needs_teacher and plan.augment is None:
             self.notes = [] if info.unlabelled == "given" else [_describe_gain(info)]
+        if isinstance(data, LabelledData) and not plan.dry_run:
+            data = mine_negatives(data, teacher, max_length=info.max_length, cache_dir=plan.cache_dir)
         self.data = data
         return self._encode(data, teacher.tokenizer)
 

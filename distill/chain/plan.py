@@ -338,6 +338,9 @@ def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> No
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
             f"({info.kind}): {alternative}, or set objective.terms.{unsuited[0]}.weight=0"
         )
+    if objective.dimensions and info.likelihood != "vector":
+        raise OptionError("objective.dimensions", show_value(list(objective.dimensions)), "[], because task "
+                          f"{info.name} ({info.kind}) has no vectors of texts")  # fmt: skip
     for name in objective.names_where(lambda term: not term.label_columns <= info.label_columns):
         raise UserError(
             f"objective {objective.name}: the term {name} learns from {objective.needing_data()[name]}, and task "
@@ -363,6 +366,9 @@ def check_export(export: ExportSettings, task: Task) -> None:
     if export.enabled is not False:
         check_formats(export.formats)
     check_texts(export.vocabulary_texts, "export.vocabulary_texts")
+    if export.dimensions and task.info.likelihood != "vector":
+        raise OptionError("export.dimensions", show_value(list(export.dimensions)), "[], because task "
+                          f"{task.info.name} ({task.info.kind}) has no vectors of texts")  # fmt: skip
     if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
                           f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip

@@ -27,6 +27,7 @@ from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.model2vec import check_model2vec
 from distill.export.rehearsal import rehearse_export
+from distill.export.vectors import check_dimensions
 from distill.export.vocabulary import check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
@@ -270,5 +271,6 @@ def _check_student(
         check_model2vec(student, name)
     if plan.exports:
         check_exportable(student, name)
+        check_dimensions(plan.export, student)
     if plan.export.vocabulary == "task" and plan.exports:
         check_cut(tokenizer)

@@ -5,8 +5,8 @@
 number: above 0 it is the gain of a relevant document, else the document is not relevant.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from distill.data.columns import read_text_column
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, compute_digest
 from distill.data.text_groups import IS_QUERY, group_split, list_content
+from distill.edge.search import normalize
 from distill.errors import UserError
 
 HEADER = ("query-id", "corpus-id", "score")
@@ -25,6 +26,10 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 SHOWN = 5  # Ids in a notice.
 LAYOUT = "expected corpus.jsonl, queries.jsonl, and qrels with train.tsv"
 T = TypeVar("T")
+# Returns the similarities `[N]` of the query with this number to all documents of the corpus.
+Compare = Callable[[int], np.ndarray]
+# Share of the similarity of a query to its relevant documents, above which a document that is not judged may be one.
+LIKELY = 0.95
 Gains = Mapping[int, int]  # Of the relevant documents of a query, by the number of the document.
 
 
@@ -35,10 +40,12 @@ class Judgements:
     Args:
         gains: of each query by its number.
         documents: the ids of the documents by their number.
+        training: the judgements of train, of which its groups are made.
     """
 
     gains: tuple[Gains, ...]
     documents: tuple[str, ...]
+    training: "TrainingPairs | None" = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +84,15 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     found = read_judged(source)
     corpus, queries, judged = found.corpus, found.queries, found.judged
     gains: list[Gains] = []
-    splits = {"train": _create_train(judged.pop("train"), queries, corpus, source, negatives)}
+    training = TrainingPairs(judged.pop("train"), queries, corpus, source, negatives)
+    splits = {"train": training.create_split(training.compare_words() if negatives else None)}
     of_train = {group[0] for group in splits["train"]["texts"]}
     for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
         report_shared_queries(name, gains_of_split, queries.texts, list(queries.numbers), of_train)
         splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
         gains += gains_of_split.values()
     digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits)])
-    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers))
+    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers), training=training)
     return LabelledData(labels=(), splits=splits, sha256=digest), judgements
 
 
@@ -110,6 +118,15 @@ def read_judged(source: TableSource) -> JudgedTexts:
         judged["train"], judged["dev"] = _hold_out(judged["train"], source)
     judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
     return JudgedTexts(corpus, queries, judged)
+
+
+def replace_train(data: LabelledData, train: Split) -> LabelledData:
+    """Returns the data with other groups of train."""
+    return replace(
+        data,
+        splits={**data.splits, "train": train},
+        sha256=compute_digest([data.sha256, *list_content({"train": train})]),
+    )
 
 
 def _check_directory(source: TableSource) -> Path:
@@ -231,22 +248,92 @@ def _choose(rows: list[T], size: int | None) -> list[T]:
     return [rows[row] for row in sorted(np.random.default_rng(0).permutation(len(rows))[:size])]
 
 
-def _create_train(
-    judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, source: TableSource, negatives: int
-) -> Split:
-    """Returns the groups of a query, a relevant document and, with `negatives`, one of them."""
-    others = _find_negatives(judged, queries, corpus, negatives) if negatives else {}
-    groups = [
-        [queries.texts[query], corpus.texts[document], *([] if other is None else [corpus.texts[other]])]
-        for query, gains in judged.items()
-        for document in gains
-        if corpus.texts[document]
-        for other in others.get(query, [None])
-    ]
-    if not groups:
-        raise UserError(f"{source.data_dir} has no pair of a query and a document to train on: all are empty or in dev")
-    groups = _choose(groups, source.train_examples)
-    return group_split(groups)
+@dataclass(frozen=True)
+class TrainingPairs:
+    """The pairs of a query and a relevant document in train, which become groups of three texts with negative ones.
+
+    Args:
+        judged: the relevant documents of each query.
+        negatives: documents for each pair.
+    """
+
+    judged: Mapping[int, Gains]
+    queries: _Texts
+    corpus: _Texts
+    source: TableSource
+    negatives: int
+
+    def compare_words(self) -> Compare:
+        """Returns the cosines of TF-IDF.
+
+        Raises:
+            UserError: for a corpus without words.
+        """
+        from sklearn.feature_extraction.text import TfidfVectorizer
+
+        vectorizer = TfidfVectorizer(sublinear_tf=True)
+        try:
+            documents = vectorizer.fit_transform(self.corpus.texts)
+        except ValueError as error:  # Of single letters alone.
+            raise UserError(f"{self.corpus.path} has no words to find negatives by: set task.negatives=0") from error
+        return lambda query: np.asarray(
+            (documents @ vectorizer.transform([self.queries.texts[query]]).T).toarray()[:, 0]
+        )
+
+    def compare_vectors(self, encode: Callable[[list[str]], np.ndarray]) -> Compare:
+        """Returns the cosines of vectors `[n, D]`, which `encode` computes of texts.
+
+        Documents whose cosine is above `LIKELY` of the least one of a relevant document are as far as can be, because
+        many of them are relevant and not judged (Moreira et al., arXiv 2407.15831, section 3, with their 95%).
+        """
+        rows = [row for row, text in enumerate(self.corpus.texts) if text]
+        texts = [self.queries.texts[query] for query in self.judged]
+        vectors = normalize(encode([*texts, *(self.corpus.texts[row] for row in rows)]))
+        of_query = dict(zip(self.judged, vectors, strict=False))
+
+        def compare(query: int) -> np.ndarray:
+            cosines = np.full(len(self.corpus.texts), -1.0, dtype=np.float32)
+            cosines[rows] = vectors[len(texts) :] @ of_query[query]
+            positives = [cosines[document] for document in self.judged[query] if self.corpus.texts[document]]
+            likely = cosines > LIKELY * min(positives, default=1.0)
+            return np.where(likely, -1.0, cosines)
+
+        return compare
+
+    def create_split(self, compare: Compare | None) -> Split:
+        """Returns the groups of a query, a relevant document and, with `compare`, a near one that is not relevant."""
+        others = {} if compare is None else self._find_negatives(compare)
+        groups = [
+            [
+                self.queries.texts[query],
+                self.corpus.texts[document],
+                *([] if other is None else [self.corpus.texts[other]]),
+            ]
+            for query, gains in self.judged.items()
+            for document in gains
+            if self.corpus.texts[document]
+            for other in others.get(query, [None])
+        ]
+        if not groups:
+            raise UserError(
+                f"{self.source.data_dir} has no pair of a query and a document to train on: all are empty or in dev"
+            )
+        return group_split(_choose(groups, self.source.train_examples))
+
+    def _find_negatives(self, compare: Compare) -> dict[int, list[int | None]]:
+        """Returns the most similar documents of each query that are not relevant."""
+        found: dict[int, list[int | None]] = {}
+        empty = [document for document, text in enumerate(self.corpus.texts) if not text]
+        for query, gains in self.judged.items():
+            similarities = compare(query).astype(np.float64)
+            similarities[[*empty, *gains]] = -1
+            order = np.argsort(-similarities, kind="stable")[: self.negatives]
+            found[query] = [int(document) for document in order if similarities[document] > -1]
+        if alone := sum(not documents for documents in found.values()):
+            print_notice(
+                f"train: queries that are left out, because all documents are relevant to them or seem to be: {alone:,}"
+            )
+        return found
 
 
 def report_shared_queries(
@@ -266,28 +353,6 @@ def report_shared_queries(
             f"{len(shared):,} of {len(every):,} queries of {name} have the same text as one of train ({shown}), so "
             f"that the scores of {name} may be too high"
         )
-
-
-def _find_negatives(
-    judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, number: int
-) -> dict[int, list[int | None]]:
-    """Returns the documents nearest to each query by TF-IDF that are not relevant."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    vectorizer = TfidfVectorizer(sublinear_tf=True)
-    try:
-        documents = vectorizer.fit_transform(corpus.texts)
-    except ValueError as error:  # Of single letters alone.
-        raise UserError(f"{corpus.path} has no words to find negatives by: set task.negatives=0") from error
-    found: dict[int, list[int | None]] = {}
-    for query, gains in judged.items():
-        cosines = (documents @ vectorizer.transform([queries.texts[query]]).T).toarray()[:, 0]
-        cosines[[document for document, text in enumerate(corpus.texts) if not text or document in gains]] = -1
-        order = np.argsort(-cosines, kind="stable")[:number]
-        found[query] = [int(document) for document in order if cosines[document] >= 0]
-    if alone := sum(not documents for documents in found.values()):
-        print_notice(f"train: queries that are left out, because all documents are relevant to them: {alone:,}")
-    return found
 
 
 def _create_split(judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, *, first: int) -> Split:

@@ -183,6 +183,8 @@ class LabelledData:
         classes: names of the classes of train alone, where the other splits have scores.
         needs_all_texts: whether an example has nothing to learn from without each of its texts, as a question without
             its context.
+        mine: makes the data again with other negatives of train, by a function that returns the teacher's vectors
+            `[N, D]` of texts; None where no teacher is asked.
     """
 
     labels: tuple[str, ...]
@@ -195,6 +197,7 @@ class LabelledData:
     terms: Mapping[str, Any] = field(default_factory=dict)
     head_bias: Sequence[float] | None = None
     choices: int | None = None
+    mine: "Callable[[LabelledData, Callable[[list[str]], np.ndarray]], LabelledData] | None" = None
 
     def with_examples(self, examples: object) -> Self:
         """Returns the data as it is, because students are scored on its rows."""

@@ -76,6 +76,11 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{path} is damaged: {name} is missing, expected {expected}")
         if not is_valid(manifest[name]):
             raise UserError(f"{path} is damaged: {name} is {_show(manifest[name])}, expected {expected}")
+    if not _are_vectors(manifest.get("vectors", {})):
+        raise UserError(
+            f"{path} is damaged: vectors is {_show(manifest['vectors'])}, expected the smaller forms of each model's "
+            "vectors"
+        )
     without_padding = [name for name in manifest["inputs"] if name not in manifest["padding"]]
     if without_padding:
         raise UserError(f"{path} is damaged: padding has no {without_padding[0]}, expected a value for each input")
@@ -138,6 +143,19 @@ def _are_counts(value: object) -> bool:
 
 def _are_sentences(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_one_line, value.values()))
+
+
+def _are_vectors(value: object) -> bool:
+    """Returns whether the value is that of `vectors`, which only bundles of vectors may have."""
+    return isinstance(value, dict) and all(
+        isinstance(forms, list)
+        and all(
+            isinstance(form, dict) and _is_count(form.get("dimensions"))
+            and all(isinstance(form.get(name), str) for name in ("precision", "gate"))
+            for form in forms
+        )
+        for forms in value.values()
+    )  # fmt: skip
 
 
 def _are_checksums(value: object) -> bool:

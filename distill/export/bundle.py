@@ -42,6 +42,7 @@ from distill.export.quantization import RECIPES, Material
 from distill.export.recipe_search import Attempt, RecipeSearch
 from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
 from distill.export.settings import ExportSettings
+from distill.export.vectors import measure_vectors
 from distill.export.vocabulary import cut_vocabulary
 from distill.models.forward import input_names, output_logits
 from distill.storage.files import hash_file, write_json
@@ -171,6 +172,17 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
         "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
         "batch_sizes": {name: row["batch_size"] for name, row in formats.items() if row["batch_size"] is not None},
+        **({"vectors": vectors} if (vectors := _list_vectors(formats)) else {}),
+    }
+
+
+def _list_vectors(formats: Mapping[str, ExportedFile]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the smaller forms of the vectors of each file, with their gate and the share of the metric they keep."""
+    names = ("dimensions", "precision", "rescore", "gate", "kept")
+    return {
+        file: [{name: form[name] for name in names} for form in row["vectors"]]
+        for file, row in formats.items()
+        if "vectors" in row
     }
 
 
@@ -461,6 +473,7 @@ def _describe(
     comparison = compare(scores, scorer.scores, scoring=scorer.scoring, resolution=scorer.resolution)
     verdict = judge(comparison, settings, target=entry.target)
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
+    vectors = measure_vectors(scores, scorer.scores, scoring=scorer.scoring, settings=settings)
     return {
         "file": entry.file, "bytes": count_bytes(path), **comparison,
         "metrics": {**comparison["metrics"], **scorer.text_metrics(path)},
@@ -469,6 +482,7 @@ def _describe(
         "abstain": None if share is None else measure_abstention(scores, scoring=scorer.scoring, share=share),
         "batch_sensitivity": sensitivity,
         "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
+        **({"vectors": vectors} if vectors else {}),
     }  # fmt: skip
 
 

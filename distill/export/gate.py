@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -68,6 +68,32 @@ class Comparison(TypedDict):
     ece_rise: float | None
 
 
+class SmallerVectors(TypedDict):
+    """An entry of the `vectors` of a file in run.json: a form of its vectors, compared with those of torch on dev.
+
+    Attributes:
+        dimensions: number of first dimensions.
+        precision: of the vectors of the corpus, `float32`, `int8` or `binary`.
+        rescore: documents that are compared again for each one that is to be found; 0 for none.
+        metrics: on every split.
+        kept: share of the metric of the torch model with its whole vectors; None if that is not above 0.
+        drop: decrease of the metric, negative if it increased.
+        interval: the ends of its 95% interval, by a paired bootstrap over the examples.
+        gate: `passed`, `undecided` or `failed`.
+        reason: the reason in words; None if it passed.
+    """
+
+    dimensions: int
+    precision: str
+    rescore: int
+    metrics: dict[str, float]
+    kept: float | None
+    drop: float
+    interval: list[float]
+    gate: str
+    reason: str | None
+
+
 class ExportedFile(Comparison):
     """An entry of run.json's `export`.
 
@@ -81,6 +107,7 @@ class ExportedFile(Comparison):
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
         batch_sensitivity: how far its predictions depend on the other texts of a batch.
         batch_size: the number of texts that the bundle recommends to run together; None for any.
+        vectors: the metric with smaller forms of its vectors, of tasks with vectors alone.
     """
 
     file: str
@@ -92,6 +119,7 @@ class ExportedFile(Comparison):
     abstain: Abstention | None
     batch_sensitivity: BatchSensitivity
     batch_size: int | None
+    vectors: NotRequired[list[SmallerVectors]]
 
 
 class Verdict(NamedTuple):
@@ -114,7 +142,7 @@ def compare(
     """
     both = _select_common(scores["dev"], reference["dev"])
     values, expected = (of.columns[scoring.compared_column] for of in both)
-    drop, interval, examples = _measure_drop(scoring, reference["dev"], scores["dev"])
+    drop, interval, examples = measure_drop(scoring, reference["dev"], scores["dev"])
     errors = [scoring.calibration_error(of) for of in both]
     return {
         "max_abs_diff": float(np.abs(values - expected).max()),
@@ -139,10 +167,10 @@ def measure_resolution(scoring: Scoring, reference: Scores) -> float | None:
     """
     if scoring.example_metric(reference) is None and scoring.spoil(scoring.condense(reference)) is None:
         return None
-    return _measure_drop(scoring, reference, reference)[1][1]
+    return measure_drop(scoring, reference, reference)[1][1]
 
 
-def _measure_drop(scoring: Scoring, reference: Scores, scores: Scores) -> tuple[float, list[float], int]:
+def measure_drop(scoring: Scoring, reference: Scores, scores: Scores) -> tuple[float, list[float], int]:
     """Returns the drop of the metric, its interval, and the number of examples.
 
     The drop of a metric of which less is better is a share of the torch model's.

@@ -9,7 +9,7 @@ from distill.edge.processor import Target, this_target
 from distill.errors import OptionError
 from distill.export.formats import FLOAT32, FORMATS
 from distill.export.quantization import RECIPES
-from distill.options import STRICT, raise_option_errors, show_value
+from distill.options import STRICT, Dimensions, raise_option_errors, show_value
 
 Share = Annotated[float, Field(ge=0, le=1)]
 DEFAULT_RECIPES = tuple(name for name, recipe in RECIPES.items() if recipe.by_default)
@@ -45,6 +45,9 @@ class ExportSettings:
         max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
             the bundle recommends to run texts one by one.
         model2vec: whether a static student's vectors are also written as a directory of model2vec.
+        dimensions: numbers of first dimensions, increasing, with which the vectors of texts are scored and gated too.
+        max_vector_drop: largest drop of the task's metric on dev with which fewer dimensions, and the int8 and binary
+            vectors of an index, pass.
         abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
     """
 
@@ -63,6 +66,8 @@ class ExportSettings:
     vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     max_batch_diff: Share = 0.1
     model2vec: bool = False
+    dimensions: Dimensions = ()
+    max_vector_drop: NonNegativeFloat = 0.03
     abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
 
     def __post_init__(self) -> None:

@@ -100,6 +100,18 @@ class _Abstention(TypedDict):
     metrics: Metrics
 
 
+class _SmallerVectors(TypedDict):
+    dimensions: int
+    precision: str
+    rescore: int
+    metrics: Metrics
+    kept: float | None
+    drop: float
+    interval: tuple[float, float]
+    gate: str
+    reason: str | None
+
+
 class _TypeRecall(TypedDict):
     number: int
     lost: int
@@ -125,6 +137,7 @@ class _File(TypedDict, total=False):
     batch_size: int | None
     batch_sensitivity: _Sensitivity | None
     abstain: _Abstention | None
+    vectors: list[_SmallerVectors] | None
 
 
 class _Timing(TypedDict, total=False):

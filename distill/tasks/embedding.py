@@ -42,6 +42,7 @@ from distill.tasks.vector_scores import (
     RankingScores,
     TranslationScores,
     VectorScores,
+    mine_negatives,
     score_range,
 )
 
@@ -90,8 +91,10 @@ class Embedding(ShownTask):
             of `CosineRegression` and `MarginMSE`.
         source_encoder: a directory with an encoder whose vector of the first text of a group is a target of all its
             texts, by `EmbeddingMSE(targets="source_encoder")`.
-        negatives: documents of a retrieval set, nearest to the query by TF-IDF and not relevant, by which each pair of
-            train becomes so many groups of three texts.
+        negatives: documents of a retrieval set, near to the query and not relevant, by which each pair of train becomes
+            so many groups of three texts.
+        negatives_by: `tfidf` for those nearest by TF-IDF, or `teacher` for those nearest by the teacher's vectors, but
+            for documents about as near as a relevant one. A teacher that is fine-tuned first has those by TF-IDF.
         name: names the task in records and directories.
         options: those of `rows.DataOptions`, `unlabelled` with single texts.
 
@@ -121,6 +124,7 @@ class Embedding(ShownTask):
         cross_encoder: str | Path | None = None,
         source_encoder: str | Path | None = None,
         negatives: Annotated[int, Field(ge=0)] = 0,
+        negatives_by: Literal["tfidf", "teacher"] = "tfidf",
         **options: Unpack[rows.DataOptions],
     ) -> None:
         self._scoring = _scoring(tuple(metrics), pooling, normalize, negatives=negatives, language=language)
@@ -130,6 +134,9 @@ class Embedding(ShownTask):
                 str(cross_encoder),
                 "negatives=1 beside it, because all pairs of a retrieval set are positive",
             )
+        if negatives_by == "teacher" and not negatives:
+            raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
+        self.negatives_by = negatives_by
         self.columns = _group_columns(text, label, train_text, train_label, classes)
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label,
@@ -156,6 +163,8 @@ class Embedding(ShownTask):
             UserError: for a directory, file, column, text or label that is missing or unusable.
         """
         data = self._scoring.read(self.columns, self.source, cache_dir)
+        if self.negatives_by == "teacher":
+            data = replace(data, mine=mine_negatives)
         if self.cross_encoder is not None:
             self.cross_encoder.check(data.splits["train"]["texts"])
         if self.source_encoder is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from distill.data.tables import LabelledData
+    from distill.edge.index import VectorForm
 
 CALIBRATION_BINS = 15  # As in the results of Guo et al., arXiv 1706.04599.
 
@@ -212,6 +213,10 @@ class Scoring:
         """The expected calibration error (Guo et al., arXiv 1706.04599, equation 3); None without a probability."""
         probabilities = self.probabilities(scores)
         return expected_calibration_error(probabilities.max(axis=-1), probabilities.argmax(axis=-1) == scores.labels)
+
+    def narrow(self, scores: Scores, dimensions: Sequence[int]) -> "Sequence[tuple[VectorForm, Scores]]":
+        """The condensed scores of smaller forms of vectors, such as these first dimensions; none without vectors."""
+        return ()
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The constant predictions that may be best for the labels of dev, the more frequent ones first.

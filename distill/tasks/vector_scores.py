@@ -1,6 +1,6 @@
 """Metrics of vectors: correlations of cosines with the scores of pairs, rankings of documents, and translations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,11 @@ from distill.console import print_notice
 from distill.contracts import Constant, Scores
 from distill.data.columns import read_text_column
 from distill.data.readers import Table
-from distill.data.retrieval import Judgements, read_retrieval
+from distill.data.retrieval import Judgements, read_retrieval, replace_train
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split
 from distill.data.text_groups import GroupColumns
+from distill.edge.index import RESCORED, Index, VectorForm
 from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.errors import UserError
 from distill.tasks import rankings
@@ -65,6 +66,14 @@ class VectorScores(Scoring):
     def summarize_dev(self, splits: LabelledData) -> str:
         """The contents of dev in words."""
         raise TypeError(f"{type(self).__name__} has no summarize_dev(splits)")
+
+    def narrow(self, scores: Scores, dimensions: Sequence[int]) -> Sequence[tuple[VectorForm, Scores]]:
+        """The scores of these first dimensions."""
+        vectors = scores.columns["logits"]
+        return [
+            (VectorForm(size), self.condense(replace(scores, columns={**scores.columns, "logits": vectors[:, :size]})))
+            for size in dimensions
+        ]
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the pairs of texts whose cosines differ by less than 5% of the reference's range.
@@ -200,6 +209,19 @@ class RankingScores(VectorScores):
         """The task's metric of each query."""
         return np.asarray(self.condense(scores).columns[self.names[0]])
 
+    def narrow(self, scores: Scores, dimensions: Sequence[int]) -> Sequence[tuple[VectorForm, Scores]]:
+        """Further the scores of searches in an index of whole vectors, of each precision."""
+        documents, vectors = _documents(scores), scores.columns["logits"]
+        queries, width = vectors[_queries(scores)], vectors.shape[-1]
+        forms = [VectorForm(width, "float32"), VectorForm(width, "int8"), VectorForm(width, "binary"),
+                 VectorForm(width, "binary", RESCORED)]  # fmt: skip
+        found = []
+        for form in forms:
+            index = Index(vectors[documents], precision=form.precision)
+            _, nearest = index.search(queries, rankings.DEPTH, rescore=form.rescore)
+            found.append((form, self._score(scores, self._numbers(scores, documents[nearest]))))
+        return [*super().narrow(scores, [size for size in dimensions if size != width]), *found]
+
     def cosines(self, scores: Scores) -> np.ndarray:
         """The cosines of all queries and documents, which are held at once."""
         queries, documents = _queries(scores), _documents(scores)
@@ -233,7 +255,11 @@ class RankingScores(VectorScores):
         """
         documents, vectors = _documents(scores), scores.columns["logits"]
         _, nearest = find_nearest(vectors[_queries(scores)], vectors[documents], depth)
-        return np.asarray(-1 - scores.labels[documents[nearest]].astype(int))
+        return self._numbers(scores, documents[nearest])
+
+    def _numbers(self, scores: Scores, items: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the documents that are these items."""
+        return np.asarray(-1 - scores.labels[items].astype(int))
 
     def _score(self, scores: Scores, ranking: np.ndarray) -> Scores:
         queries, gains = _queries(scores), self._data().gains
@@ -316,6 +342,13 @@ class TranslationScores(VectorScores):
         example_id, first = np.unique(scores.example_id[order], return_index=True)
         vectors, labels = scores.columns["logits"], scores.labels[order[first]]
         return match_pairs(vectors[order[first]], vectors[order[first + 1]], labels), example_id, labels
+
+
+def mine_negatives(data: LabelledData, encode: Callable[[list[str]], np.ndarray]) -> LabelledData:
+    """Returns the data of a retrieval set with negatives of train by vectors `[N, D]`, which `encode` computes."""
+    judgements: Judgements = data.scoring.data
+    assert judgements.training is not None
+    return replace_train(data, judgements.training.create_split(judgements.training.compare_vectors(encode)))
 
 
 def score_range(splits: LabelledData, split: str = "dev") -> tuple[float, float]:

@@ -710,6 +710,38 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         lambda user_files: _questions(user_files, question="who made this film " * 12),
         "train, example 1: the question has 144 tokens and its context ",
     ),
+    "dimensions of an objective that do not increase": (
+        _vectors("objective=embedding", "objective.dimensions=[8,4]"),
+        "got objective.dimensions=[8, 4], expected a list of whole numbers of at least 1 that increase",
+    ),
+    "dimensions twice": (
+        _vectors("export.dimensions=[8,8]"),
+        "got export.dimensions=[8, 8], expected a list of whole numbers of at least 1 that increase",
+    ),
+    "no dimensions": (
+        _vectors("export.dimensions=[0,8]"),
+        "got export.dimensions=[0, 8], expected a list of whole numbers of at least 1 that increase",
+    ),
+    "dimensions of an objective above the model's": (
+        _vectors("objective.dimensions=[8,64]"),
+        "objective.dimensions has 64, expected at most 32, the width of the student's vectors",
+    ),
+    "dimensions of an export above the model's": (
+        _vectors("export.dimensions=[8,64]"),
+        "got export.dimensions=[8, 64], expected at most 32, the width of the student's vectors",
+    ),
+    "dimensions of a task without vectors": (
+        _options("export.dimensions=[8]"),
+        "got export.dimensions=[8], expected [], because task classification (classification) has no vectors of texts",
+    ),
+    "negatives by a teacher without a number": (
+        _retrieval("task.negatives_by=teacher"),
+        "got task.negatives_by=teacher, expected negatives=1 beside it, the number for each pair",
+    ),
+    "negatives by another method": (
+        _retrieval("task.negatives=1", "task.negatives_by=bm25"),
+        "got task.negatives_by=bm25, expected tfidf or teacher",
+    ),
     "windows that share too much": (
         _options("task=squad", "task.doc_stride=28"),
         "got task.doc_stride=28, expected at most 27, so that windows of 32 tokens have room for a question",

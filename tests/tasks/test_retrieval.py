@@ -170,7 +170,7 @@ def test_queries_without_negatives_are_counted(directory: Path, capsys: pytest.C
     write_judgements(directory, "dev", "2\td2\t1")
     assert len(embedding(directory, negatives=2).read(directory).splits["train"]) == 2
     notices = " ".join(capsys.readouterr().out.split())
-    assert "train: queries that are left out, because all documents are relevant to them: 1" in notices
+    assert "train: queries that are left out, because all documents are relevant to them or seem to be: 1" in notices
     with gzip.open(directory / "corpus.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"_id": f"d{number}", "text": "a b"}) + "\n" for number in range(60))
     with pytest.raises(UserError, match=r"corpus.jsonl.gz has no words to find negatives by: set task.negatives=0"):
@@ -190,6 +190,10 @@ def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Pa
     groups = embedding(directory, negatives=2).read(directory).splits["train"]["texts"]
     assert groups == [["one two three", rows[document], rows[other]] for document in (1, 2) for other in (0, 3)]
     assert len(embedding(directory, negatives=9).read(directory).splits["train"]) == 2 * 4
+    with pytest.raises(OptionError, match="got negatives_by=teacher, expected negatives=1 beside it, the number for e"):
+        embedding(directory, negatives_by="teacher")
+    with pytest.raises(OptionError, match="got negatives_by=bm25, expected tfidf or teacher"):
+        embedding(directory, negatives=1, negatives_by="bm25")
     with pytest.raises(
         OptionError, match="got cross_encoder=.*, expected negatives=1 beside it, because all pairs of a"
     ):
@@ -198,6 +202,32 @@ def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Pa
         OptionError, match="got negatives=1, expected 0, because they are found for retrieval sets alone"
     ):
         embedding(directory, metrics=["spearman"], negatives=1)
+
+
+def test_negatives_by_vectors_are_near_and_not_as_near_as_a_relevant_document(directory: Path) -> None:
+    """The query has cosines 1, 0.8, 0.79, 0.6, 0 and -1 with the documents, of which the second one is relevant.
+
+    The first one and the third one are left out, because they may be relevant too.
+    """
+    cosines = [1.0, 0.8, 0.79, 0.6, 0.0, -1.0]
+    rows = ["one", "two", "three", "four", "five", "six"]
+    (directory / "corpus.jsonl.gz").unlink()
+    (directory / "corpus.jsonl").write_text(
+        "\n".join(json.dumps({"_id": f"d{number}", "text": text}) for number, text in enumerate([*rows, ""]))
+    )
+    (directory / "queries.jsonl").write_text('{"_id": "q", "text": "one two"}\n{"_id": "r", "text": "six"}')
+    write_judgements(directory, "train", "q\td1\t1")
+    write_judgements(directory, "dev", "r\td4\t1")
+    (directory / "qrels" / "test.tsv").unlink()
+    vectors = {text: [of, (1 - of**2) ** 0.5] for text, of in zip(rows, cosines, strict=True)} | {"one two": [3.0, 0.0]}
+    data = embedding(directory, negatives=2, negatives_by="teacher").read(directory)
+    assert data.splits["train"]["texts"] == [["one two", "two", "one"], ["one two", "two", "three"]]  # By TF-IDF.
+    assert data.mine is not None
+    mined = data.mine(data, lambda texts: np.array([vectors[text] for text in texts]))
+    assert mined.splits["train"]["texts"] == [["one two", "two", "four"], ["one two", "two", "five"]]
+    assert mined.sha256 != data.sha256
+    assert mined.splits["dev"] == data.splits["dev"]
+    assert embedding(directory, negatives=2).read(directory).mine is None
 
 
 def test_the_only_judgements_are_divided_and_what_cannot_be_found_is_counted(
@@ -309,7 +339,7 @@ def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
         d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"),
         d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
         trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=3e-3, max_epochs=2),
-        export=d.ExportSettings(min_agreement=0.8, max_drop=0.1),
+        export=d.ExportSettings(min_agreement=0.8, max_drop=0.1, dimensions=[8], max_vector_drop=1.0),
         benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False),
     )  # fmt: skip
     record = result.record
@@ -321,12 +351,50 @@ def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
         result.metrics["test/ndcg@10"], abs=1e-6
     )
     assert {"drop", "interval"} <= record["export"]["int8"].keys()
+    fp32 = record["export"]["fp32"]["vectors"]
+    assert [(of["precision"], of["rescore"]) for of in fp32[1:]] == [
+        ("float32", 0), ("int8", 0), ("binary", 0), ("binary", 4)
+    ]  # fmt: skip
+    assert fp32[1]["metrics"] == record["export"]["fp32"]["metrics"]
+    assert {"ndcg@10", "test/ndcg@10"} <= fp32[0]["metrics"].keys()
+    bundle = d.Bundle(result.directory / "bundle", model="fp32")
+    width = bundle.encode(["a"]).shape[1]
+    assert bundle.dimensions == [of["dimensions"] for of in fp32[:2] if of["gate"] == "passed"]
+    for document in (result.report(), (result.directory / "bundle" / "README.md").read_text()):
+        assert "## Smaller vectors" in document
+        last = fp32[4]
+        cells = [f"{width} dimensions, binary, 4 times as many rescored", *(
+            f"{last['metrics'][name]:.4f}" for name in ("ndcg@10", "test/ndcg@10")
+        ), f"{last['kept']:.1%}"]  # fmt: skip
+        assert f"| model.onnx | {' | '.join(cells)} |" in document
     table = pandas.read_parquet(result.directory / "predictions.parquet")
     test = table[(table.split == "test") & table.label.notna()]
     rows = [json.loads(line) for line in read_lines(directory / "corpus.jsonl.gz")]
     corpus = [f"{row['title']} {row['text']}" for row in rows]
-    found = d.Bundle(result.directory / "bundle", model="fp32").search([text[0] for text in test.texts], corpus, k=1)
+    found = bundle.search([text[0] for text in test.texts], corpus, k=1)
     assert [f"d{of_query[0][0]}" for of_query in found] == [ids[0] for ids in test.student_prediction]
+
+
+def test_a_teacher_finds_the_negatives_of_a_run(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    directory = write_set(tmp_path / "set", documents=40, queries=39)
+    encoder = toy_bert(len(tokenizer), layers=1, initializer_range=0.05).bert
+    teacher = d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
+    hashes = {}
+    for by in ("teacher", "tfidf"):
+        result = d.distill(
+            teacher, d.students.distilbert(depth=1), embedding(directory, negatives=2, negatives_by=by),
+            objective=d.Objective(negatives=d.MultipleNegatives()), directory=tmp_path / by,
+            trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=1e-3, max_steps=2),
+            export=d.ExportSettings(enabled=False),
+        )  # fmt: skip
+        hashes[by] = result.record["task"]["sha256"]
+    assert hashes["teacher"] != hashes["tfidf"]
+    [entry] = (tmp_path / "cache" / "negatives").iterdir()
+    vectors = np.load(entry / "vectors.npy")
+    data = embedding(directory, negatives=2, negatives_by="teacher").read(tmp_path)
+    training = data.scoring.data.training
+    assert vectors.shape == (len(training.judged) + 40, 32)
+    assert data.mine(data, lambda texts: vectors).sha256 == hashes["teacher"]
 
 
 def test_queries_with_the_text_of_a_training_query_are_counted(

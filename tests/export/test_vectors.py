@@ -1,0 +1,119 @@
+"""Tests of the gate of smaller vectors."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distill as d
+from distill.chain.plan import check_export
+from distill.contracts import Scores
+from distill.data.retrieval import Judgements
+from distill.edge.manifest import read_manifest
+from distill.errors import OptionError, UserError
+from distill.export.vectors import check_dimensions, judge_vectors, measure_vectors
+from distill.storage.files import write_json
+from distill.tasks.class_scores import OneClass
+from distill.tasks.vector_scores import PairScores, RankingScores
+from tests.edge.conftest import write_vector_bundle
+
+
+def pairs(*, width: int = 8, number: int = 200) -> Scores:
+    """Returns vectors of pairs whose first 4 dimensions alone have the score of the pair."""
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(2 * number, width)).astype(np.float32)
+    vectors[1::2, :4] = vectors[::2, :4] + vectors[1::2, :4] * random.uniform(0, 3, size=(number, 1))
+    first, second = vectors[::2, :4], vectors[1::2, :4]
+    labels = (first * second).sum(axis=1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    return Scores({"logits": vectors}, np.repeat(labels, 2), np.repeat(np.arange(number), 2))
+
+
+def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off() -> None:
+    scoring, scores = PairScores(("spearman", "pearson")), pairs()
+    settings = d.ExportSettings(dimensions=[1, 4, 8], max_vector_drop=0.1)
+    narrow, best, whole = measure_vectors(
+        {"dev": scores, "test": scores}, {"dev": scores}, scoring=scoring, settings=settings
+    )
+    cut = Scores({"logits": scores.columns["logits"][:, :1]}, scores.labels, scores.example_id)
+    for name, value in scoring.metrics(cut).items():
+        assert narrow["metrics"][name] == narrow["metrics"][f"test/{name}"] == pytest.approx(value)
+    assert best["metrics"]["spearman"] == pytest.approx(1.0, abs=1e-4)
+    reference = scoring.metrics(scores)["spearman"]
+    assert narrow["drop"] == pytest.approx(reference - narrow["metrics"]["spearman"])
+    assert narrow["kept"] == pytest.approx(narrow["metrics"]["spearman"] / reference)
+    assert [of["gate"] for of in (narrow, best, whole)] == ["failed", "passed", "passed"]
+    assert narrow["reason"] == f"drop {narrow['drop']:.4f}, the limit is 0.1"
+    assert (whole["dimensions"], whole["drop"], whole["kept"]) == (8, 0.0, 1.0)
+    assert measure_vectors({"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings()) == []
+
+
+def test_a_retrieval_set_has_every_precision_of_a_search() -> None:
+    random = np.random.default_rng(0)
+    documents = random.normal(size=(300, 64)).astype(np.float32)
+    queries = documents[:30] + 0.8 * random.normal(size=(30, 64)).astype(np.float32)
+    labels = np.array([*range(30), *(-1 - np.arange(300))], dtype=np.float32)
+    scores = Scores({"logits": np.concatenate([queries, documents])}, labels, np.arange(330))
+    data = Judgements(tuple({query: 1} for query in range(30)), tuple(map(str, range(300))))
+    scoring = RankingScores(("ndcg@10", "mrr@10"), data=data)
+    entries = measure_vectors(
+        {"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings(dimensions=[16, 64])
+    )
+    forms = [(of["dimensions"], of["precision"], of["rescore"]) for of in entries]
+    assert forms == [(16, "float32", 0), (64, "float32", 0), (64, "int8", 0), (64, "binary", 0), (64, "binary", 4)]
+    narrow, whole, int8, binary, rescored = (of["metrics"]["ndcg@10"] for of in entries)
+    assert whole == scoring.metrics(scores)["ndcg@10"]
+    assert int8 == pytest.approx(whole, abs=0.02)
+    assert narrow < whole
+    assert binary < rescored
+
+
+def test_tasks_without_vectors_have_no_smaller_ones() -> None:
+    scores = Scores({"logits": np.eye(2)}, np.arange(2), np.arange(2))
+    scoring = OneClass(("accuracy",))
+    assert measure_vectors({"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings()) == []
+    task: Any = SimpleNamespace(
+        info=SimpleNamespace(name="sst2", kind="classification", decoder="classes", likelihood="softmax")
+    )
+    expected = (
+        r"got export.dimensions=\[64\], expected \[\], because task sst2 \(classification\) has no vectors of tex"
+    )
+    with pytest.raises(OptionError, match=expected):
+        check_export(d.ExportSettings(dimensions=[64]), task)
+
+
+def test_dimensions_above_the_width_are_named() -> None:
+    model: Any = SimpleNamespace(config=SimpleNamespace(hidden_size=32))
+    check_dimensions(d.ExportSettings(dimensions=[16, 32]), model)
+    with pytest.raises(
+        OptionError, match=r"got export.dimensions=\[16, 64\], expected at most 32, the width of the st"
+    ):
+        check_dimensions(d.ExportSettings(dimensions=[16, 64]), model)
+
+
+def test_the_gate_of_smaller_vectors() -> None:
+    assert judge_vectors(0.03, [0.0, 0.06], 0.03) == ("passed", None)
+    assert judge_vectors(0.031, [0.0, 0.04], 0.03) == ("failed", "drop 0.0310, the limit is 0.03")
+    gate, reason = judge_vectors(0.01, [-0.1, 0.07], 0.03)
+    assert (gate, reason) == ("undecided", "the drop may be up to 0.0700 (95% interval), the limit is 0.06")
+    assert judge_vectors(float("nan"), [0.0, 0.0], 0.03)[0] == "failed"
+
+
+def test_a_bundle_names_the_dimensions_that_passed(tmp_path: Path, tokenizer: Any) -> None:
+    write_vector_bundle(tmp_path, tokenizer)
+    content = read_manifest(tmp_path)
+    forms = [
+        {"dimensions": size, "precision": precision, "rescore": 0, "gate": gate, "kept": 0.9}
+        for size, precision, gate in (
+            (2, "float32", "passed"), (1, "float32", "failed"), (2, "int8", "passed"), (3, "float32", "undecided"),
+        )
+    ]  # fmt: skip
+    write_json(tmp_path / "bundle.json", content | {"vectors": {content["recommended"]: forms}})
+    assert d.Bundle(tmp_path).dimensions == [2]
+    for wrong in ([], {"fp32": [{"dimensions": "2"}]}, {"fp32": [{"dimensions": 2, "precision": "int8"}]}):
+        write_json(tmp_path / "bundle.json", content | {"vectors": wrong})
+        with pytest.raises(
+            UserError, match="is damaged: vectors is .*, expected the smaller forms of each model's vec"
+        ):
+            d.Bundle(tmp_path)
