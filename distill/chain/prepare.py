@@ -19,6 +19,7 @@ from distill.contracts import Data, EncodedSplits, Examples, Loader, Task
 from distill.data import several
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
+from distill.data.tables import LabelledData
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
 from distill.export.rehearsal import rehearse_export
@@ -109,6 +110,11 @@ class _Reading:
             ),
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        if self.data.scoring.needs_teacher:
+            assert isinstance(self.data, LabelledData)  # Other tasks have no rows that could lack a label.
+            self.encode.given = teaching.label_scored(
+                teacher, self.task, self.data, cache=self.source.cache, directory=plan.cache_dir, dry_run=plan.dry_run
+            )
         student, examples = self._choose_student(
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
