@@ -162,7 +162,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     """
     found, substituted = locate(source, task)
     rows = getattr(task, "rows", None)
-    if plan.dry_run and isinstance(rows, LabelledText):
+    if plan.dry_run and isinstance(rows, LabelledText) and rows.is_labelled and source.labeller is None:
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)

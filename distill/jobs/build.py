@@ -35,7 +35,7 @@ def instantiate(config: DictConfig) -> Any:
 
 def name_classes(config: DictConfig) -> None:
     """Gives a task that names no classes those of `teacher.labels`, which data without labels does not have."""
-    labels = config.teacher.get("labels") if OmegaConf.is_dict(config.teacher) else None
+    labels = OmegaConf.select(config, "teacher.labels")  # None without a teacher, as in a run that is resumed.
     if labels is not None and "labels" in config.task and config.task.labels is None:
         OmegaConf.update(config, "task.labels", list(labels), force_add=True)
 
