@@ -22,6 +22,7 @@ from distill.contracts import Data, EncodedSplits, Examples, Loader, Task
 from distill.data import several
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
+from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.export.abstention import check_dev
 from distill.export.bundle import check_calibration
@@ -120,6 +121,11 @@ class _Reading:
             ),
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        if self.data.scoring.needs_teacher:
+            assert isinstance(self.data, LabelledData)  # Other tasks have no rows that could lack a label.
+            self.encode.given = teaching.label_scored(
+                teacher, self.task, self.data, cache=self.source.cache, directory=plan.cache_dir, dry_run=plan.dry_run
+            )
         student, examples = self._choose_student(
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
@@ -171,7 +177,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     """
     found, substituted = locate(source, task)
     rows = getattr(task, "rows", None)
-    if plan.dry_run and isinstance(rows, LabelledText):
+    if plan.dry_run and isinstance(rows, LabelledText) and rows.is_labelled and source.labeller is None:
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)

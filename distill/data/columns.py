@@ -9,6 +9,7 @@ from distill.data.sources import missing_columns
 from distill.errors import UserError
 from distill.readers.label_vectors import stack_columns
 from distill.readers.labels import LabelColumn, is_without_label
+from distill.readers.missing import is_missing
 
 
 def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
@@ -42,6 +43,12 @@ def is_labelled(table: Table, names: Sequence[str]) -> bool:
     """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
     found = [name for name in names if name in table.names]
     return not all(is_without_label(value) for name in found for value in table.columns[name])
+
+
+def lacks_labels(table: Table, names: Sequence[str]) -> bool:
+    """Returns whether no row of a table has a label; several columns of labels have one for every row."""
+    found = [name for name in names if name in table.names]
+    return len(found) == 1 and all(is_missing(value) for value in table.columns[found[0]])
 
 
 def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:

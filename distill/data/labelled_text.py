@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from distill.console import print_notice
-from distill.data.columns import get_labels, is_labelled, read_text_column, stack_labels
+from distill.contracts import IGNORED
+from distill.data.columns import get_labels, is_labelled, lacks_labels, read_text_column, stack_labels
 from distill.data.missing_rows import Kind, Missing, RowRules
 from distill.data.readers import Table
 from distill.data.sources import SINGLE, TableSource, check_columns
@@ -17,7 +18,15 @@ from distill.data.tables import LabelledData, Pool, Split, create_data, text_spl
 from distill.errors import UserError
 from distill.readers.label_lists import check_single
 from distill.readers.label_sets import first_rows, read_lists, to_label_sets
-from distill.readers.labels import LabelColumn, Notify, join_spellings, to_classes, to_numbers, to_words
+from distill.readers.labels import (
+    LabelColumn,
+    Notify,
+    find_classes,
+    join_spellings,
+    to_classes,
+    to_numbers,
+    to_words,
+)
 from distill.readers.lines import Lines, select_lines
 from distill.readers.problems import find_small_classes
 
@@ -39,6 +48,7 @@ class LabelledText:
         separator: between the labels of an example that has any number of them, as for `read_lists`; None where an
             example has one label.
         missing: the treatment of rows without a label or a text, as in `RowRules`.
+        is_labelled: whether the tables have labels. Without, the column of `label` is not read.
     """
 
     source: TableSource
@@ -48,6 +58,7 @@ class LabelledText:
     regression: bool = False
     separator: str | None = None
     missing: Missing = "auto"
+    is_labelled: bool = True
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads `train`, `dev` and the other splits with labels.
@@ -63,7 +74,7 @@ class LabelledText:
         splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
         lines = {name: table.lines for name, table in self.source.sample(tables).items()}
         data = create_data(self.source, names, splits, lambda splits: _list_content(names, splits), lines=lines)
-        if self._kind != "number":
+        if self._kind != "number" and not lacks_labels(tables["train"], self.label):
             _report_small_classes(tables["train"].source, data.splits["train"].labels, names, lines["train"])
         return data if unlabelled is None else replace(data, pool=Pool(_create_split(self, unlabelled)))
 
@@ -71,7 +82,8 @@ class LabelledText:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
         tables = self.source.read(cache_dir, lambda table: {SINGLE: table}, partial(is_labelled, names=self.label))
         for table in tables.values():
-            check_columns(table, [*((name,) for name in self.text), self.label], ADVICE)
+            check_columns(table, [(name,) for name in self.text], ADVICE)
+        tables = self._add_label_columns(tables)
         rules = RowRules(
             text=self.text, label=self.label, kind=self._kind, names=self.label_names, missing=self.missing
         )
@@ -79,13 +91,32 @@ class LabelledText:
         single = tables.pop(SINGLE, None)
         return ({} if single is None else self._hold_out_dev(single)) | tables, unlabelled
 
+    def _add_label_columns(self, tables: dict[str, Table]) -> dict[str, Table]:
+        """Returns the tables, of which train and dev may lack labels of classes: a column of missing values is theirs.
+
+        Raises:
+            UserError: for tables that all lack the column, although they are said to have labels.
+        """
+        of_class = self._kind == "class"
+        if self.is_labelled and not (of_class and any(_has_column(table, self.label) for table in tables.values())):
+            advice = f"{ADVICE}; task.label=null if no text has a label" if of_class else ADVICE
+            for table in tables.values():
+                check_columns(table, [self.label], advice)
+            return tables
+        return {
+            name: table
+            if self.is_labelled and _has_column(table, self.label)
+            else _without_labels(table, self.label[0])
+            for name, table in tables.items()
+        }
+
     @property
     def _kind(self) -> Kind:
         return "number" if self.regression else "class" if self.separator is None else "classes"
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         """Splits a table into train and dev, stratified by class; of several labels train has every one."""
-        if self._kind == "number":
+        if self._kind == "number" or lacks_labels(table, self.label):
             return self.source.hold_out_dev(table)
         if self._kind == "classes":
             [column] = _get_label_lists(self, {"train": table}, _ignore).values()
@@ -129,7 +160,29 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
         name = next(column for column in rows.label if column in tables["train"].names)
         return (name,), {split: to_numbers(column) for split, column in columns.items()}
     check_single(columns, rows.label_names)
-    return to_classes(columns, rows.label_names, print_notice)
+    if not lacks_labels(tables["train"], rows.label):
+        return to_classes(columns, rows.label_names, print_notice)
+    names = rows.label_names
+    if names is None:
+        raise UserError(
+            f"{tables['train'].source} has no row with a label: name the classes in task.labels=[...] and take a "
+            "teacher that knows them, as +teacher=zero_shot does, or add labels"
+        )
+    return names, {
+        split: np.full(len(tables[split]), IGNORED)
+        if lacks_labels(tables[split], rows.label)
+        else find_classes(column, names, print_notice)
+        for split, column in columns.items()
+    }
+
+
+def _has_column(table: Table, names: Sequence[str]) -> bool:
+    return any(name in table.names for name in names)
+
+
+def _without_labels(table: Table, name: str) -> Table:
+    names = (*(other for other in table.names if other != name), name)
+    return replace(table, names=names, columns={**table.columns, name: [None] * len(table)})
 
 
 def _get_label_lists(rows: LabelledText, tables: Mapping[str, Table], notify: Notify) -> dict[str, LabelColumn]:

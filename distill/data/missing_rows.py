@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal, TypeAlias
 
 from distill.console import print_notice
-from distill.data.columns import get_labels
+from distill.data.columns import get_labels, lacks_labels
 from distill.data.readers import Table
 from distill.data.sources import SINGLE
 from distill.errors import UserError
@@ -33,7 +33,8 @@ class RowRules:
         kind: of the label: a class, a number, or any number of classes.
         names: of the classes, where they are given.
         missing: error refuses such rows, drop leaves them out, and unlabelled gives those of train that have a text to
-            the teacher. auto does so too, but an empty list of several labels is none of them.
+            the teacher. auto does so too, but an empty list of several labels is none of them. Where no row of train
+            has a class, both keep the rows of train, and of a dev without classes.
     """
 
     text: tuple[str, ...]
@@ -52,6 +53,9 @@ class RowRules:
         """
         columns = {name: self._find_labels(table) for name, table in tables.items()}
         marks = self._find_marks(columns)
+        if self.keeps_rows(tables):
+            lacking = [name for name in (*_TRAINED, "dev") if name in tables and lacks_labels(tables[name], self.label)]
+            columns |= dict.fromkeys(lacking)
         checked = {name: self._check(table, columns[name], marks, name) for name, table in tables.items()}
         if any(problem.is_error for of_table in checked.values() for problem in of_table.problems):
             every = [join_problems(of.table.source, of.problems) for of in checked.values() if of.problems]
@@ -64,6 +68,12 @@ class RowRules:
             if name in _TRAINED and of_table.unlabelled and self.missing in ("auto", "unlabelled"):
                 unlabelled = of_table.table.select(of_table.unlabelled)
         return {name: table for name, table in kept.items() if len(table)}, unlabelled
+
+    def keeps_rows(self, tables: Mapping[str, Table]) -> bool:
+        """Returns whether no row of train has a class, so that its rows are no exceptions."""
+        trained = [tables[name] for name in _TRAINED if name in tables]
+        may_keep = self.kind == "class" and self.missing in ("auto", "unlabelled")
+        return may_keep and any(lacks_labels(table, self.label) for table in trained)
 
     def _find_labels(self, table: Table) -> LabelColumn | None:
         """Returns the labels of a table, None if there is a column for each of several."""

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from distill.console import print_notice
+from distill.contracts import IGNORED
 from distill.data.auto_text import SHARE
 from distill.data.sources import TableSource
 from distill.errors import UserError
@@ -17,6 +18,8 @@ from distill.readers.problems import find_doubled, find_shared
 
 # Names of sources of rows that only the teacher labels.
 OWN_ROWS, GIVEN_TEXTS, CHANGED_COPIES, BANK = "rows without a label", "texts without a label", "changed copies", "bank"
+# The column of the class that the teacher gives an example, `IGNORED` where it is the label of the example too.
+TEACHER_CLASS = "teacher_class"
 Column: TypeAlias = list[Any] | np.ndarray
 
 
@@ -206,6 +209,22 @@ class LabelledData:
     def with_option(self, option: str) -> Self:
         """Returns the data with a SHA-256 that depends on an option too."""
         return replace(self, sha256=hashlib.sha256(f"{self.sha256} {option}".encode()).hexdigest())
+
+    def with_teacher(self, classes: Mapping[str, np.ndarray]) -> Self:
+        """Returns the data with the classes `[N]` that a teacher gives each split that is scored.
+
+        They are also the labels of examples without one.
+        """
+        splits = dict(self.splits)
+        for name, of_split in classes.items():
+            labels = splits[name].labels
+            is_missing = labels == IGNORED
+            columns = {
+                "labels": np.where(is_missing, of_split, labels),
+                TEACHER_CLASS: np.where(is_missing, IGNORED, of_split),
+            }
+            splits[name] = splits[name].with_columns(**columns)
+        return replace(self, splits=splits)
 
     def sizes(self) -> dict[str, int]:
         """Returns the number of examples of each split."""

@@ -33,6 +33,13 @@ def instantiate(config: DictConfig) -> Any:
     return hydra.utils.instantiate(config, _convert_="all")
 
 
+def name_classes(config: DictConfig) -> None:
+    """Gives a task that names no classes those of `teacher.labels`, which data without labels does not have."""
+    labels = OmegaConf.select(config, "teacher.labels")  # None without a teacher, as in a run that is resumed.
+    if labels is not None and "labels" in config.task and config.task.labels is None:
+        OmegaConf.update(config, "task.labels", list(labels), force_add=True)
+
+
 def cache_dir(config: DictConfig) -> Path:
     """Returns the directory that all runs share."""
     return mirror.local_path(config.cache_dir)

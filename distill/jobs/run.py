@@ -63,6 +63,7 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
         launch: identifies the run among all of its sweep, also when a launcher starts it again after a lost worker.
     """
     limit_threads()
+    build.name_classes(config)
     for place in (config.cache_dir, config.output_dir):
         mirror.check(mirror.local_path(place))
     if config.dry_run:

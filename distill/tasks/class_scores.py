@@ -3,18 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from distill.console import print_notice
-from distill.contracts import IGNORED, Constant, Likelihood, Scores
-from distill.data.tables import LabelledData
+from distill.contracts import IGNORED, Constant, Items, Likelihood, Outputs, Scores
+from distill.data.tables import TEACHER_CLASS, LabelledData
 from distill.errors import OptionError, UserError
 from distill.losses import HardLabels
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
 from distill.tasks.own_metrics import Functions
 from distill.tasks.scoring import Scoring, always, compute_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Metric -> its value from the functions of scikit-learn, labels and predictions `[N]`, and the classes that F1 is of.
 METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, Mapping[str, Any]], float]] = {
@@ -22,6 +25,7 @@ METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, Mapping[str,
     "f1": lambda sklearn, labels, predicted, classes: sklearn.f1_score(labels, predicted, zero_division=0.0, **classes),
     "matthews": lambda sklearn, labels, predicted, classes: sklearn.matthews_corrcoef(labels, predicted),
 }
+AGREEMENT = "agreement"  # The share of examples of which a model's class is the teacher's.
 CERTAIN = 10.0  # A logit whose probability is nearly 1.
 ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
 
@@ -69,7 +73,10 @@ class OneClass(Scoring):
             UserError: for options that do not suit the data.
         """
         positive_index, weights = self._find_positive(data.labels), None
-        if len(known := np.unique(data.splits["dev"].labels)) == 1:
+        dev = data.splits["dev"].labels
+        if (data.splits["train"].labels == IGNORED).all():
+            return self._adapt_without_labels(data, positive_index)
+        if len(known := np.unique(dev)) == 1:
             print_notice(
                 f"dev has one class only, {data.labels[int(known[0])]}: its {self.names[0]} says nothing of the others"
             )
@@ -84,6 +91,23 @@ class OneClass(Scoring):
             data, perfect=lambda labels: CERTAIN * np.eye(len(data.labels))[labels], constant=np.zeros_like
         )
         return replace(data, scoring=scoring, terms={"hard": HardLabels()})
+
+    def _adapt_without_labels(self, data: LabelledData, positive_index: int | None) -> LabelledData:
+        """Returns data whose train has no labels with its scoring, by which the agreement selects checkpoints."""
+        if self.class_weights is not None:
+            raise OptionError("task.class_weights", str(self.class_weights), "null, because train has no labels")
+        if self.functions:
+            named = ", ".join(self.functions)
+            raise OptionError(
+                "task.metrics", f"[{named}]", f"some of {', '.join(METRICS)}, because train has no labels"
+            )
+        scoring = replace(self, names=(AGREEMENT, *self.names), classes=data.labels, positive_index=positive_index)
+        return replace(data, scoring=scoring)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the classes that the teacher gives dev select checkpoints, because train has no labels."""
+        return self.names[0] == AGREEMENT
 
     def _find_positive(self, labels: Sequence[str]) -> int | None:
         """Returns the index of the positive class; None if F1 is the mean of both classes, because neither is known."""
@@ -113,8 +137,22 @@ class OneClass(Scoring):
         is_mean = scores.columns["logits"].shape[-1] > 2 or self.positive_index is None
         # Without a binary average scikit-learn warns of every positive class but the one that is its default.
         classes = {"average": "macro"} if is_mean else {"pos_label": self.positive_index}
+        agreement = dict[str, float]()
+        if self.needs_teacher:
+            agreement = {AGREEMENT: float((self.predictions(scores) == _teacher_classes(scores)).mean())}
+            labelled = scores.columns.get(TEACHER_CLASS, scores.labels) != IGNORED
+            if not labelled.any():
+                return agreement
+            scores = scores.select(labelled)
         values = compute_metrics(METRICS, self.names, sklearn, scores.labels, self.predictions(scores), classes)
-        return self.add_functions(values, scores)
+        return agreement | self.add_functions(values, scores)
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """The logits, and the class that the teacher gives each item where it selects checkpoints."""
+        columns = super().score(outputs, items)
+        if TEACHER_CLASS in items.batch:
+            columns[TEACHER_CLASS] = items[TEACHER_CLASS][items.row]
+        return columns
 
     def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """The labels and the probabilities, of two classes those of the positive one."""
@@ -132,7 +170,10 @@ class OneClass(Scoring):
         }
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
-        return (self.predictions(scores) == scores.labels).astype(np.float64) if self.names[0] == "accuracy" else None
+        if self.names[0] not in ("accuracy", AGREEMENT):
+            return None
+        expected = _teacher_classes(scores) if self.needs_teacher else scores.labels
+        return (self.predictions(scores) == expected).astype(np.float64)
 
     def spoil(self, scores: Scores) -> Scores | None:
         """The least probable class of each example; None where a function of the user is compared."""
@@ -174,3 +215,9 @@ class OneClass(Scoring):
         if len(splits.labels) != 2 or "f1" not in self.names or self.positive_index is None:
             return None
         return splits.labels[self.positive_index]
+
+
+def _teacher_classes(scores: Scores) -> np.ndarray:
+    """Returns the class that the teacher gives each item, `[n]`, which is the label of an item without another one."""
+    classes = scores.columns.get(TEACHER_CLASS, scores.labels)
+    return np.where(classes == IGNORED, scores.labels, classes)

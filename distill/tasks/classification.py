@@ -45,7 +45,8 @@ class Classification(ShownTask):
         text: the column, or the two columns of a pair, that hold the text. Data in memory as
             `(texts, labels)` need no name.
         label: the column that holds the class; of several names the one that is there. With `multi_label` also the
-            columns of 0 and 1, one for each label.
+            columns of 0 and 1, one for each label. None if no text has one. Without any label in train, the teacher
+            must know the classes of `labels`, and the metric `agreement` with it selects checkpoints.
         name: names the task in records and directories.
         labels: names of the classes in the order of the data's integers; None takes the training split's own.
         positive: of two classes the one whose F1 is computed. None is the second one of `labels` or of 0 and 1; classes
@@ -100,7 +101,7 @@ class Classification(ShownTask):
         self,
         *,
         text: rows.Columns | None = None,
-        label: rows.Columns = "label",
+        label: rows.Columns | None = "label",
         name: str = "classification",
         labels: Labels | None = None,
         positive: Label | None = None,
@@ -133,6 +134,8 @@ class Classification(ShownTask):
             **options,
         )
         self.pool = rows.text_pool(options, self.rows)
+        if label is None and multi_label:
+            raise OptionError("label", "null", "the column of the labels, because task.multi_label=true")
         answers = self._answers
         self.info = TaskInfo(
             name=name, kind=answers.kind, auto_class=self.auto_class, likelihood=answers.likelihood,

@@ -19,7 +19,7 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.labelled_text import ADVICE, LabelledText
 from distill.data.missing_rows import Missing
 from distill.data.sources import SINGLE, STEMS, TableSource, check_memory
-from distill.data.tables import LabelledData, Split
+from distill.data.tables import TEACHER_CLASS, LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
 from distill.options import show_value
@@ -39,6 +39,7 @@ Share = Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1"
 Amount = Annotated[int, Field(ge=1)]
 # A path, or a table in memory, by name.
 TransferSets = Annotated[Mapping[str, Any], Field(description="a mapping of names to files, directories or tables")]
+NO_LABEL = "label"  # The column of missing values of data that is said to have no labels.
 UNLABELLED = "task.unlabelled"  # Names the rows of the pool, which are encoded as a split.
 
 
@@ -191,7 +192,7 @@ def labelled_text(
     *,
     name: str,
     text: Columns | None,
-    label: Columns,
+    label: Columns | None,
     label_names: tuple[str, ...] | None = None,
     regression: bool = False,
     separator: str | None = None,
@@ -200,15 +201,18 @@ def labelled_text(
 ) -> LabelledText:
     """The source of a task's rows.
 
+    Args:
+        label: the column of the label, or several of which one is read; None if no row has one.
+
     Raises:
         OptionError: for more than two columns of text.
         UserError: for data of a type that cannot be read, and tables in memory without one of the columns.
     """
-    columns, labels = text_columns(text, options), column_names(label)
+    columns, labels = text_columns(text, options), column_names(NO_LABEL if label is None else label)
     if not 1 <= len(columns) <= 2:
         raise OptionError("text", show_value(columns), "one column or the two of a pair")
     source = table_source(name=name, text=columns, label=labels, **options)
-    check_memory(source, [*((column,) for column in columns), labels], ADVICE)
+    check_memory(source, [*((column,) for column in columns), *([] if label is None else [labels])], ADVICE)
     return LabelledText(
         source=source,
         text=columns,
@@ -217,6 +221,7 @@ def labelled_text(
         regression=regression,
         separator=separator,
         missing=missing,
+        is_labelled=label is not None,
     )
 
 
@@ -314,6 +319,7 @@ def encode_rows(
     def encode(name: str, split: Split) -> TokenizedExamples:
         tokens = token_cache.tokenize_split(split, tokenizer, max_length, cache_dir)
         columns = {"labels": split.labels} | weight_column(weights, split.labels)
+        columns |= {name: split[name] for name in (TEACHER_CLASS,) if name in split.columns}
         return TokenizedExamples(tokens, tokenizer, per_example=columns)
 
     labels = splits.splits["train"].labels

@@ -48,6 +48,11 @@ class Scoring:
     scores_text = False
 
     @property
+    def needs_teacher(self) -> bool:
+        """Whether the classes that the teacher gives dev select checkpoints, because train has no labels."""
+        return False
+
+    @property
     def metric(self) -> str:
         """The metric that selects checkpoints."""
         return self.names[0]

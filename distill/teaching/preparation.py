@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from lightning.pytorch.loggers import CSVLogger
@@ -19,6 +20,7 @@ from distill.console import format_duration, print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Task
 from distill.data import batching
 from distill.data.mixing import labelled_only
+from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.losses.objective import supervised_objective
 from distill.models.checks import check_length, encoder_size
@@ -113,7 +115,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         notices = _read_notices(directory)
     else:
         start, rescaling = _load_fitting(source, preparation)
-        _check(start, source, task)
+        _check(start, source, task, splits)
         notices = start.notices
         if start.fits:
             origin = AS_IT_IS if rescaling is None else RESCALED
@@ -280,7 +282,7 @@ def _reload(source: TeacherSource, task: Task, splits: Data, rescaling: Rescalin
     return model if rescaling is None else rescaling.apply(model)
 
 
-def _check(start: Start, source: TeacherSource, task: Task) -> None:
+def _check(start: Start, source: TeacherSource, task: Task, splits: Data) -> None:
     """Raises UserError if the teacher does not suit the task, and prints its notices."""
     name = source.weights.resolved()
     if task.info.raw_text:
@@ -300,6 +302,11 @@ def _check(start: Start, source: TeacherSource, task: Task) -> None:
         raise UserError(
             f"teacher {name} does not fit task {task.info.name}: {start.reason}; to have it fine-tuned first, leave "
             "out teacher.finetune=false, or in Python call fit(task) of the teacher"
+        )
+    elif not start.fits and splits.scoring.needs_teacher:
+        raise UserError(
+            f"train has no labels, and teacher {name} must be fine-tuned on some because {start.reason}: take a "
+            "teacher that knows the classes, as +teacher=zero_shot or +teacher=file does, or add labels"
         )
     elif source.finetune is not None:
         check_budget(source.finetune.batch_tokens, task.info.max_length, source.trainer)
@@ -351,6 +358,28 @@ def score(
         )
     teacher.notices.append(f"{weakness}; it teaches because of teacher.accept_weak=true")
     print_notice(teacher.notices[-1])
+
+
+def label_scored(
+    teacher: PreparedTeacher, task: Task, data: LabelledData, *, cache: OutputCache, directory: Path, dry_run: bool
+) -> LabelledData:
+    """Returns the data with the teacher's class of each example that is scored, and no class of one in a dry run.
+
+    Args:
+        cache: the rules for caching the teacher's outputs.
+        directory: of what runs share.
+    """
+    if dry_run:
+        return data.with_teacher({name: np.zeros(len(split), dtype=np.int64) for name, split in data.scored().items()})
+    examples = task.encode(data, teacher.tokenizer, directory)
+    of_members = [
+        _score(member, task, data.scoring, examples, cache, directory / "outputs") for member in teacher.members
+    ]
+    scores = {
+        name: mix_scores([of[name] for of in of_members], teacher.shares, task.info.likelihood)
+        for name in of_members[0]
+    }
+    return data.with_teacher({name: data.scoring.predictions(of) for name, of in scores.items()})
 
 
 def _score(

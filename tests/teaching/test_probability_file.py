@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "missing rows": (
         lambda rows: rows[:60],
-        "probabilities.csv has no probabilities for 4 of 64 texts of train, the first of them 'stale, cold and stupid 60'",
+        "probabilities.csv has no probabilities for 4 of 64 texts of train, the first of them 'stale, cold and stupid",
     ),
     "a sum that is not 1": (
         changed(2, lovely=0.5),
