@@ -15,8 +15,6 @@ from distill.models.origins import Origins, encode_pieces
 
 STARTS = ("sentence", "teacher", "random")
 SMOOTHING = 1e-3  # a of the weights a / (a + p). The paper has 1e-4, with which rare pieces outweigh all others.
-    1e-3  # a of the weights a / (a + p). With the paper's 1e-4 rare pieces decide, and labels are found less often.
-)
 
 
 def from_teacher(
