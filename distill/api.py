@@ -425,7 +425,7 @@ def _static_student(**options: Any) -> Student:
 
     Args:
         options: `dim` (256), `buckets` (131072), `bucket_dim` (64), `classifier_dim` (512), `dropout` (0.2),
-            `token_dropout` (0.1), `smoothing` (1e-4) and `start` (`sentence`, `teacher` or `random`), the options of
+            `token_dropout` (0.1), `smoothing` (1e-3) and `start` (`sentence`, `teacher` or `random`), the options of
             `student=static`.
     """
     return Student("static", partial(_static.from_teacher, **options))

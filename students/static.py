@@ -14,7 +14,7 @@ from distill.models.modeling_static import StaticConfig, StaticPreTrainedModel
 from distill.models.origins import Origins, encode_pieces
 
 STARTS = ("sentence", "teacher", "random")
-SMOOTHING = 1e-4  # a of the weights a / (a + p), as in the paper.
+SMOOTHING = 1e-3  # a of the weights a / (a + p). The paper has 1e-4, with which rare pieces outweigh all others.
 
 
 def from_teacher(
@@ -124,7 +124,7 @@ def _find_class(task: Task) -> type[PreTrainedModel]:
 def _start_weights(student: StaticPreTrainedModel, origins: Origins, *, smoothing: float) -> None:
     """Sets the weights to a / (a + p), those of special tokens to 0."""
     shares = origins.shares()
-    student.weights[: len(shares)] = smoothing / (smoothing + shares)
+    student.weights.weight[: len(shares), 0] = smoothing / (smoothing + shares)
     student.counted[torch.tensor(sorted(set(origins.tokenizer.all_special_ids)), dtype=torch.long)] = 0
 
 
@@ -138,6 +138,6 @@ def _start_vectors(student: StaticPreTrainedModel, vectors: Tensor, shares: Tens
     centered = (vectors - vectors[is_piece].mean(dim=0)) * is_piece[:, None]
     _, directions = torch.linalg.eigh(centered.T @ centered)  # Ascending.
     table = centered @ directions.flip(1)[:, : student.config.embedding_dim]
-    weighted = (table * student.weights[:, None])[: len(shares)].square().mean(dim=1)
+    weighted = (table * student.weights.weight)[: len(shares)].square().mean(dim=1)
     scale = (weighted * shares).sum().sqrt()
     student.embeddings.weight.copy_(table / scale.clamp(min=1e-12))

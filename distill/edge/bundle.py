@@ -487,7 +487,8 @@ class Bundle(Shown):
             except ValueError as error:
                 refused = LongTextError if isinstance(error, TooLongError) else RecordError
                 raise refused(number, error) from error
-            is_cut = _count_tokens([row]) > _count_tokens(rows)  # Windows share tokens, and lose none.
+            # Windows share tokens, and lose none.
+            is_cut = rows != [row] and _count_tokens([row]) > _count_tokens(rows)
             encoded.append(Encoded(rows, is_cut or any(was_cut for _, was_cut in tokenized)))
         return encoded
 
@@ -498,7 +499,8 @@ class Bundle(Shown):
             encodings = itertools.chain.from_iterable(map(self.tokenizer.encode_batch, chunks))
             return ((encoding, False) for encoding in encodings)
         return Truncation(
-            self.tokenizer, max_length=self.manifest["max_length"], side=self.truncation_side
+            self.tokenizer, max_length=self.manifest["max_length"], side=self.truncation_side,
+            offsets=self.decoder.classes_are_tokens,
         ).encode(texts)  # fmt: skip
 
     def _count_outputs(self, row: Row) -> int:
@@ -520,7 +522,7 @@ class Bundle(Shown):
         only one.
         """
         sequences = list(itertools.chain.from_iterable(batch))
-        length = max(len(sequence.ids) for sequence in sequences)
+        length = max(map(len, sequences))
         inputs = {}
         for name in self.manifest["inputs"]:
             padding = self.manifest["padding"][name]
@@ -680,7 +682,7 @@ def _to_list(values: object, name: str) -> list[Any]:
 
 def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
     """Yields the positions of the rows of each batch, those of short sequences first, fewer of long ones."""
-    lengths = [max(len(sequence.ids) for sequence in row) for row in rows]
+    lengths = [max(map(len, row)) for row in rows]
     batch: list[int] = []
     for i in sorted(range(len(rows)), key=lengths.__getitem__):
         if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[i] ** 2 > MOST_PAIRS):
@@ -692,7 +694,7 @@ def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
 
 
 def _count_tokens(rows: Sequence[Row]) -> int:
-    return sum(len(sequence.ids) for row in rows for sequence in row)
+    return sum(len(sequence) for row in rows for sequence in row)
 
 
 def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]:

@@ -71,6 +71,10 @@ class ModelInput(Protocol):
     @property
     def attention_mask(self) -> Any: ...
 
+    def __len__(self) -> int:
+        """Returns the number of tokens."""
+        ...
+
 
 Row = Sequence[Any]  # The `ModelInput`s of one row of logits: one of them, or one for each choice or text.
 

@@ -25,6 +25,9 @@ class MaskedTokens:
     positions: Sequence[int]
     spans: Sequence[Span] = ()
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
     @classmethod
     def find(cls, encoding: Any, text: str, mask_id: int) -> "MaskedTokens":
         """Returns the tokens of a text with the positions of its masks.

@@ -51,6 +51,9 @@ class Window:
     type_ids: Integers
     characters: Integers
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
     @property
     def attention_mask(self) -> Integers:
         return np.ones_like(self.ids)

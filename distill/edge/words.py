@@ -24,6 +24,9 @@ class CutEncoding:
     offsets: list[Span]
     special_tokens_mask: list[int]
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
     @classmethod
     def select(cls, encoding: Any, kept: Sequence[int]) -> "CutEncoding":
         """Returns the tokens `kept` of an encoding."""

@@ -100,13 +100,16 @@ def quantize_tables(model: onnx.ModelProto) -> None:
 
     A look-up becomes two look-ups and a product. With one scale for the whole table, as the quantizer of onnxruntime
     has it, the error of MiniLM's table is six times as large.
+    A table of one column stays, because its scales would be as large as itself.
     """
+    widths = {tensor.name: tensor.dims[-1] for tensor in model.graph.initializer if tensor.dims}
     tables = {name for name, size in find_tables(model).items() if size >= LARGE_TABLE}
     uses: dict[str, int] = {}
     for node in model.graph.node:
         for name in node.input:
             uses[name] = uses.get(name, 0) + 1
-    for node in [node for node in model.graph.node if node.name in tables and uses[node.input[0]] == 1]:
+    large = [node for node in model.graph.node if node.name in tables and widths[node.input[0]] > 1]
+    for node in [node for node in large if uses[node.input[0]] == 1]:
         tensor = constants(model)[node.input[0]]
         table = numpy_helper.to_array(tensor).astype(np.float32)
         scale = np.abs(table).max(axis=1, keepdims=True) / 127

@@ -49,7 +49,7 @@ def write_model2vec(
     settings = vector_settings(model.config)
     normalize = settings is not None and settings["normalize"]
     pieces = len(tokenizer)
-    table = model.embeddings.weight * (model.weights * model.counted)[:, None]
+    table = model.embeddings.weight * model.weights.weight * model.counted[:, None]
     save_file({"embeddings": table[:pieces].float().cpu().contiguous()}, directory / "model.safetensors")
     backend = copy.deepcopy(tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
     backend.no_truncation()

@@ -95,7 +95,7 @@ class StaticPreTrainedModel(PreTrainedModel):
     `sum_i g(hash(piece_i, piece_i+1)) / n`. Special tokens are no pieces of a text.
 
     Attributes:
-        weights: the weight of each piece, `[V]`.
+        weights: the weight of each piece, `[V, 1]`, an embedding as well, so that it is trained like one.
         counted: 1 for a piece and 0 for a special token, `[V]`.
         codes: the number of each piece that its hashes are made of, `[V]`, which stays when a piece gets another id.
     """
@@ -105,7 +105,7 @@ class StaticPreTrainedModel(PreTrainedModel):
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
-        self.weights = nn.Parameter(torch.ones(config.vocab_size))
+        self.weights = nn.Embedding(config.vocab_size, 1)
         self.register_buffer("counted", torch.ones(config.vocab_size))
         self.pairs: nn.Embedding | None = None
         if config.buckets:
@@ -118,7 +118,7 @@ class StaticPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.Linear | nn.Embedding):
             module.reset_parameters()
         elif isinstance(module, StaticPreTrainedModel):
-            nn.init.ones_(module.weights)
+            nn.init.ones_(module.weights.weight)
             nn.init.ones_(module.counted)
             if module.pairs is not None:
                 nn.init.zeros_(module.pairs.weight)
@@ -133,7 +133,7 @@ class StaticPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def select_pieces(self, kept: Tensor) -> None:
         """Keeps these pieces, `[V']`, under new ids from 0, in all that a piece has besides its embedding."""
-        self.weights = nn.Parameter(self.weights[kept])
+        self.weights = nn.Embedding.from_pretrained(self.weights.weight[kept], freeze=False)
         self.counted = self.counted[kept]
         if self.pairs is not None:
             self.codes = self.codes[kept]
@@ -141,7 +141,7 @@ class StaticPreTrainedModel(PreTrainedModel):
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None, *, pair: bool = False) -> Tensor:
         """Returns the vectors `[B, T, D]` of the T texts of each row of `input_ids [B, L]`, 0 for an empty text."""
         marks, weights = self._mark(input_ids, attention_mask, pair=pair)
-        sums = [torch.matmul(marks * weights[:, None], self.embeddings(input_ids))]
+        sums = [torch.matmul(marks * weights, self.embeddings(input_ids))]
         if self.pairs is not None:
             sums.append(torch.matmul(*self._hash(input_ids, marks)))
         return torch.cat(sums, dim=-1) / marks.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -149,19 +149,19 @@ class StaticPreTrainedModel(PreTrainedModel):
     def states(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Returns the terms of the sum of each row, read as one text, at their tokens: `[B, L, D]`."""
         marks, weights = self._mark(input_ids, attention_mask, pair=False)
-        terms = [self.embeddings(input_ids) * (marks[:, 0] * weights)[..., None]]
+        terms = [self.embeddings(input_ids) * (marks * weights).transpose(1, 2)]
         if self.pairs is not None:
             marks, vectors = self._hash(input_ids, marks)
             terms.append(vectors * marks[:, 0, :, None])
         return torch.cat(terms, dim=-1)
 
     def _mark(self, input_ids: Tensor, attention_mask: Tensor | None, *, pair: bool) -> tuple[Tensor, Tensor]:
-        """Returns 1 for the pieces of each text, `[B, T, L]`, and the weights of the pieces, `[B, L]`."""
+        """Returns 1 for the pieces of each text, `[B, T, L]`, and the weights of the pieces, `[B, 1, L]`."""
         separator = self.config.sep_token_id if pair else None
         marks = mark_texts(input_ids, attention_mask, separator=separator) * self.counted[input_ids][:, None]
         if self.training and self.config.token_dropout:
             marks = marks * (torch.rand(input_ids.shape, device=marks.device) >= self.config.token_dropout)[:, None]
-        return marks, self.weights[input_ids]
+        return marks, self.weights(input_ids).transpose(1, 2)
 
     def _hash(self, input_ids: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
         """Returns 1 for each piece that has another one of its text behind it, `[B, T, L]`, and the pairs' vectors."""
