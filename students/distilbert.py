@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 from transformers import BertConfig, DistilBertConfig, PreTrainedModel
 
 from distill.contracts import Task
@@ -20,7 +19,8 @@ from distill.models.layers import find_layer_prefix, name_in_whole, renumber_lay
 from distill.models.loading import auto_class_of
 from distill.models.long_texts import Attention, LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
-from distill.models.narrowing import Importance, Sizes, narrow, take_strongest
+from distill.models.narrowing import Importance
+from distill.models.width import Width
 
 Layers = str | Sequence[int]
 
@@ -75,48 +75,28 @@ def from_teacher(
     From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
     of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
     family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
-    layers. From a BiLSTM on features it is what it would be from their encoder, with a new head. A DistilBERT with
-    other heads, or with narrow embeddings, is a model of `distill.models.modeling_narrow`. The student's `inherited`
-    maps the names of its tensors to those of the teacher's tensors that they were copied from.
+    layers. From a BiLSTM on features it is what it would be from their encoder, with a new head. The student's
+    `inherited` maps the names of its tensors to those of the teacher's tensors that they were copied from.
 
     Args:
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
-        init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too; the layers
-            that suit the task best are chosen outside, by students that this function builds. A list has names that
-            combine.
-        heads: number of heads of a layer, of the teacher's size each, or one number for each layer; None for the
-            teacher's. The most important ones are copied.
-        ffn: number of inner neurons of a layer, as `heads`.
-        embedding_dim: width of the embeddings of words, which are the teacher's by a truncated singular value
-            decomposition, with a projection to the width of the layers; None for the teacher's.
-        prune: `iterative` for a student that reaches its sizes in `prune_steps` steps, between which it is trained for
-            `prune_share` of its training's steps; then the numbers of `heads` and `ffn` are means over the layers. The
-            student here has the sizes at the end.
-        importance: returns the importance of the teacher's heads and inner neurons; None copies the first ones.
-        task: that a student which reads chunks must suit.
+        init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too, of layers that
+            are chosen outside, by students that this function builds. A list has names that combine.
+        heads, ffn, embedding_dim, prune, prune_steps, prune_share, importance: of a narrower one, as in `Width.apply`.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
-        chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
+        task, chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
 
     Raises:
-        UserError: if the teacher lacks one of the layers, its layers are not separate modules, a layer cannot take
-            its place in the student, or the student cannot have such attention or sizes.
+        UserError: if the student cannot have these layers, or such attention or sizes.
     """
-    copies = _check_init(init)
-    _check_pruning(prune, prune_steps, prune_share, copies)
+    copies, cut = _check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    is_cut = (heads, ffn, embedding_dim, prune) != (None, None, None, None)
-    if is_cut and (long_texts.is_set or chunk is not None or isinstance(teacher, FeatureBilstmPreTrainedModel)):
-        raise UserError(
-            "student.heads, ffn, embedding_dim and prune cut no student for long texts, and none of features: "
-            "leave out student.attention, student.positions and student.chunk, or take another teacher"
-        )
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
-    student = follow(teacher, layers, depth, copies)
-    if is_cut:
-        return _cut_width(student, heads, ffn, embedding_dim, importance if copies else None)
+    cut.check(copies=copies, can_be_cut=follow is _copy_layers and chunk is None and not long_texts.is_set)
+    student = cut.apply(follow(teacher, layers, depth, copies), importance if copies else None)
     return chunks.apply(long_texts.apply(student), task, teacher=teacher)
 
 
@@ -134,89 +114,6 @@ def _check_init(init: str | Sequence[str]) -> bool:
             f"student.init={names} combines random weights, which copy nothing, with others: give one of them"
         )
     return names != ["random"]
-
-
-def _check_pruning(prune: str | None, steps: int, share: float, copies: bool) -> None:
-    """Raises UserError for options of iterative pruning that cannot be."""
-    if prune not in (None, "iterative"):
-        raise UserError(f"student.prune={prune} is unknown, expected iterative or null")
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise UserError(f"got student.prune_steps={steps}, expected a whole number of at least 1")
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
-    if prune is not None and not copies:
-        raise UserError("student.prune=iterative removes parts of the teacher, and student.init=random copies none")
-
-
-def _cut_width(
-    student: PreTrainedModel,
-    heads: int | Sequence[int] | None,
-    ffn: int | Sequence[int] | None,
-    embedding_dim: int | None,
-    importance: Callable[[], Importance] | None,
-) -> PreTrainedModel:
-    """Returns the student with the most important heads and inner neurons, and with narrow embeddings."""
-    whole, layers = Sizes.of(student), student.config.teacher_layers
-    head_counts = choose_counts("heads", heads, whole.heads)
-    neuron_counts = choose_counts("ffn", ffn, whole.neurons)
-    check_rank(student, embedding_dim)
-    scores = _no_importance(whole)
-    if importance is not None and (head_counts, neuron_counts) != (whole.heads, whole.neurons):
-        scores = importance().of_layers(layers)
-    return narrow(
-        student, heads=take_strongest(scores.heads, head_counts), embedding_dim=embedding_dim,
-        neurons=take_strongest(scores.neurons, neuron_counts),
-    )  # fmt: skip
-
-
-def _no_importance(whole: Sizes) -> Importance:
-    """Returns the importance of a model of which nothing is known: all are alike."""
-    zeros: list[list[Tensor]] = [[torch.zeros(size) for size in sizes] for sizes in (whole.heads, whole.neurons)]
-    return Importance(*zeros)
-
-
-def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequence[int]) -> list[int]:
-    """Returns the number of heads or inner neurons of each layer.
-
-    Args:
-        given: the value of the option, one number or one for each layer; None for all.
-        whole: how many each layer has in the teacher.
-
-    Raises:
-        UserError: for no whole number, one out of range, or more or fewer numbers than layers.
-    """
-    if given is None:
-        return list(whole)
-    counts = [given] * len(whole) if not isinstance(given, Sequence) or isinstance(given, str) else list(given)
-    if len(counts) != len(whole):
-        raise UserError(
-            f"student.{option}={counts} has {len(counts)} numbers, expected one for each of {len(whole)} layers"
-        )
-    for count, most in zip(counts, whole, strict=True):
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-            shown = "heads" if option == "heads" else "inner neurons"
-            raise UserError(
-                f"got student.{option}={given}, expected a whole number from 1 to {most}: a layer of the teacher has "
-                f"{most} {shown}"
-            )
-    return counts
-
-
-def check_rank(student: PreTrainedModel, embedding_dim: int | None) -> None:
-    """Raises UserError for a width of embeddings that a student cannot have."""
-    if embedding_dim is None:
-        return
-    width = int(student.config.hidden_size)
-    if isinstance(embedding_dim, bool) or not isinstance(embedding_dim, int) or not 1 <= embedding_dim < width:
-        raise UserError(
-            f"got student.embedding_dim={embedding_dim}, expected a whole number from 1 to {width - 1}, below the "
-            f"width {width} of the layers: leave it out for embeddings of this width"
-        )
-    if student.get_output_embeddings() is not None:
-        raise UserError(
-            f"student.embedding_dim is for students without a head over the vocabulary, and a "
-            f"{type(student).__name__} has one, which reads the table: leave it out, or take +student=albert"
-        )
 
 
 def _copy_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None, copies: bool) -> PreTrainedModel:

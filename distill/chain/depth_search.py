@@ -156,15 +156,18 @@ def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequenc
         raise UserError(
             f"got student.{DEPTH}={given} and a budget, which chooses the depth: leave out student.{DEPTH} or budget"
         )
-    found = {}
-    for depth, share in itertools.product(range(teacher.config.num_hidden_layers, 0, -1), shares or [None]):
+    found: dict[Size, Student] = {}
+    weights: dict[Size, float] = {}
+    tried: Sequence[float | None] = shares or [None]
+    for depth, share in itertools.product(range(teacher.config.num_hidden_layers, 0, -1), tried):
         options: dict[str, int] = {DEPTH: depth}
         if share is not None:
             whole = Sizes.of(teacher)
             options |= {"heads": max(1, round(share * whole.heads[0])), "ffn": max(1, round(share * whole.neurons[0]))}
+        weights[depth, share] = depth * (share or 1.0)
         found[depth, share] = Student(student.name, partial(student.build, **options))
     # The sort is stable, so that of two with as many weights the deeper one stays first.
-    return dict(sorted(found.items(), key=lambda item: item[0][0] * (item[0][1] or 1.0), reverse=True))
+    return {size: found[size] for size in sorted(found, key=lambda size: weights[size], reverse=True)}
 
 
 def _check_widths(student: Student, shares: Sequence[float], *, has_widths: bool) -> None:

@@ -105,7 +105,7 @@ def search_layers(student: Student, task_run: TaskRun) -> Student:
 
 def leave_out(total: int, depth: int, score: Callable[[Layers], float]) -> dict[Layers, float]:
     """Leaves out the layer whose loss costs least until `depth` are left, and returns the scores of all candidates."""
-    current, found = tuple(range(total)), {}
+    current, found = tuple(range(total)), dict[Layers, float]()
     while len(current) > depth:
         shorter = {layers: score(layers) for layers in itertools.combinations(current, len(current) - 1)}
         current = max(shorter, key=lambda layers: shorter[layers])

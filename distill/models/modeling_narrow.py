@@ -56,7 +56,7 @@ class NarrowDistilBertConfig(DistilBertConfig):
     @property
     def num_attention_heads(self) -> int:
         """The number of heads of the layer that has most."""
-        return max(self.layer_heads or [self.n_heads])
+        return int(max(self.layer_heads or [self.n_heads]))
 
 
 class NarrowAttention(DistilBertSelfAttention):

@@ -61,7 +61,8 @@ class Sizes:
                 "student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA and "
                 f"MPNet, and this is a {type(model).__name__}: leave them out, or take another teacher"
             )
-        return cls([_width(of["attention.query"]) // width for of in parts], [_width(of["ffn"]) for of in parts])
+        heads = [_linear(of["attention.query"]).out_features // width for of in parts]
+        return cls(heads, [_linear(of["ffn"]).out_features for of in parts])
 
 
 def head_size(model: PreTrainedModel) -> int:
@@ -179,14 +180,16 @@ def _copy_layer(source: Parts, target: Parts, rows: Tensor, neurons: Tensor) -> 
     """Copies the kept rows of heads and neurons of one layer."""
     for name in (*_HEAD_ROWS, "ffn"):
         kept = neurons if name == "ffn" else rows
-        target[name].weight.copy_(source[name].weight[kept])
-        target[name].bias.copy_(source[name].bias[kept])
+        own, other = _linear(target[name]), _linear(source[name])
+        own.weight.copy_(other.weight[kept])
+        own.bias.copy_(other.bias[kept])
     for name, kept in (("attention.dense", rows), ("ffn_output", neurons)):
-        target[name].weight.copy_(source[name].weight[:, kept])
+        _linear(target[name]).weight.copy_(_linear(source[name]).weight[:, kept])
 
 
-def _factorize(table: Tensor, embeddings: NarrowEmbeddings) -> None:
+def _factorize(table: Tensor, embeddings: nn.Module) -> None:
     """Starts embeddings and projection with the truncated singular value decomposition of the table `[V, H]`."""
+    assert isinstance(embeddings, NarrowEmbeddings)
     rows = table.double()
     _, directions = torch.linalg.eigh(rows.T @ rows)  # The right singular vectors in ascending order.
     chosen = directions[:, -embeddings.word_embeddings.embedding_dim :]  # [H, E]
@@ -194,6 +197,6 @@ def _factorize(table: Tensor, embeddings: NarrowEmbeddings) -> None:
     embeddings.word_projection.weight.copy_(chosen)
 
 
-def _width(layer: nn.Module) -> int:
+def _linear(layer: nn.Module) -> nn.Linear:
     assert isinstance(layer, nn.Linear)
-    return layer.out_features
+    return layer
