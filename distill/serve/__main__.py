@@ -26,7 +26,7 @@ LIMITS = {
     "records": "most records in a request",
     "characters": "most characters in a text",
     "total": "most characters of all texts in a request",
-    "rows": "most windows of a context, choices, masks, or texts of a list, in a record",
+    "rows": "most windows of a context, choices, masks, documents, or texts of a list, in a record",
     "body": "most bytes in a request",
     "seconds": "most for a body to arrive, for an answer, and for a client to read it",
     "held": "most bytes of requests and answers in memory; others get the status 503",

@@ -12,7 +12,7 @@ class Limits:
         records: number of records in a request.
         characters: of a text.
         total: characters of all texts of a request, as `cost` counts them.
-        rows: of the model for a record: windows of a context, choices, masks, or texts of a list.
+        rows: of the model for a record: windows of a context, choices, masks, documents, or texts of a list.
         waiting: requests of a model that wait for their turn; one more gets the status 503.
         seconds: for the body of a request to arrive, again for its answer, and again for the client to read it.
         batch_size: records in a forward pass; None for as many as the bundle recommends.

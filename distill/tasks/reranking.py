@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
+import torch
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
-from distill.contracts import Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.contracts import ENCODER_FEATURES, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data.candidates import BM25_NAME
 from distill.data.reranking import Lists, read_lists
 from distill.data.tables import LabelledData, Split, text_split
@@ -257,11 +258,33 @@ class Reranking(ShownTask):
         return rows.select_examples(batch, self.info.likelihood, valid=batch["valid"])
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs the model on the sequences `[S, L]` of all documents."""
+        """Runs the model on the sequences `[S, L]` of all documents.
+
+        Without gradients they are run in parts, because a query of dev has many of them and of different lengths.
+        """
         from distill.models.forward import collect_outputs, run_model
 
+        if not needs and not torch.is_grad_enabled():
+            return Outputs(logits=scatter_logits(_score_in_parts(model, batch), batch["valid"]))  # [B, K]
         output = run_model(model, batch, needs)
-        return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
+        return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))
+
+
+def _score_in_parts(model: "PreTrainedModel", batch: Batch) -> "Tensor":
+    """Returns the logits `[S, 1]` of sequences, of which those of similar lengths are run together, without padding."""
+    from distill.data.batching import scored_tokens, scoring_steps
+    from distill.models.forward import input_names, run_model
+
+    mask = batch["attention_mask"]
+    names = [name for name in (*input_names(model), ENCODER_FEATURES) if name in batch]
+    steps = scoring_steps(mask.sum(dim=1).cpu().numpy(), scored_tokens(mask.device))
+    parts = []
+    for chosen in steps:
+        columns = mask[chosen].any(dim=0)
+        part = {name: batch[name][chosen][:, columns] for name in names}
+        parts.append(run_model(model, part).logits)
+    order = np.concatenate(steps).argsort()
+    return torch.cat(parts)[torch.from_numpy(order).to(mask.device)]
 
 
 def _encode(

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
 from distill.contracts import Scores
+from distill.data import batching
 from distill.data.candidates import find_candidates
 from distill.data.readers import read_lines
 from distill.edge.classes import MASKED
@@ -131,6 +133,30 @@ def test_models_agree_where_their_scores_differ_by_little(directory: Path) -> No
     assert scoring.agreement(changed, reference) == pytest.approx(29 / 30)
     assert scoring.probability_diff(changed, reference) == pytest.approx(0.5, abs=1e-5)
     assert scoring.calibration_error(reference) is None
+
+
+def test_documents_that_are_scored_in_parts_have_the_same_scores(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of at most 30 tokens, the longest document, are the parts: 30, 2 x 12, 3 x 9 and 3."""
+    monkeypatch.setattr(batching, "SCORED_TOKENS", 24)
+    model, sizes = toy_bert(len(tokenizer)).eval(), []
+    valid = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    mask = (torch.arange(30) < torch.tensor([3, 12, 5, 12, 4, 9, 30])[:, None]).long()
+    batch = {
+        "input_ids": torch.randint(5, len(tokenizer), (7, 30)), "attention_mask": mask, "valid": valid,
+        "labels": torch.zeros(2, dtype=torch.long), "example_id": torch.arange(2),
+    }  # fmt: skip
+    model.classifier = torch.nn.Linear(32, 1)
+    model.register_forward_pre_hook(lambda _, args, inputs: sizes.append(inputs["input_ids"].shape), with_kwargs=True)
+    task = Reranking(data_dir=".")
+    whole = task.run(model, batch, task.select(batch), frozenset()).logits
+    with torch.no_grad():
+        parts = task.run(model, batch, task.select(batch), frozenset()).logits
+    assert whole is not None
+    torch.testing.assert_close(parts, whole.detach(), atol=1e-5, rtol=1e-4)
+    assert sizes[0] == (7, 30)
+    assert sorted(sizes[1:]) == [(1, 3), (1, 30), (2, 12), (3, 9)]
 
 
 # Mistakes
