@@ -36,7 +36,7 @@ def several_labels() -> Task:
 
 
 CASES = {
-    "tags": (tags, "BertForTokenClassification", [["a", "lovely", "film"]]),
+    "tags": (tags, "BertForTokenClassification", [{"tokens": ["a", "lovely", "film"]}]),
     "numbers": (numbers, "BertForSequenceClassification", [["a lovely film", "a dull film"]]),
     "labels": (several_labels, "BertForSequenceClassification", ["a lovely film"]),
 }
