@@ -54,10 +54,10 @@ def from_teacher(
     if embedding_dim is not None:
         sizes["embedding_dim"] = embedding_dim
     layers = {"widths": _read_sizes("widths", widths), "dilations": _read_sizes("dilations", dilations)}
-    _check_options(sizes, layers, dropout=dropout, init=init)
+    _check_options(sizes, dropout=dropout, init=init)
     student_class = _find_class(task)
     layers = {name: values if name == student_class.layers_by else [] for name, values in layers.items()}
-    _check_reach(layers, tag_width, task.info.max_length)
+    _check_layers(layers, hidden_dim=hidden_dim, tag_width=tag_width, max_length=task.info.max_length)
     separator = getattr(teacher.config, "sep_token_id", None)
     if task.info.pair and separator is None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
@@ -80,8 +80,8 @@ def from_teacher(
     return student.float().train()
 
 
-def _check_options(sizes: Mapping[str, int], layers: Mapping[str, Sequence[int]], *, dropout: float, init: str) -> None:
-    """Raises UserError if a size is below 1 or does not fit another, a share is out of range or a name is unknown."""
+def _check_options(sizes: Mapping[str, int], *, dropout: float, init: str) -> None:
+    """Raises UserError if a size is below 1 or even, a share is out of range or a name is unknown."""
     for name, value in sizes.items():
         if not _is_size(value):
             raise UserError(f"got student.{name}={value}, expected a whole number of at least 1")
@@ -89,11 +89,6 @@ def _check_options(sizes: Mapping[str, int], layers: Mapping[str, Sequence[int]]
         raise UserError(
             f"got student.tag_width={sizes['tag_width']}, expected an odd number, because a tag belongs to the "
             f"token in the middle: take {sizes['tag_width'] + 1}"
-        )
-    if sizes["hidden_dim"] % len(layers["widths"]):
-        raise UserError(
-            f"got student.hidden_dim={sizes['hidden_dim']} for {len(layers['widths'])} widths "
-            f"(student.widths={layers['widths']}), expected a multiple of {len(layers['widths'])}"
         )
     if not 0 <= dropout < 1:
         raise UserError(f"got student.dropout={dropout}, expected a share from 0 to below 1")
@@ -124,12 +119,17 @@ def _find_class(task: Task) -> type[CnnPreTrainedModel]:
     return found
 
 
-def _check_reach(layers: Mapping[str, Sequence[int]], tag_width: int, max_length: int) -> None:
-    """Raises UserError if part of a convolution reads nothing but padding in the longest text."""
-    widest, furthest = max(layers["widths"], default=0), max(layers["dilations"], default=0)
-    if widest > max_length:
+def _check_layers(layers: Mapping[str, Sequence[int]], *, hidden_dim: int, tag_width: int, max_length: int) -> None:
+    """Raises UserError if the widths have unequal shares, or a convolution reaches beyond the longest text."""
+    widths, furthest = layers["widths"], max(layers["dilations"], default=0)
+    if widths and hidden_dim % len(widths):
         raise UserError(
-            f"got student.widths={layers['widths']}, expected at most task.max_length={max_length}, the tokens of the "
+            f"got student.hidden_dim={hidden_dim} for {len(widths)} widths (student.widths={widths}), expected a "
+            f"multiple of {len(widths)}"
+        )
+    if max(widths, default=0) > max_length:
+        raise UserError(
+            f"got student.widths={widths}, expected at most task.max_length={max_length}, the tokens of the "
             "longest text: take narrower windows, or raise task.max_length"
         )
     if (reach := tag_width // 2 * furthest) >= max_length:

@@ -47,7 +47,9 @@ def build_bilstm() -> PreTrainedModel:
 
 
 def build_cnn(head: type[PreTrainedModel], **options: Any) -> PreTrainedModel:
-    return head(CnnConfig(vocab_size=VOCABULARY, embedding_dim=8, hidden_dim=12, classifier_dim=8, **options))
+    model = head(CnnConfig(vocab_size=VOCABULARY, embedding_dim=8, hidden_dim=12, classifier_dim=8, **options))
+    model.embeddings.weight.data.mul_(0.02)  # Nothing in the model limits its logits.
+    return model
 
 
 # Architecture -> a function that builds it, and whether a text padded on the left has the same logits.

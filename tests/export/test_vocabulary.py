@@ -2,12 +2,13 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from distill.builtin.students import bilstm
+from distill.builtin.students import bilstm, cnn
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     PreTrainedModel,
@@ -106,9 +107,12 @@ def test_a_rare_piece_of_unlabelled_texts_goes_and_a_common_one_stays() -> None:
         assert ("crocodiles" in cut.get_vocab()) == kept
 
 
-def test_a_bilstm_has_the_rows_of_its_vocabulary(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    student = bilstm.from_teacher(
-        teacher, task=Classification(text="text", labels=["a", "b"]), embedding_dim=16, hidden_dim=8
+@pytest.mark.parametrize("build", [bilstm.from_teacher, cnn.from_teacher])
+def test_a_student_without_attention_has_the_rows_of_its_vocabulary(
+    build: Callable[..., PreTrainedModel], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    student = build(
+        teacher, task=Classification(text="text", labels=["a", "b"]), embedding_dim=16, hidden_dim=24
     ).eval()
     smaller, cut = cut_vocabulary(student, tokenizer, ["one two three"])
     assert len(cut) < len(tokenizer)

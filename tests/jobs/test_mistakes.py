@@ -503,7 +503,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "windows wider than the texts": (
         _options("+student=cnn", "student.widths=[3,40]", "student.hidden_dim=8", "task.max_length=32"),
-        "got student.widths=[3, 40], expected at most task.max_length=32, the tokens of the longest text: take narrower",
+        "got student.widths=[3, 40], expected at most task.max_length=32, the tokens of the longest text: take",
     ),
     "embeddings wider than the teacher's": (
         _options("+student=cnn", "student.embedding_dim=5000"),
@@ -511,7 +511,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "hidden states of a CNN": (
         _options("objective=pkd", "+student=cnn"),
-        "objective pkd: the term pkd needs hidden states, which the student (CnnForSequenceClassification) does not give",
+        "objective pkd: the term pkd needs hidden states, which the student (CnnForSequenceClassification) does not",
     ),
     "hidden states of a BiLSTM": (
         _options("objective=pkd", "+student=bilstm"),

@@ -164,7 +164,7 @@ def test_the_layers_are_those_of_the_kind_of_task(teacher: PreTrainedModel) -> N
     texts = cnn.from_teacher(teacher, task=SINGLE, widths=[1, 2], hidden_dim=8)
     assert [layer.weight.shape for layer in texts.windows.filters] == [(4, 32), (4, 64)]
     assert (texts.config.num_hidden_layers, texts.config.hidden_size) == (1, 8)
-    tags = cnn.from_teacher(teacher, task=TokenClassification(), dilations=[1, 2, 4, 8], hidden_dim=6)
+    tags = cnn.from_teacher(teacher, task=TokenClassification(), dilations=[1, 2, 4, 8], hidden_dim=8)
     assert [layer.dilation for layer in tags.layers] == [1, 2, 4, 8]
     assert (tags.config.num_hidden_layers, tags.config.widths) == (4, [])
 
