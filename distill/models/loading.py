@@ -356,7 +356,7 @@ def reorder_head(model: PreTrainedModel, order: Sequence[int]) -> None:
     """Permutes the rows of the last linear layer, so that output `i` is the former output `order[i]`."""
     if list(order) == list(range(len(order))):
         return
-    head = _find_head(model, len(order))
+    head = find_head(model, len(order))
     if head is None:
         raise UserError(f"{type(model).__name__} has its labels in another order and no linear head to put in order")
     index = torch.tensor(order)
@@ -371,7 +371,7 @@ def rescale_head(model: PreTrainedModel, slope: float, intercept: float) -> bool
 
     Returns whether there is such a layer with a bias. Without one nothing changes.
     """
-    head = _find_head(model, 1)
+    head = find_head(model, 1)
     if head is None or head.bias is None:
         return False
     head.weight.mul_(slope)
@@ -385,14 +385,14 @@ def start_head(model: PreTrainedModel, bias: Sequence[float], *, inherited: Cont
 
     Without such a layer or its bias, or if its bias is `inherited` from another model, nothing changes.
     """
-    head = _find_head(model, len(bias))
+    head = find_head(model, len(bias))
     if head is None or head.bias is None:
         return
     if not any(parameter is head.bias and name in inherited for name, parameter in model.named_parameters()):
         head.bias.copy_(torch.tensor(bias))
 
 
-def _find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:
+def find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:
     """Returns the last linear layer with this number of outputs."""
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == outputs]
     return heads[-1] if heads else None
