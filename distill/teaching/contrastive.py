@@ -5,7 +5,6 @@ reads, so that the teacher is an ordinary model of transformers.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -142,7 +141,7 @@ def tune(
 def _classes(task: Task, examples: Examples) -> np.ndarray:
     """Returns the class of each row, `[N]`."""
     labels = [task.select(examples[rows]).labels for rows in _in_order(len(examples))]
-    return cast(np.ndarray, torch.cat(labels).numpy())
+    return torch.cat(labels).numpy()
 
 
 def _in_order(number: int, size: int = 256) -> Iterator[Sequence[int]]:
