@@ -76,7 +76,8 @@ def refit_head(student: PreTrainedModel, teacher: PreTrainedModel, examples: Exa
 def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
     """Trains one student; returns the metrics on dev of teacher, start and student."""
     config = compose("config", [*overrides, f"seed={seed}"])
-    plan, source = choose_augmentation(build.plan(config)), build.source(config)
+    source = build.source(config)
+    plan = choose_augmentation(build.plan(config), source)
     [task] = plan.tasks.values()
     check_plan(source, plan)
     data = task.read(plan.cache_dir)

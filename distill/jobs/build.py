@@ -23,6 +23,7 @@ from distill.records.loggers import Tracking
 from distill.storage import mirror
 from distill.tasks.multi import Tasks
 from distill.teaching.adaptation import Adaptation
+from distill.teaching.contrastive import read_start
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.source import Labeller, SeveralWeights, TeacherSource, make_by_task, make_ensemble
@@ -149,6 +150,9 @@ def _source(
     values.pop("cache", None)
     accept_weak = values.pop("accept_weak", False)
     name, sizes = values.pop("features", None), values.pop("bilstm", None)
+    start, contrastive = values.pop("start", None), None
+    if values.pop("contrastive", None) is not None:
+        contrastive = read_start(start, instantiate(config.contrastive))
     # Instantiated from the configuration, so that errors have the full names of the options.
     finetune = instantiate(config.finetune) if settings else None
     features: Features | None = None
@@ -160,7 +164,7 @@ def _source(
     weights = _create("teacher", values)
     make = partial(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak,
-        features=features, adaptation=adaptation,
+        features=features, adaptation=adaptation, contrastive=contrastive,
     )  # fmt: skip
     if isinstance(weights, Labeller):
         return make(weights=weights.encoder, labeller=weights)

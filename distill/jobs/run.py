@@ -131,6 +131,9 @@ def _check_options(config: DictConfig, job: str, *, on_text: bool) -> None:
     if OmegaConf.select(config, "teacher.features"):
         prefixes = (*prefixes, "teacher.finetune")
         trains["teacher.finetune"] = "teacher.bilstm.trainer.*"
+    if OmegaConf.select(config, "teacher.start"):
+        prefixes = (*prefixes, "teacher.finetune")
+        trains["teacher.finetune"] = "teacher.contrastive.*"
     names = {option: option.lstrip("+~").partition("=")[0] for option in HydraConfig.get().overrides.task}
     ignored = [
         option

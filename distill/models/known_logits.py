@@ -23,7 +23,9 @@ class KnownLogits(nn.Module):
             the logarithms of the probabilities.
     """
 
-    def __init__(self, tokens: Sequence[Sequence[int]], probabilities: np.ndarray, *, independent: bool) -> None:
+    def __init__(
+        self, tokens: Sequence[Sequence[int] | np.ndarray], probabilities: np.ndarray, *, independent: bool
+    ) -> None:
         super().__init__()
         self.rows: dict[bytes, int] = {}
         numbers = [self.rows.setdefault(_key(ids), len(self.rows)) for ids in tokens]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from distill.training.statistics import LEVEL, Difference, compare_seeds
 
 # Metrics that are the share of examples with a right prediction.
-SHARES = ("accuracy", "subset_accuracy", "exact_match")
+SHARES = ("accuracy", "agreement", "subset_accuracy", "exact_match")
 # Tasks whose accuracy is of examples. In others an example has several items, which depend on each other.
 _OF_EXAMPLES = ("classes", "choices", "labels", "spans")
 MOST_SEEDS = 8  # That a caption lists.

@@ -173,7 +173,7 @@ class OneClass(Scoring):
         if self.names[0] not in ("accuracy", AGREEMENT):
             return None
         expected = _teacher_classes(scores) if self.needs_teacher else scores.labels
-        return (self.predictions(scores) == expected).astype(np.float64)
+        return np.asarray(self.predictions(scores) == expected, dtype=np.float64)
 
     def spoil(self, scores: Scores) -> Scores | None:
         """The least probable class of each example; None where a function of the user is compared."""

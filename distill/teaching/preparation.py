@@ -34,6 +34,7 @@ from distill.tasks.scoring import Scoring
 from distill.teaching.adapted import AdaptedWeights
 from distill.teaching.computation import cached_scores
 from distill.teaching.constants import compare_with_constant
+from distill.teaching.contrastive import tune
 from distill.teaching.labelling import Calibrated, fit_temperature
 from distill.teaching.mixture import mix_scores
 from distill.teaching.output_cache import OutputCache, library_versions
@@ -124,7 +125,8 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
             preparation.rehearse(start.model, start.tokenizer, examples)
             start = start if adapted is None else _adapt(adapted, source, preparation)
             _print_finetuning(source, task, start, chosen)
-            seconds = _finetune(source, start, preparation, labelled_only(examples), directory, adapted)
+            train_teacher = _finetune if source.contrastive is None else _tune_on_pairs
+            seconds = train_teacher(source, start, preparation, labelled_only(examples), directory, adapted)
             origin = _origin(source, preparation)
             notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
     is_saved = origin == "kept" or seconds > 0
@@ -200,7 +202,7 @@ def _adapt(adapted: AdaptedWeights, source: TeacherSource, preparation: Preparat
 def _print_finetuning(source: TeacherSource, task: Task, start: Start, chosen: Mapping[str, dict[str, Any]]) -> None:
     """Prints the reason of a fine-tuning and the values of its options that were `auto`."""
     print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}")
-    for line in auto.describe_choices(dict(chosen)):
+    for line in auto.describe_choices(dict(chosen)) if source.contrastive is None else ():
         print_line(f"         {line}")
 
 
@@ -236,6 +238,8 @@ def _read_notices(directory: Path) -> list[str]:
 
 
 def _verb(source: TeacherSource) -> str:
+    if source.contrastive is not None:
+        return "is tuned on pairs of labelled rows, and its head is fitted to them,"
     return "is fine-tuned" if source.features is None else "stays frozen, and a BiLSTM on its features is trained"
 
 
@@ -243,6 +247,8 @@ def _origin(source: TeacherSource, preparation: Preparation) -> str:
     """Returns how the teacher was made, in words for records."""
     if preparation.dry_run:
         return f"not {'fine-tuned' if source.features is None else 'trained'} in a dry run"
+    if source.contrastive is not None:
+        return "tuned on pairs"
     return "fine-tuned" if source.features is None else "trained on features"
 
 
@@ -409,6 +415,7 @@ def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
     parts += [dict(task.info.model_settings)] if task.info.model_settings else []
     parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
     parts += [] if source.features is None else [source.features.record()]
+    parts += [] if source.contrastive is None else [{"contrastive": asdict(source.contrastive)}]
     return entry_key("teachers", FORMAT, library_versions(), *parts)
 
 
@@ -461,6 +468,30 @@ def _finetune(
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
+    return time.perf_counter() - started
+
+
+def _tune_on_pairs(
+    source: TeacherSource,
+    start: Start,
+    preparation: Preparation,
+    examples: EncodedSplits,
+    target: Path,
+    adapted: AdaptedWeights | None,
+) -> float:
+    """Tunes the teacher on pairs of labelled rows, saves it in `target`, and returns the duration in seconds."""
+    train, settings = examples["train"], source.contrastive
+    assert settings is not None
+    assert isinstance(train, Examples)  # A stream has no classes.
+    if preparation.dry_run:
+        return 0.0
+    started = time.perf_counter()
+    tune(start.model, preparation.task, train, settings, device=preparation.device)
+    metadata = {
+        "task": preparation.task.info.name, "data": preparation.splits.sha256, "settings": asdict(settings),
+        "notices": [],
+    }  # fmt: skip
+    _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
     return time.perf_counter() - started
 
 

@@ -71,7 +71,7 @@ class PreparedTeacher:
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
         sizes = [teacher.parameters for teacher in self._teachers()] or [count_parameters(self.model)]
-        self.parameters = sum(size or 0 for size in sizes) if has_size else None
+        self.parameters: int | None = sum(size or 0 for size in sizes) if has_size else None
 
     @property
     def members(self) -> "Sequence[PreparedTeacher]":

@@ -15,6 +15,7 @@ from distill.errors import OptionError, UnreachableError, UserError
 from distill.models.loading import Start
 from distill.options import show_value
 from distill.teaching.adaptation import Adaptation
+from distill.teaching.contrastive import ContrastiveSettings
 from distill.teaching.features import Features
 from distill.teaching.mixture import normalize_shares
 from distill.teaching.output_cache import OutputCache
@@ -134,6 +135,7 @@ class TeacherSource:
         callbacks: those of Lightning that the fine-tuning has.
         callback_key: describes them before their first use, as a part of the key of the fine-tuned teacher.
         adaptation: of the weights to a text before the fine-tuning; None for none.
+        contrastive: the settings of a start on pairs of labelled rows in place of the fine-tuning; None for that.
         labeller: has the class probabilities in place of a head of the weights; None for a model with a head.
 
     Raises:
@@ -152,6 +154,7 @@ class TeacherSource:
     callbacks: tuple[Callback, ...] = ()
     callback_key: tuple[str, ...] = ()
     adaptation: Adaptation | None = None
+    contrastive: ContrastiveSettings | None = None
     labeller: Labeller | None = None
 
     def __post_init__(self) -> None:
@@ -178,6 +181,16 @@ def check_source(source: TeacherSource, task: Task) -> None:
     for one in (source, *source.others):
         if one.labeller is not None:
             one.labeller.check(task)
+        if one.contrastive is not None:
+            one.contrastive.check(task)
+            if one.features is not None:
+                raise UserError(
+                    "teacher.start=contrastive tunes the encoder, which teacher.features freezes: leave one out"
+                )
+            if one.finetune is None:
+                raise UserError(
+                    "teacher.start=contrastive trains the teacher, and teacher.finetune=false does not: leave one out"
+                )
         if one.adaptation is not None:
             one.adaptation.check(task, is_new=one.weights.is_new, is_finetuned=one.finetune is not None)
         if one.features is not None:

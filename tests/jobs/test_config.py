@@ -70,7 +70,8 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
             values |= LABELLERS[file.stem]
         else:
             assert values.pop("features") is None
-            for key in ("finetune", "bilstm"):
+            assert values.pop("start") is None
+            for key in ("finetune", "bilstm", "contrastive"):
                 hydra.utils.instantiate(values.pop(key))
         if file.stem == "pretrained":
             values["path"] = "."
