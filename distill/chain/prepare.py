@@ -181,7 +181,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
-    _check_ranking(student, data, task)
+    check_ranking(student, data, task)
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
     encode = Encoding(plan, task, data, found)
@@ -200,7 +200,7 @@ def _check_data(data: Data, plan: Plan, task: Task) -> None:
         supervised_objective(data.terms, task=task.info.name)
 
 
-def _check_ranking(student: Student, data: Data, task: Task) -> None:
+def check_ranking(student: Student, data: Data, task: Task) -> None:
     """Raises UserError for a student whose heads or inner neurons would be ranked on data without labels."""
     given = [
         f"student.{name}={show_value(student.option(name))}" for name in RANKED if student.option(name) is not None

@@ -66,10 +66,20 @@ class Sizes:
 
 
 def head_size(model: PreTrainedModel) -> int:
-    """Returns the width of one head."""
+    """Returns the width of one head.
+
+    Raises:
+        UserError: for heads that do not divide the width of the layers.
+    """
     config = model.config
-    heads = config.n_heads if isinstance(config, DistilBertConfig) else config.num_attention_heads
-    return int(config.hidden_size) // int(heads)
+    heads = int(config.n_heads if isinstance(config, DistilBertConfig) else config.num_attention_heads)
+    width = int(config.hidden_size)
+    if width % heads:
+        raise UserError(
+            f"a {type(model).__name__} has {heads} heads, which do not divide the width {width} of its layers: its "
+            "heads cannot be cut, so leave out student.heads, student.ffn and student.prune"
+        )
+    return width // heads
 
 
 def take_strongest(scores: Sequence[Tensor], counts: Sequence[int]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from transformers import (
 import distill as d
 from distill.chain import pruning
 from distill.chain.plan import Student
-from distill.chain.pruning import Schedule, create_schedule
+from distill.chain.prepare import check_ranking
+from distill.chain.pruning import Schedule, check_pruning, create_schedule
 from distill.errors import Interrupted, UserError
 from distill.models.narrowing import Importance, Sizes
 from distill.records.run_report import render_run
 from distill.records.shape import check_record
+from distill.tasks.multi import Tasks
 from tests.conftest import sentences, toy_bert
 from tests.students.test_albert import toy
 
@@ -190,3 +193,34 @@ def test_a_pruning_of_nothing_and_of_other_families_is_refused() -> None:
         schedule_of(toy(), depth=4, heads=4, ffn=None)
     with pytest.raises(UserError, match="student.prune=iterative is for a DistilBERT, .* is a RobertaForSequence"):
         schedule_of(toy("Roberta"), heads=None)
+
+
+def test_heads_are_not_ranked_on_texts_without_labels() -> None:
+    unlabelled: Any = SimpleNamespace(terms={})
+    student = Student("distilbert", partial(from_teacher, heads=2, ffn=[8, 9]))
+    with pytest.raises(
+        UserError, match=r"student.heads=2 student.ffn=\[8, 9\] ranks heads and inner neurons by the loss"
+    ):
+        check_ranking(student, unlabelled, TASK)
+    check_ranking(Student("distilbert", partial(from_teacher, heads=2, init="random")), unlabelled, TASK)
+    check_ranking(Student("distilbert", partial(from_teacher, depth=2)), unlabelled, TASK)
+
+
+def plan_with(tasks: Any, **terms: Any) -> Any:
+    return SimpleNamespace(tasks=Tasks.of(tasks), objective=d.Objective(**terms))
+
+
+def test_a_pruning_that_a_run_cannot_have_is_refused() -> None:
+    student, unlabelled = Student("distilbert", partial(from_teacher, **STEPS)), SimpleNamespace(terms={})
+    teacher = toy()
+    last = student.make(teacher, TASK, DATA)
+    several = plan_with(Tasks({"first": TASK, "second": TASK}, name="both", kind="several"), soft=d.SoftTargets())
+    with pytest.raises(UserError, match="student.prune is for one task, and task=.* has several: leave it out"):
+        check_pruning(student, last, teacher, several, TASK, DATA)
+    one = plan_with(TASK, soft=d.SoftTargets())
+    with pytest.raises(UserError, match="student.prune=iterative ranks heads and inner neurons by the loss on labels"):
+        check_pruning(student, last, teacher, one, TASK, unlabelled)  # type: ignore[arg-type]
+    check_pruning(student, last, teacher, one, TASK, DATA)
+    mapped = plan_with(TASK, hidden=d.HiddenStateMSE(layers=[1, 4]))  # For two layers, and a step has three.
+    with pytest.raises(UserError, match="the term hidden"):
+        check_pruning(student, last, teacher, mapped, TASK, DATA)

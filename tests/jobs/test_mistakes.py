@@ -438,6 +438,35 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("student.attention=local", "student.window=8", "objective=minilmv2"),
         "objective minilmv2: the term minilmv2 compares the attention of all pairs of tokens, and the student",
     ),
+    "more heads than there are": (
+        _options("student.heads=99"),
+        "got student.heads=99, expected a whole number from 1 to",
+    ),
+    "a fractional number of heads": (
+        _options("student.heads=1.5"),
+        "got student.heads=1.5, expected a whole number from 1 to",
+    ),
+    "heads of another number of layers": (
+        _options("student.depth=2", "student.heads=[1,1,1]"),
+        "student.heads=[1, 1, 1] has 3 numbers, expected one for each of 2 layers",
+    ),
+    "a rank above the width": (
+        _options("student.embedding_dim=1000"),
+        "got student.embedding_dim=1000, expected a whole number from 1 to",
+    ),
+    "an unknown pruning": (_options("student.prune=once"), "student.prune=once is unknown, expected iterative or null"),
+    "a pruning of nothing": (
+        _options("student.prune=iterative", "student.depth=4"),
+        "student.prune=iterative removes nothing: give student.heads, student.ffn or fewer layers",
+    ),
+    "a search for layers that are given": (
+        _options("student.init=search", "student.layers=[0,1]"),
+        "student.init=search chooses the layers, and student.layers=[0, 1] gives them: leave out one",
+    ),
+    "widths without a limit": (
+        _options("budget.widths=true"),
+        "budget.widths chooses a width within budget.mb or budget.ms: give one of them, or leave it out",
+    ),
     "an empty list of layers": (_options("student.layers=[]"), "student.layers=[] keeps no layer"),
     "a temperature of 0": (
         _options("objective.terms.soft.temperature=0"),

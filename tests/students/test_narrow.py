@@ -201,6 +201,15 @@ def test_sizes_that_a_student_cannot_have_are_refused(bert: PreTrainedModel, opt
         from_teacher(bert, **options)
 
 
+def test_heads_that_do_not_divide_the_width_are_refused() -> None:
+    model = from_teacher(toy())
+    model.config.n_heads = 5
+    with pytest.raises(
+        UserError, match="has 5 heads, which do not divide the width 32 of its layers: its heads cannot"
+    ):
+        Sizes.of(model)
+
+
 def test_embeddings_that_a_language_model_predicts_with_are_not_cut() -> None:
     with pytest.raises(UserError, match="student.embedding_dim is for students without a head over the vocabulary"):
         from_teacher(toy(head="ForMaskedLM"), embedding_dim=4)
