@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 import students
 from distill.chain.encoding import Encoding
+from distill.chain.origins import OriginSource
 from distill.chain.plan import check_plan, choose_augmentation, choose_training
 from distill.chain.task_run import TaskRun
 from distill.chain.train import Prepared
@@ -88,8 +89,8 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         )  # fmt: skip
         teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
         L.seed_everything(plan.seed, verbose=False)
-        named = build.student(config)
-        student = named.make(teacher.model, task, data)
+        named, origins = build.student(config), OriginSource(source, data, plan.cache_dir, plan.trainer.device())
+        student = named.make(teacher.model, task, data, origins.of(teacher.tokenizer))
         examples = Encoding(plan, task, data, source)(teacher, student)
         loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = data.sizes()["train"], len(loaders["train"])
@@ -100,7 +101,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))
         scoring = data.scoring
         start = scoring.metrics(evaluate(student, task, scoring, loaders["dev"]))[scoring.metric]
-        tasks = [TaskRun("", task, plan, run, data, examples, teacher)]
+        tasks = [TaskRun("", task, plan, run, data, examples, teacher, origins)]
         prepared = Prepared(plan, run, named, student, tasks, examples, loaders, teacher, source)
         module = prepared.prepare_training(student)
         fit = fitting.fit(
