@@ -1,7 +1,7 @@
 """The student below all others: a text is the weighted mean of the vectors of its pieces, with a small head."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,10 +33,9 @@ def from_teacher(
 ) -> PreTrainedModel:
     """Creates a student that reads a text as a bag of pieces, in training mode and float32.
 
-    An encoder reads every piece as a text of its own; the vectors are cut to `dim` principal components (as model2vec
-    has it). The weight of a piece starts at a / (a + p) for its share p in the training texts (Arora et al., "A simple
-    but tough-to-beat baseline for sentence embeddings", ICLR 2017, algorithm 1), and is learned like the vectors. Two
-    pieces in a row have a vector as well, which several such pairs share (after fastText, arXiv 1607.01759).
+    The vectors of pieces start from those of an encoder that reads each as a text, cut to `dim` principal components.
+    The weight of a piece starts at a / (a + p) for its share p in the training texts (Arora et al., ICLR 2017,
+    algorithm 1), and is learned. Two pieces in a row share a vector with others (after fastText, arXiv 1607.01759).
 
     Args:
         task: its `auto_class` determines the head, and its `pair` whether the head compares two texts.
@@ -47,32 +46,16 @@ def from_teacher(
         classifier_dim: width of the ReLU layer of a head for whole texts.
         token_dropout: share of the pieces of a text that a training step leaves out.
         smoothing: a of the initial weights.
-        start: the encoder of the initial vectors: the one that the teacher was before its fine-tuning (`sentence`) or
-            that of the teacher; `random` ones have no encoder.
+        start: initial vectors, those of the teacher before its fine-tuning (`sentence`), of the teacher, or random.
 
     Raises:
-        UserError: if a size is out of range, a name is unknown, the student has no head for the task, the task is for
-            pairs and the teacher has no separator, or vectors are not pooled by the mean.
+        UserError: if an option is out of range, there is no head for the task, vectors are not pooled by the mean, or
+            the task is for pairs and the teacher has no separator.
     """
-    _check_sizes(dim=dim, buckets=buckets, bucket_dim=bucket_dim, classifier_dim=classifier_dim)
-    _check_shares(dropout=dropout, token_dropout=token_dropout)
-    if not smoothing > 0:
-        raise UserError(f"got student.smoothing={smoothing}, expected a number above 0, such as {SMOOTHING:g}")
-    if start not in STARTS:
-        raise UserError(f"student.start={start} is unknown, expected one of {', '.join(STARTS)}")
-    student_class = _find_class(task)
-    config = teacher.config
-    if task.info.pair and getattr(config, "sep_token_id", None) is None:
-        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
-    width = int(config.hidden_size)
-    student = student_class(StaticConfig(
-        vocab_size=config.vocab_size, embedding_dim=min(dim or width, width), buckets=buckets, bucket_dim=bucket_dim,
-        classifier_dim=classifier_dim, dropout=dropout, token_dropout=token_dropout, pair=task.info.pair,
-        sep_token_id=getattr(config, "sep_token_id", None), pad_token_id=config.pad_token_id,
-        id2label=dict(config.id2label), label2id={label: index for index, label in config.id2label.items()},
-        problem_type=config.problem_type,
-    ))  # fmt: skip
-    assert isinstance(student, StaticPreTrainedModel)
+    _check_options(smoothing=smoothing, start=start, dropout=dropout, token_dropout=token_dropout)
+    sizes = {"buckets": buckets, "bucket_dim": bucket_dim, "classifier_dim": classifier_dim}
+    _check_sizes(dim, sizes)
+    student = _create(teacher, task, dim=dim, dropout=dropout, token_dropout=token_dropout, **sizes)
     _start_weights(student, origins, smoothing=smoothing)
     if start != "random":
         vectors = origins.sentence_vectors() if start == "sentence" else encode_pieces(teacher, origins.tokenizer)
@@ -81,26 +64,45 @@ def from_teacher(
     return student.float().train()
 
 
-def _check_sizes(*, dim: int | None, buckets: int, bucket_dim: int, classifier_dim: int) -> None:
+def _check_sizes(dim: int | None, sizes: Mapping[str, int]) -> None:
     """Raises UserError if a size is out of range."""
-    if buckets and not dim and dim is not None:
+    if sizes["buckets"] and dim == 0:
         raise UserError(
-            f"student.buckets={buckets} has vectors of two pieces beside a table of single ones, and student.dim={dim} "
-            "leaves no table: set student.dim=256"
+            f"student.buckets={sizes['buckets']} has vectors of two pieces beside a table of single ones, and "
+            "student.dim=0 leaves no table: set student.dim=256"
         )
-    least = {"dim": 1, "buckets": 0, "bucket_dim": 1, "classifier_dim": 1}
-    values = {"dim": dim, "buckets": buckets, "bucket_dim": bucket_dim, "classifier_dim": classifier_dim}
-    for name, value in values.items():
-        is_default = value is None and name == "dim"
-        if not is_default and (isinstance(value, bool) or not isinstance(value, int) or value < least[name]):
-            raise UserError(f"got student.{name}={value}, expected a whole number of at least {least[name]}")
+    for name, value in (sizes if dim is None else {"dim": dim, **sizes}).items():
+        least = 0 if name == "buckets" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"got student.{name}={value}, expected a whole number of at least {least}")
 
 
-def _check_shares(**shares: float) -> None:
-    """Raises UserError if a share is out of range."""
+def _check_options(*, smoothing: float, start: str, **shares: float) -> None:
+    """Raises UserError if a number is out of range or a name is unknown."""
     for name, value in shares.items():
         if not 0 <= value < 1:
             raise UserError(f"got student.{name}={value}, expected a share from 0 to below 1")
+    if not smoothing > 0:
+        raise UserError(f"got student.smoothing={smoothing}, expected a number above 0, such as {SMOOTHING:g}")
+    if start not in STARTS:
+        raise UserError(f"student.start={start} is unknown, expected one of {', '.join(STARTS)}")
+
+
+def _create(teacher: PreTrainedModel, task: Task, *, dim: int | None, **options: float) -> StaticPreTrainedModel:
+    """Returns the student with random vectors; raises UserError if it cannot tell the texts of a pair apart."""
+    student_class, config = _find_class(task), teacher.config
+    separator = getattr(config, "sep_token_id", None)
+    if task.info.pair and separator is None:
+        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
+    width = int(config.hidden_size)
+    sizes: dict[str, Any] = {"embedding_dim": min(dim or width, width), **options}
+    student = student_class(StaticConfig(
+        vocab_size=config.vocab_size, pair=task.info.pair, sep_token_id=separator, pad_token_id=config.pad_token_id,
+        id2label=dict(config.id2label), label2id={label: index for index, label in config.id2label.items()},
+        problem_type=config.problem_type, **sizes,
+    ))  # fmt: skip
+    assert isinstance(student, StaticPreTrainedModel)
+    return student
 
 
 def _find_class(task: Task) -> type[PreTrainedModel]:

@@ -522,15 +522,15 @@ class Bundle(Shown):
         only one.
         """
         sequences = list(itertools.chain.from_iterable(batch))
-        length = max(map(len, sequences))
+        lengths = np.array(list(map(len, sequences)))[:, None]
+        length = int(lengths.max())
+        place = np.arange(length)
+        is_token = place >= length - lengths if self.manifest["padding_side"] == "left" else place < lengths
         inputs = {}
         for name in self.manifest["inputs"]:
-            padding = self.manifest["padding"][name]
-            array = np.full((len(sequences), length), padding, dtype=np.int64)
-            for place, sequence in enumerate(sequences):
-                values = getattr(sequence, SOURCES[name])
-                columns = slice(-len(values), None) if self.manifest["padding_side"] == "left" else slice(len(values))
-                array[place, columns] = values
+            array = np.full((len(sequences), length), self.manifest["padding"][name], dtype=np.int64)
+            values = itertools.chain.from_iterable(getattr(sequence, SOURCES[name]) for sequence in sequences)
+            array[is_token] = np.fromiter(values, dtype=np.int64, count=int(lengths.sum()))
             inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
         if self.decoder.at_positions:
             inputs[POSITIONS] = self._locate(sequences, length)

@@ -101,6 +101,8 @@ class StaticPreTrainedModel(PreTrainedModel):
     """
 
     config_class = StaticConfig
+    counted: Tensor
+    codes: Tensor
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
