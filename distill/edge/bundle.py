@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from distill.edge import cores, decode
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
-from distill.edge.index import RESCORED, Index, Precision, check_dimensions, take_dimensions
+from distill.edge.index import RESCORED, Index, Precision, check_dimensions, check_precision, take_dimensions
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.masks import MaskedTokens
 from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino, session, shared_file
@@ -315,13 +315,17 @@ class Bundle(Shown):
             if not isinstance(text, str):
                 raise UserError(f"got {shorten(text)}, expected a text")
         examples = list(map(self.decoder.read, records))
-        width = next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits")
+        width = self._width()
         size = check_dimensions(dimensions, width)
         vectors = [
             logits for rows in self._run_finite(examples, self._encode(examples), batch_size) for _, logits in rows
         ]
         whole = np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
         return whole if size == width else take_dimensions(whole, size)
+
+    def _width(self) -> int:
+        """Returns the number of logits of an item, or of dimensions of a vector."""
+        return int(next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits"))
 
     @property
     def dimensions(self) -> list[int]:
@@ -387,6 +391,9 @@ class Bundle(Shown):
         Raises:
             UserError: as `encode` and `Index` do.
         """
+        check_precision(precision)
+        if self.decoder.encodes:
+            check_dimensions(dimensions, self._width())
         vectors = self.encode(texts, batch_size=batch_size)
         return Index(vectors, precision=precision, dimensions=dimensions, source=self._identity())
 

@@ -64,8 +64,7 @@ class Index:
         dimensions: int | None = None,
         source: str | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise UserError(f"got precision={shorten(precision)}, expected one of {', '.join(PRECISIONS)}")
+        check_precision(precision)
         corpus = check_vectors(vectors, "vectors")
         self.dimensions = check_dimensions(dimensions, corpus.shape[-1])
         self.precision, self.source = precision, source
@@ -123,7 +122,7 @@ class Index:
         """Yields the cosines of the queries and parts of the corpus, `[queries, n]`."""
         scaled = queries * self._scale
         for rows in _parts(self._rows, len(queries)):
-            yield scaled @ rows.astype(np.float32, copy=False).T
+            yield np.asarray(scaled @ rows.astype(np.float32, copy=False).T, dtype=np.float32)
 
     def _compare_bits(self, queries: NDArray[np.float32], corpus: NDArray[np.uint64]) -> Iterator[NDArray[np.float32]]:
         """Yields the cosines of the signs, `1 - 2 h / D` with the Hamming distance `h`, of parts of the corpus."""
@@ -148,6 +147,9 @@ class Index:
     def save(self, directory: str | Path) -> None:
         """Writes the index to a directory, and replaces an index that is there.
 
+        Args:
+            directory: of the index, which is created.
+
         Raises:
             UserError: if the directory holds something else.
         """
@@ -163,6 +165,9 @@ class Index:
     @classmethod
     def load(cls, directory: str | Path) -> "Index":
         """Returns the index of a directory. The vectors in 8 bits of a binary index stay on the disk until needed.
+
+        Args:
+            directory: to which `save` wrote an index.
 
         Raises:
             UserError: if the directory has no index, or a damaged one.
@@ -190,6 +195,12 @@ class Index:
         """Returns the arrays of the index by the name of their file."""
         bits = {} if self._bits is None else {"bits.npy": self._bits}
         return {"rows.npy": self._rows, "scale.npy": self._scale, **bits}
+
+
+def check_precision(precision: str) -> None:
+    """Raises UserError for a precision that an index cannot have."""
+    if precision not in PRECISIONS:
+        raise UserError(f"got precision={shorten(precision)}, expected one of {', '.join(PRECISIONS)}")
 
 
 def check_dimensions(dimensions: int | None, width: int) -> int:

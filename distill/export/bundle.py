@@ -180,9 +180,9 @@ def _list_vectors(formats: Mapping[str, ExportedFile]) -> dict[str, list[dict[st
     """Returns the smaller forms of the vectors of each file, with their gate and the share of the metric they keep."""
     names = ("dimensions", "precision", "rescore", "gate", "kept")
     return {
-        file: [{name: form[name] for name in names} for form in row["vectors"]]
+        file: [{name: value for name, value in form.items() if name in names} for form in row["vectors"]]
         for file, row in formats.items()
-        if "vectors" in row
+        if row["vectors"]
     }
 
 
@@ -482,7 +482,7 @@ def _describe(
         "abstain": None if share is None else measure_abstention(scores, scoring=scorer.scoring, share=share),
         "batch_sensitivity": sensitivity,
         "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
-        **({"vectors": vectors} if vectors else {}),
+        "vectors": vectors,
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class ExportedFile(Comparison):
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
         batch_sensitivity: how far its predictions depend on the other texts of a batch.
         batch_size: the number of texts that the bundle recommends to run together; None for any.
-        vectors: the metric with smaller forms of its vectors, of tasks with vectors alone.
+        vectors: the metric with smaller forms of its vectors; empty for tasks without vectors.
     """
 
     file: str
@@ -119,7 +119,7 @@ class ExportedFile(Comparison):
     abstain: Abstention | None
     batch_sensitivity: BatchSensitivity
     batch_size: int | None
-    vectors: NotRequired[list[SmallerVectors]]
+    vectors: list[SmallerVectors]
 
 
 class Verdict(NamedTuple):

@@ -1,7 +1,7 @@
 """The weighted sum of loss terms, which owns their learned projections."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -273,7 +273,7 @@ class Objective(nn.Module):
         return [replace(student, width=width, is_nested=True) for width in widths]
 
     def _copies(self, name: str) -> list[Term]:
-        return [cast(Term, term) for term in self.prefixes[name]] if name in self.prefixes else []
+        return list(cast(Iterable[Term], self.prefixes[name])) if name in self.prefixes else []
 
     def _terms(self) -> list[Term]:
         return [cast(Term, term) for term in self.terms.values()]
@@ -286,7 +286,8 @@ def take_prefix(vectors: Tensor, size: int) -> Tensor:
     """Returns the first `size` numbers of vectors `[n, D]`, scaled to the length of the whole vector, `[n, size]`."""
     prefixes = vectors[:, :size]
     lengths = [torch.linalg.vector_norm(of.float(), dim=-1, keepdim=True) for of in (vectors, prefixes)]
-    return prefixes * (lengths[0] / lengths[1].clamp(min=1e-12)).to(vectors.dtype)
+    scale: Tensor = lengths[0] / lengths[1].clamp(min=1e-12)
+    return prefixes * scale.to(vectors.dtype)
 
 
 def _is_option(value: object) -> bool:

@@ -1,7 +1,7 @@
 """Loss terms on the vectors of texts, `[n, D]` in the place of logits."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +89,7 @@ class EmbeddingMSE(Term):
         else:
             self.map = nn.Linear(student.width, teacher.width, bias=False)
             if student.is_nested:
-                nn.init.eye_(cast(Tensor, self.map.weight))
+                nn.init.eye_(self.map.weight)
 
     def fit(self, teacher_logits: Iterable[Tensor]) -> None:
         """Sets the projection to the principal components of the teacher's vectors, batches of `[n, D]`."""

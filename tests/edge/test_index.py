@@ -175,6 +175,12 @@ def test_a_bundle_searches_in_an_index_of_its_own(bundle: Bundle, tmp_path: Path
     for precision in ("int8", "binary"):
         narrow = bundle.index(corpus, precision=precision, dimensions=1)
         assert len(bundle.search(["x y z"], narrow, k=2)[0]) == 2
+    for options, message in (
+        ({"precision": "int4"}, "got precision='int4'"),
+        ({"dimensions": 3}, "got dimensions=3, exp"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bundle.index(iter(()), **options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the index is of another bundle than .*: make it again with Bundle.index"):
         bundle.search(["x"], Index(bundle.encode(corpus), source="another"))
     assert bundle.search(["x y z"], Index(bundle.encode(corpus)), k=2) == bundle.search(["x y z"], corpus, k=2)
