@@ -92,7 +92,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         L.seed_everything(plan.seed, verbose=False)
         named = build.student(config)
         origins = OriginSource(source, data, plan.cache_dir, plan.trainer.device())
-        student = named.make(teacher.model, task, data, origins=origins.of(teacher.tokenizer))
+        student = named.make(teacher.model, task, data, origins.of(teacher.tokenizer))
         examples = Encoding(plan, task, data, source)(teacher, student)
         loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = data.sizes()["train"], len(loaders["train"])

@@ -5,7 +5,7 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -19,7 +19,7 @@ from distill.models.layers import find_layer_prefix, name_in_whole, renumber_lay
 from distill.models.loading import auto_class_of
 from distill.models.long_texts import Attention, LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
-from distill.models.narrowing import Importance
+from distill.models.origins import Origins
 from distill.models.width import Width
 
 Layers = str | Sequence[int]
@@ -60,7 +60,7 @@ def from_teacher(
     prune: Literal["iterative"] | None = None,
     prune_steps: int = 4,
     prune_share: float = 0.25,
-    importance: Callable[[], Importance] | None = None,
+    origins: Origins | None = None,
     task: Task | None = None,
     attention: Attention = "own",
     window: int | None = None,
@@ -84,7 +84,8 @@ def from_teacher(
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too, of layers that
             are chosen outside, by students that this function builds. A list has names that combine.
-        heads, ffn, embedding_dim, prune, prune_steps, prune_share, importance: of a narrower one, as in `Width.apply`.
+        heads, ffn, embedding_dim, prune, prune_steps, prune_share: of a narrower one, as in `Width.apply`.
+        origins: the importance of the teacher's heads and inner neurons.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
         task, chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
 
@@ -96,7 +97,8 @@ def from_teacher(
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
     cut.check(copies=copies, can_be_cut=follow is _copy_layers and chunk is None and not long_texts.is_set)
-    student = cut.apply(follow(teacher, layers, depth, copies), importance if copies else None)
+    importance = origins.importance if copies and origins is not None else None
+    student = cut.apply(follow(teacher, layers, depth, copies), importance)
     return chunks.apply(long_texts.apply(student), task, teacher=teacher)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import VECTOR_SETTINGS, Task
 from distill.errors import UserError
@@ -56,10 +56,12 @@ def from_teacher(
     sizes = {"buckets": buckets, "bucket_dim": bucket_dim, "classifier_dim": classifier_dim}
     _check_sizes(dim, sizes)
     student = _create(teacher, task, dim=dim, dropout=dropout, token_dropout=token_dropout, **sizes)
-    _start_weights(student, origins, smoothing=smoothing)
-    if start != "random":
-        vectors = origins.sentence_vectors() if start == "sentence" else encode_pieces(teacher, origins.tokenizer)
-        _start_vectors(student, vectors, origins.shares())
+    if origins.shares is not None and origins.sentence_vectors is not None:
+        shares = origins.shares()
+        _start_weights(student, shares, origins.tokenizer, smoothing=smoothing)
+        if start != "random":
+            vectors = origins.sentence_vectors() if start == "sentence" else encode_pieces(teacher, origins.tokenizer)
+            _start_vectors(student, vectors, shares)
     student.inherited = {}  # type: ignore[assignment]  # No tensor is one of the teacher's.
     return student.float().train()
 
@@ -123,11 +125,12 @@ def _find_class(task: Task) -> type[PreTrainedModel]:
 
 
 @torch.no_grad()
-def _start_weights(student: StaticPreTrainedModel, origins: Origins, *, smoothing: float) -> None:
+def _start_weights(
+    student: StaticPreTrainedModel, shares: Tensor, tokenizer: PreTrainedTokenizerBase, *, smoothing: float
+) -> None:
     """Sets the weights to a / (a + p), those of special tokens to 0."""
-    shares = origins.shares()
     student.weights.weight[: len(shares), 0] = smoothing / (smoothing + shares)
-    student.counted[torch.tensor(sorted(set(origins.tokenizer.all_special_ids)), dtype=torch.long)] = 0
+    student.counted[torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)] = 0
 
 
 @torch.no_grad()

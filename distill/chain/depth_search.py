@@ -18,7 +18,6 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
-from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan, Student
 from distill.console import console, print_line, print_notice
 from distill.contracts import Data, Task
@@ -31,6 +30,7 @@ from distill.export.quantization import Material, write_dynamic
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs
 from distill.models.narrowing import Sizes
+from distill.models.origins import Origins
 from distill.records.record import Run
 
 DEPTH = "depth"  # The parameter of a function that builds students of any number of layers.
@@ -50,7 +50,6 @@ class DepthSearch:
     task: Task
     run: Run
     data: Data
-    origins: OriginSource
     chosen: Student | None = None
 
     def choose(self, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Student:
@@ -92,7 +91,7 @@ class DepthSearch:
         """Returns the size and the latency of the student's int8 file, and the size of its float32 file."""
         settings = self.plan.benchmark
         try:
-            model = student.make(teacher, self.task, self.data, origins=self.origins.of(tokenizer))
+            model = student.make(teacher, self.task, self.data, Origins(tokenizer))
         except UserError as error:
             raise UserError(f"{self.plan.budget} tries every depth of student {student.name}: {error}") from error
         length = min(*settings.lengths, longest(model, tokenizer))

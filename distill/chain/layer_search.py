@@ -175,7 +175,7 @@ class _Search:
 
     def _make(self, student: Student) -> PreTrainedModel:
         run = self.task_run
-        return student.make(run.teacher.model, run.task, run.data, importance=run.importance).eval()
+        return student.make(run.teacher.model, run.task, run.data, run.start).eval()
 
     def fit(self, layers: Layers) -> Fitted:
         """Fits the head of a student with these layers."""

@@ -34,7 +34,6 @@ from distill.losses import (
     Term,
 )
 from distill.models.loading import replace_head, start_head
-from distill.models.narrowing import Importance
 from distill.models.origins import Origins
 from distill.models.pooling import configure
 from distill.options import show_value
@@ -47,7 +46,7 @@ from distill.teaching.source import TeacherSource, check_source
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
-# Builds a student; `task`, `origins` and `importance` are given to a function that has parameters of these names.
+# Builds a student; `task` and `origins` are given to a function that has parameters of these names.
 StudentFactory = Callable[..., PreTrainedModel]
 
 
@@ -104,8 +103,8 @@ class Student(Shown):
 
     Args:
         name: names the student in records and directories.
-        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=`, with
-            `origins=`, and with `importance=`, which returns the importance of the teacher's heads and inner neurons.
+        build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and
+            `origins=`.
         head: weight `[C, F]` and bias `[C]` of the last linear layer before the training; None for those of `build`.
     """
 
@@ -131,25 +130,16 @@ class Student(Shown):
         value = known[name].default if name in known else None
         return None if value is inspect.Parameter.empty else value
 
-    def make(
-        self,
-        teacher: PreTrainedModel,
-        task: Task,
-        data: Data,
-        *,
-        origins: Origins | None = None,
-        importance: Callable[[], Importance] | None = None,
-    ) -> PreTrainedModel:
+    def make(self, teacher: PreTrainedModel, task: Task, data: Data, origins: Origins | None = None) -> PreTrainedModel:
         """Returns the student before its training on this data of the task; of a loaded model a copy.
 
         Args:
             origins: what its function may start it from besides the teacher.
-            importance: measures the teacher's heads and inner neurons; None where only the sizes of the student matter.
 
         Raises:
             UserError: for options that its function does not accept.
         """
-        model = self._make(teacher, {"task": task, "origins": origins, "importance": importance})
+        model = self._make(teacher, {"task": task, "origins": origins})
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:

@@ -34,7 +34,7 @@ from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
 from distill.models.long_texts import check_exportable
-from distill.models.narrowing import Importance
+from distill.models.origins import Origins
 from distill.models.padding import choose_padding_side
 from distill.options import show_value
 from distill.records.record import Run
@@ -108,7 +108,6 @@ class _Reading:
     data: Data
     encode: Encoding
     search: DepthSearch
-    origins: OriginSource
 
     def prepare(self) -> tuple[Student, TaskRun]:
         """Returns the student within the budget, and the task with its teacher."""
@@ -130,9 +129,8 @@ class _Reading:
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
         data = self.encode.data.with_examples(examples)
-        task_run = TaskRun(
-            self.name, self.task, plan, self.run, data, examples, teacher, self.origins, self.encode.notes
-        )
+        origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device())
+        task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes)
         return student if plan.dry_run else search_layers(student, task_run), task_run
 
     def _choose_student(
@@ -149,7 +147,7 @@ class _Reading:
         """
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
-        model, _ = _make_student(student, teacher, task, self.data, tokenizer, self.origins)
+        model, _ = _make_student(student, teacher, task, self.data, tokenizer, Origins(tokenizer))
         _check_student(model, student.name, plan, task, teacher, tokenizer)
         check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
@@ -185,9 +183,8 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
     encode = Encoding(plan, task, data, found)
-    origins = OriginSource(found, data, plan.cache_dir, plan.trainer.device())
-    search = DepthSearch(student, plan, task, run, data, origins)
-    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search, origins)
+    search = DepthSearch(student, plan, task, run, data)
+    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
 
 
 def _check_data(data: Data, plan: Plan, task: Task) -> None:
@@ -220,8 +217,8 @@ def create_student(
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
         models[task_run.name], change = _make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer, task_run.origins,
-            importance=None if plan.dry_run else task_run.importance,
+            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer,
+            Origins(task_run.teacher.tokenizer) if plan.dry_run else task_run.start,
         )  # fmt: skip
         if change is not None:
             print_notice(change)
@@ -251,11 +248,10 @@ def _make_student(
     task: Task,
     data: Data,
     tokenizer: PreTrainedTokenizerBase,
-    origins: OriginSource,
-    importance: Callable[[], Importance] | None = None,
+    origins: Origins,
 ) -> tuple[PreTrainedModel, str | None]:
     """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task, data, origins=origins.of(tokenizer), importance=importance)
+    model = student.make(teacher, task, data, origins)
     return model, checks.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
 
 

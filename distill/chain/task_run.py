@@ -38,6 +38,7 @@ from distill.models import checks
 from distill.models.forward import exported_inputs
 from distill.models.modeling_static import StaticPreTrainedModel
 from distill.models.narrowing import Importance
+from distill.models.origins import Origins
 from distill.models.pooling import write_modules
 from distill.records import report
 from distill.records.measures import share_kept
@@ -98,6 +99,11 @@ class TaskRun:
     @property
     def scoring(self) -> Scoring:
         return self.data.scoring
+
+    @property
+    def start(self) -> Origins:
+        """Returns what its students may start from besides the teacher."""
+        return replace(self.origins.of(self.teacher.tokenizer), importance=self.importance)
 
     def importance(self) -> Importance:
         """Returns the importance of the teacher's heads and inner neurons for the task, measured in the first call.

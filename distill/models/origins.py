@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models.forward import run_encoder
+from distill.models.narrowing import Importance
 from distill.models.pooling import VectorSettings, pool, vector_settings
 
 BATCH = 1024  # Pieces in a forward pass, each a sequence of three tokens at most.
@@ -16,17 +17,21 @@ _MEAN: VectorSettings = {"pooling": "mean", "normalize": False}
 
 @dataclass(frozen=True)
 class Origins:
-    """What a student may start from besides its teacher. Each is computed when it is called for.
+    """What a student may start from besides its teacher.
+
+    Each is computed when it is called for, and None where only the sizes of the student matter.
 
     Args:
         tokenizer: of the teacher and the student.
         sentence_vectors: returns the vectors of all pieces, `[V, H]`, by the teacher's encoder before its fine-tuning.
         shares: returns the share of each piece among those of the training texts with and without labels, `[V]`.
+        importance: returns the importance of the teacher's heads and inner neurons for the task.
     """
 
     tokenizer: PreTrainedTokenizerBase
-    sentence_vectors: Callable[[], Tensor]
-    shares: Callable[[], Tensor]
+    sentence_vectors: Callable[[], Tensor] | None = None
+    shares: Callable[[], Tensor] | None = None
+    importance: Callable[[], Importance] | None = None
 
 
 @torch.no_grad()

@@ -82,8 +82,8 @@ def test_a_function_gets_the_origins_that_it_has_a_parameter_for(
         seen.append(origins)
         return model
 
-    Student("mine", build).make(teacher, task, data, origins=given)
-    Student("other", lambda model: model).make(teacher, task, data, origins=given)
+    Student("mine", build).make(teacher, task, data, given)
+    Student("other", lambda model: model).make(teacher, task, data, given)
     assert seen == [given]
     with pytest.raises(UserError, match="student mine cannot be built: .* 'origins'"):
         Student("mine", build).make(teacher, task, data)

@@ -7,7 +7,12 @@ import pytest
 import torch
 import transformers
 from distill.builtin.students.distilbert import from_teacher
-from transformers import AutoModelForSequenceClassification, DistilBertForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    DistilBertForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from distill.errors import UserError
 from distill.models import checks
@@ -18,6 +23,7 @@ from distill.models.modeling_narrow import (
     NarrowDistilBertForSequenceClassification,
 )
 from distill.models.narrowing import Importance, Sizes, narrow, share_out, take_strongest
+from distill.models.origins import Origins
 from tests.students.test_albert import BATCH, assert_close, count, logits, states, toy
 
 ALL = [0, 1, 2, 3]
@@ -28,9 +34,9 @@ def bert() -> PreTrainedModel:
     return toy(head="ForSequenceClassification")
 
 
-def reversed_importance() -> Importance:
+def reversed_importance(tokenizer: PreTrainedTokenizerBase) -> Origins:
     """Ranks the last heads and neurons first."""
-    return Importance([torch.arange(4.0)] * 4, [torch.arange(48.0)] * 4)
+    return Origins(tokenizer, importance=lambda: Importance([torch.arange(4.0)] * 4, [torch.arange(48.0)] * 4))
 
 
 # The model
@@ -77,8 +83,10 @@ def test_the_order_of_heads_and_neurons_does_not_change_the_outputs(bert: PreTra
 
 
 @torch.no_grad()
-def test_a_removed_head_or_neuron_is_one_whose_output_is_zero(bert: PreTrainedModel) -> None:
-    student = from_teacher(bert, layers=[0, 2], heads=[1, 3], ffn=[5, 48], importance=reversed_importance)
+def test_a_removed_head_or_neuron_is_one_whose_output_is_zero(
+    bert: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    student = from_teacher(bert, layers=[0, 2], heads=[1, 3], ffn=[5, 48], origins=reversed_importance(tokenizer))
     masked = from_teacher(bert, layers=[0, 2])
     for layer, (heads, neurons) in zip(masked.distilbert.transformer.layer, [(1, 5), (3, 48)], strict=True):
         layer.attention.out_lin.weight[:, : 32 - 8 * heads] = 0
