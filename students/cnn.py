@@ -30,9 +30,8 @@ def from_teacher(
 ) -> PreTrainedModel:
     """Creates a CNN for the teacher's tokens, in training mode and float32.
 
-    Its windows are those of arXiv 1408.5882, and its layers for tokens those of arXiv 1702.02098. The papers
-    start from embeddings of words. This student starts from the teacher's word-piece embeddings, which are rescaled.
-    Its `inherited` maps the names of its tensors to those of the teacher's tensors that they were made from.
+    Its windows are those of arXiv 1408.5882, its layers for tokens those of arXiv 1702.02098, and its embeddings the
+    teacher's, rescaled. Its `inherited` maps the names of its tensors to the teacher's that they were made from.
 
     Args:
         task: its `auto_class` determines the head, its `pair` whether a head for whole texts compares two of them, and
@@ -47,33 +46,21 @@ def from_teacher(
         init: initial embeddings, those of the `teacher` or `random` ones.
 
     Raises:
-        UserError: if a size is below 1 or does not fit, a name is unknown, no CNN has the task's head, or the task is
-            for pairs and the teacher has no separator.
+        UserError: if an option is invalid, no CNN has the task's head, or pairs have no separator.
     """
-    sizes = {"hidden_dim": hidden_dim, "tag_width": tag_width, "classifier_dim": classifier_dim}
-    if embedding_dim is not None:
-        sizes["embedding_dim"] = embedding_dim
     layers = {"widths": _read_sizes("widths", widths), "dilations": _read_sizes("dilations", dilations)}
+    sizes = {"hidden_dim": hidden_dim, "tag_width": tag_width, "classifier_dim": classifier_dim}
     _check_options(sizes, dropout=dropout, init=init)
     student_class = _find_class(task)
     layers = {name: values if name == student_class.layers_by else [] for name, values in layers.items()}
     _check_layers(layers, hidden_dim=hidden_dim, tag_width=tag_width, max_length=task.info.max_length)
-    separator = getattr(teacher.config, "sep_token_id", None)
-    if task.info.pair and separator is None:
-        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
     vocabulary, width = get_embeddings(teacher).shape
-    if embedding_dim is not None and embedding_dim > width:
-        raise UserError(
-            f"got student.embedding_dim={embedding_dim}, expected at most {width}, the width of the teacher's "
-            "embeddings"
-        )
     config = CnnConfig(
-        vocab_size=vocabulary, embedding_dim=embedding_dim or min(width, EMBEDDING_DIM), hidden_dim=hidden_dim,
+        vocab_size=vocabulary, embedding_dim=_choose_width(embedding_dim, width), hidden_dim=hidden_dim,
         tag_width=tag_width, classifier_dim=classifier_dim, dropout=dropout, pair=task.info.pair,
-        sep_token_id=separator, pad_token_id=teacher.config.pad_token_id,
-        id2label=dict(teacher.config.id2label),
-        label2id={label: index for index, label in teacher.config.id2label.items()},
-        problem_type=teacher.config.problem_type, **layers,
+        sep_token_id=_find_separator(teacher, task), pad_token_id=teacher.config.pad_token_id,
+        problem_type=teacher.config.problem_type, id2label=dict(teacher.config.id2label),
+        label2id={label: index for index, label in teacher.config.id2label.items()}, **layers,
     )  # fmt: skip
     student = student_class(config)
     student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
@@ -105,6 +92,28 @@ def _read_sizes(name: str, values: Sequence[int]) -> list[int]:
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _choose_width(embedding_dim: int | None, teacher_width: int) -> int:
+    """Returns the width of the embeddings; raises UserError if it is below 1 or above the teacher's."""
+    if embedding_dim is None:
+        return min(teacher_width, EMBEDDING_DIM)
+    if not _is_size(embedding_dim):
+        raise UserError(f"got student.embedding_dim={embedding_dim}, expected a whole number of at least 1")
+    if embedding_dim > teacher_width:
+        raise UserError(
+            f"got student.embedding_dim={embedding_dim}, expected at most {teacher_width}, the width of the teacher's "
+            "embeddings"
+        )
+    return embedding_dim
+
+
+def _find_separator(teacher: PreTrainedModel, task: Task) -> int | None:
+    """Returns the id between two texts; raises UserError if there is none and the task is for pairs."""
+    separator: int | None = getattr(teacher.config, "sep_token_id", None)
+    if task.info.pair and separator is None:
+        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
+    return separator
 
 
 def _find_class(task: Task) -> type[CnnPreTrainedModel]:

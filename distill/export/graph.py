@@ -257,7 +257,8 @@ def _fold_transposed(model: onnx.ModelProto) -> None:
 
 def _joins_matrices(model: onnx.ModelProto) -> bool:
     """Returns whether a product reads a matrix that nodes join of constants."""
-    read, joined = set(constants(model)), set()
+    read = set(constants(model))
+    joined: set[str] = set()
     for node in model.graph.node:
         if node.op_type in JOINING and read.union(joined).issuperset(node.input):
             joined.update(node.output)

@@ -100,9 +100,9 @@ class Windows(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Returns features `[B, W, hidden_dim]` of `states [B, W, D]`, with zeros behind the last one."""
         copies = shift_copies(functional.pad(states, (0, 0, 0, self.widest - 1)), self.widest)
-        columns = copies.shape[-1]
-        weights = [functional.pad(each.weight, (0, columns - each.weight.shape[1])) for each in self.filters]
-        return functional.linear(copies, torch.cat(weights), torch.cat([each.bias for each in self.filters]))
+        weights, biases = ([layer.get_parameter(name) for layer in self.filters] for name in ("weight", "bias"))
+        padded = [functional.pad(weight, (0, copies.shape[-1] - weight.shape[1])) for weight in weights]
+        return functional.linear(copies, torch.cat(padded), torch.cat(tuple(biases)))
 
 
 class DilatedLayer(nn.Module):
@@ -149,7 +149,8 @@ class CnnPreTrainedModel(PreTrainedModel):
 
     def embed(self, input_ids: Tensor, is_token: Tensor) -> Tensor:
         """Returns the embeddings `[B, L, D]` of `input_ids [B, L]`, 0 where `is_token [B, L]` is 0."""
-        return self.dropout(self.embeddings(input_ids) * is_token[..., None])
+        embedded: Tensor = self.embeddings(input_ids) * is_token[..., None]
+        return self.dropout(embedded)  # type: ignore[no-any-return]
 
 
 class CnnForSequenceClassification(CnnPreTrainedModel):
