@@ -146,6 +146,7 @@ class _Search:
             raise UserError("student.init=search needs the examples of train, and this task streams them: leave it out")
         number = min(EXAMPLES, len(examples))
         indices = np.linspace(0, len(examples) - 1, number).astype(int)
+        indices = indices[examples.lengths[indices].argsort(kind="stable")]  # Little padding.
         batches = [examples[part.tolist()] for part in np.array_split(indices, math.ceil(number / BATCH))]
         teacher = task_run.teacher.model
         task = task_run.task
