@@ -81,8 +81,6 @@ class LabelledText:
     def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
         tables = self.source.read(cache_dir, lambda table: {SINGLE: table}, partial(is_labelled, names=self.label))
-        for table in tables.values():
-            check_columns(table, [(name,) for name in self.text], ADVICE)
         tables = self._add_label_columns(tables)
         rules = RowRules(
             text=self.text, label=self.label, kind=self._kind, names=self.label_names, missing=self.missing
@@ -92,17 +90,27 @@ class LabelledText:
         return ({} if single is None else self._hold_out_dev(single)) | tables, unlabelled
 
     def _add_label_columns(self, tables: dict[str, Table]) -> dict[str, Table]:
-        """Returns the tables, of which train and dev may lack labels of classes: a column of missing values is theirs.
+        """Returns the tables, where those without labels of classes have a column of missing values, if train is one.
 
         Raises:
-            UserError: for tables that all lack the column, although they are said to have labels.
+            UserError: for columns of text that are missing, for tables that all lack the labels they should have, for
+                others than train that lack them, and for classes without names.
         """
-        of_class = self._kind == "class"
-        if self.is_labelled and not (of_class and any(_has_column(table, self.label) for table in tables.values())):
+        of_class, text = self._kind == "class", [(name,) for name in self.text]
+        train = next(tables[name] for name in ("train", SINGLE) if name in tables)
+        is_anywhere = any(_has_column(table, self.label) for table in tables.values())
+        if self.is_labelled and not (of_class and is_anywhere and not _has_column(train, self.label)):
             advice = f"{ADVICE}; task.label=null if no text has a label" if of_class else ADVICE
             for table in tables.values():
-                check_columns(table, [self.label], advice)
+                check_columns(table, [*text, self.label], advice)
             return tables
+        for table in tables.values():
+            check_columns(table, text, ADVICE)
+        if self.label_names is None:
+            raise UserError(
+                f"{train.source} has no row with a label: name the classes in task.labels=[...] and take a teacher "
+                "that knows them, as +teacher=zero_shot does, or add labels"
+            )
         return {
             name: table
             if self.is_labelled and _has_column(table, self.label)
@@ -163,11 +171,7 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
     if not lacks_labels(tables["train"], rows.label):
         return to_classes(columns, rows.label_names, print_notice)
     names = rows.label_names
-    if names is None:
-        raise UserError(
-            f"{tables['train'].source} has no row with a label: name the classes in task.labels=[...] and take a "
-            "teacher that knows them, as +teacher=zero_shot does, or add labels"
-        )
+    assert names is not None  # Rows without a label are kept for given classes alone.
     return names, {
         split: np.full(len(tables[split]), IGNORED)
         if lacks_labels(tables[split], rows.label)

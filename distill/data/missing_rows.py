@@ -34,7 +34,7 @@ class RowRules:
         names: of the classes, where they are given.
         missing: error refuses such rows, drop leaves them out, and unlabelled gives those of train that have a text to
             the teacher. auto does so too, but an empty list of several labels is none of them. Where no row of train
-            has a class, both keep the rows of train, and of a dev without classes.
+            has a class although `names` are given, both keep the rows of train, and of a dev without classes.
     """
 
     text: tuple[str, ...]
@@ -72,7 +72,7 @@ class RowRules:
     def keeps_rows(self, tables: Mapping[str, Table]) -> bool:
         """Returns whether no row of train has a class, so that its rows are no exceptions."""
         trained = [tables[name] for name in _TRAINED if name in tables]
-        may_keep = self.kind == "class" and self.missing in ("auto", "unlabelled")
+        may_keep = self.kind == "class" and self.names is not None and self.missing in ("auto", "unlabelled")
         return may_keep and any(lacks_labels(table, self.label) for table in trained)
 
     def _find_labels(self, table: Table) -> LabelColumn | None:
@@ -167,6 +167,6 @@ class _Checked:
             raise UserError(
                 f"{self.table.source} has no row with a text and a label: {len(self.empty):,} of {len(self.table):,} "
                 f"have no text, and {len(self.unlabelled):,} others no label; name other columns with task.text=[...] "
-                "and task.label=..., or add labels"
+                "and task.label=..., add labels, or name the classes in task.labels=[...] for a teacher that knows them"
             )
         return self.table.select(rows)

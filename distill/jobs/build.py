@@ -35,9 +35,14 @@ def instantiate(config: DictConfig) -> Any:
 
 
 def name_classes(config: DictConfig) -> None:
-    """Gives a task that names no classes those of `teacher.labels`, which data without labels does not have."""
+    """Gives a task that names no classes those of `teacher.labels`, because data without labels does not name them.
+
+    Labels that are no classes are left to the teacher, which refuses them.
+    """
     labels = OmegaConf.select(config, "teacher.labels")  # None without a teacher, as in a run that is resumed.
-    if labels is not None and "labels" in config.task and config.task.labels is None:
+    if not (OmegaConf.is_list(labels) or OmegaConf.is_dict(labels)) or len(set(map(str, labels))) < max(2, len(labels)):
+        return
+    if "labels" in config.task and config.task.labels is None:
         OmegaConf.update(config, "task.labels", list(labels), force_add=True)
 
 

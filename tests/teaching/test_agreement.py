@@ -115,3 +115,19 @@ def test_classes_must_be_named_and_known_to_the_teacher(
     )  # fmt: skip
     assert code == 2
     assert f"train has no labels, and teacher {encoder_dir} must be fine-tuned on some because its head is not" in error
+
+
+def test_a_model_that_knows_the_classes_needs_no_labels_either(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, command: Command
+) -> None:
+    known = save_inference(tmp_path / "known", tokenizer, WORDS)
+    code, _, error = command(
+        "+teacher=pretrained", f"teacher.path={known}", "+student=distilbert", "task=classification",
+        "task.text=[sentence]", "task.label=null", "task.labels=[dull,lovely]",
+        f"task.data_dir={write_texts(tmp_path)}", "task.max_length=40", "trainer.max_epochs=1",
+        "trainer.batch_size=16", "trainer.precision=32-true", "export.enabled=false", "teacher.accept_weak=true",
+        f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}",
+    )  # fmt: skip
+    assert code == 0, error
+    record = read_run(tmp_path)
+    assert (record["teacher"]["origin"], record["teacher"]["metrics"]) == ("as it is", {"agreement": 1.0})
