@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alt
 TEXTS = ["a film", "films"]
 TASK = d.tasks.Classification(text="text", train=(TEXTS, [0, 1]), dev=(TEXTS, [0, 1]), max_length=16)
 SPLITS = TASK.read(Path("nowhere"))
+ORIGINS: Any = SimpleNamespace(of=lambda tokenizer: None)  # A DistilBERT starts from its teacher alone.
 
 
 def plan_of(**limits: float) -> Plan:
@@ -67,7 +69,7 @@ def test_the_deepest_student_within_the_budget_is_chosen(
     limits: dict[str, float], tried: list[int], measured: list[int], teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    search = DepthSearch(DISTILBERT, plan_of(**limits), TASK, new_run(tmp_path), SPLITS)
+    search = DepthSearch(DISTILBERT, plan_of(**limits), TASK, new_run(tmp_path), SPLITS, ORIGINS)
     student = search.choose(teacher, tokenizer)
     assert student.make(teacher, TASK, SPLITS).config.num_hidden_layers == tried[-1]
     assert search.choose(teacher, tokenizer) is student
@@ -86,9 +88,9 @@ def test_a_resumed_run_keeps_its_choice(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    DepthSearch(DISTILBERT, plan_of(mb=2.0), TASK, run, SPLITS).choose(teacher, tokenizer)
+    DepthSearch(DISTILBERT, plan_of(mb=2.0), TASK, run, SPLITS, ORIGINS).choose(teacher, tokenizer)
     measured.clear()
-    student = DepthSearch(DISTILBERT, plan_of(mb=2.0), TASK, run, SPLITS).choose(teacher, tokenizer)
+    student = DepthSearch(DISTILBERT, plan_of(mb=2.0), TASK, run, SPLITS, ORIGINS).choose(teacher, tokenizer)
     assert student.make(teacher, TASK, SPLITS).config.num_hidden_layers == 2
     assert measured == []
 
@@ -97,7 +99,7 @@ def test_without_a_budget_the_student_is_not_measured(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path)
-    assert DepthSearch(DISTILBERT, plan_of(), TASK, run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
+    assert DepthSearch(DISTILBERT, plan_of(), TASK, run, SPLITS, ORIGINS).choose(teacher, tokenizer) is DISTILBERT
     assert (measured, run.record["budget"]) == ([], None)
 
 
@@ -109,7 +111,7 @@ def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
         r"of 8 tokens, 2 threads\): raise the budget, or take another student"
     )
     with pytest.raises(UserError, match=expected):
-        DepthSearch(DISTILBERT, plan_of(mb=0.5), TASK, new_run(tmp_path), SPLITS).choose(teacher, tokenizer)
+        DepthSearch(DISTILBERT, plan_of(mb=0.5), TASK, new_run(tmp_path), SPLITS, ORIGINS).choose(teacher, tokenizer)
     assert measured == [4, 3, 2, 1]
 
 
@@ -117,10 +119,11 @@ def test_a_student_without_a_depth_is_measured_once(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     loaded = Student("mine", from_teacher(teacher, layers=[0, 1]))
-    assert DepthSearch(loaded, plan_of(mb=2.0), TASK, new_run(tmp_path), SPLITS).choose(teacher, tokenizer) is loaded
+    search = DepthSearch(loaded, plan_of(mb=2.0), TASK, new_run(tmp_path), SPLITS, ORIGINS)
+    assert search.choose(teacher, tokenizer) is loaded
     built = Student("mine", lambda teacher: from_teacher(teacher, layers=[0, 1, 2]))
     with pytest.raises(UserError, match=r"no student mine is within budget.mb=2: it has 3.0 MB and 1.50 ms"):
-        DepthSearch(built, plan_of(mb=2.0), TASK, Run(tmp_path, {}), SPLITS).choose(teacher, tokenizer)
+        DepthSearch(built, plan_of(mb=2.0), TASK, Run(tmp_path, {}), SPLITS, ORIGINS).choose(teacher, tokenizer)
     assert measured == [2, 3]
 
 
@@ -129,7 +132,7 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
 ) -> None:
     plan = plan_of(mb=1.0)
     student = Student("distilbert", partial(from_teacher, depth=1))
-    row = DepthSearch(student, plan, TASK, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
+    row = DepthSearch(student, plan, TASK, Run(tmp_path, {}), SPLITS, ORIGINS)._measure(student, teacher, tokenizer)
     model = student.make(teacher, TASK, SPLITS)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -150,7 +153,7 @@ def test_the_measured_size_is_that_of_the_cut_vocabulary(
     cut = replace(plan, export=d.ExportSettings(vocabulary="task"))
     student = Student("distilbert", partial(from_teacher, depth=1))
     whole, smaller = (
-        DepthSearch(student, of, TASK, Run(tmp_path, {}), SPLITS)._measure(student, teacher, tokenizer)
+        DepthSearch(student, of, TASK, Run(tmp_path, {}), SPLITS, ORIGINS)._measure(student, teacher, tokenizer)
         for of in (plan, cut)
     )
     _, shorter = cut_vocabulary(student.make(teacher, TASK, SPLITS), tokenizer, TEXTS)

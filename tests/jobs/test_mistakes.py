@@ -850,6 +850,18 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("teacher.features=last", "teacher.bilstm.layers=0"),
         "got teacher.bilstm.layers=0, expected a whole number of at least 1",
     ),
+    "vectors of two pieces for model2vec": (
+        _options("+student=static", "export.model2vec=true"),
+        "export.model2vec=true is for vectors of single pieces, and the student has student.buckets=131072",
+    ),
+    "vectors of two pieces without those of one": (
+        _options("+student=static", "student.dim=0"),
+        "student.buckets=131072 has vectors of two pieces beside a table of single ones, and student.dim=0 leaves no",
+    ),
+    "a learning rate of 0 for the tables": (
+        _options("+student=static", "trainer.embeddings_learning_rate=0"),
+        "got trainer.embeddings_learning_rate=0, expected",
+    ),
     "a negative weight decay": (
         _options("trainer.weight_decay=-1"),
         "got trainer.weight_decay=-1, expected a number of at",

@@ -428,5 +428,5 @@ def test_the_terminal_names_the_bundle_to_take(
     content = situation(against_baseline=difference(points, points - 1, points + 1))
     content["baseline"]["export"] = content["export"]
     anything: Any = SimpleNamespace(budget=SimpleNamespace(is_set=False))
-    TaskRun("", anything, anything, Run(tmp_path, content), anything, {}, anything).print_bundle()
+    TaskRun("", anything, anything, Run(tmp_path, content), anything, {}, anything, anything).print_bundle()
     assert capsys.readouterr().out.endswith(f'Try it   python -m distill.edge {tmp_path / place} "a sentence"\n')

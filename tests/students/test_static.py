@@ -278,6 +278,14 @@ def test_tables_are_quantized_by_rows_and_matrices_are_not(tmp_path: Path) -> No
     np.testing.assert_allclose(logits, network(ids).logits.detach().numpy(), atol=0.01)
 
 
+def test_weights_of_many_pieces_stay_in_float(tmp_path: Path) -> None:
+    export_onnx(StaticModel(StaticConfig(vocab_size=60_000, embedding_dim=2)), tmp_path / "model.onnx")
+    write_rows(Material(tmp_path / "model.onnx", 7), tmp_path / "int8.onnx")
+    constants = onnx.load(str(tmp_path / "int8.onnx")).graph.initializer
+    shapes = {tuple(tensor.dims) for tensor in constants if tensor.data_type == onnx.TensorProto.INT8}
+    assert shapes == {(60_000, 2)}
+
+
 def test_a_smaller_vocabulary_keeps_weights_and_buckets_of_pieces(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
