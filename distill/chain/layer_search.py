@@ -34,7 +34,7 @@ MOST = 100  # Candidates that are all tried; of more, layers are left out one af
 EXAMPLES = 1_000  # Of train, at most; the regression is fitted to every second one.
 BATCH = 50
 NOTHING = frozenset[str]()  # Outputs besides logits.
-PENALTY = 0.01  # Of the ridge regression.
+DROPOUT = 0.2  # Of the features in the training that follows, whose noise large weights would multiply.
 
 Layers = tuple[int, ...]
 
@@ -182,13 +182,13 @@ class _Search:
         """Fits the head of a student with these layers."""
         model, has_head = self._make(self.of(layers)), self.task_run.task.info.likelihood != "vector"
         features = torch.cat(list(self._features(model, has_head=has_head)))
-        weight, bias = fit_ridge(features[::2], self.targets[::2], penalty=PENALTY)
+        weight, bias = fit_ridge(features[::2], self.targets[::2], penalty=_penalty(features))
         errors = features[1::2] @ weight + bias - self.targets[1::2]
         spread = self.targets[1::2] - self.targets[::2].mean(dim=0)
         score = 1 - float(errors.square().sum() / spread.square().sum())
         if not has_head:
             return Fitted(score, None)
-        weight, bias = fit_ridge(features, self.targets, penalty=PENALTY)
+        weight, bias = fit_ridge(features, self.targets, penalty=_penalty(features))
         return Fitted(score, (weight.T.contiguous(), bias))
 
     @torch.no_grad()
@@ -216,3 +216,12 @@ class _Search:
             yield features
         if handle is not None:
             handle.remove()
+
+
+def _penalty(features: Tensor) -> float:
+    """Returns the penalty of a ridge regression on `features [n, F]` that dropout of them amounts to.
+
+    Dropout with probability p adds the variance `p / (1 - p) * x^2` to a feature x (arXiv 1307.1493, section 2).
+    """
+    spread = float(features.var(dim=0).mean().clamp_min(1e-12))
+    return DROPOUT / (1 - DROPOUT) * float(features.square().mean()) / spread
