@@ -166,7 +166,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
         "got teacher.labels={dull: film, lovely: film}, expected at least two labels, each once",
     ),
     "other labels": (
-        ("teacher.labels=[dull,funny]",),
+        ("teacher.labels=[dull,funny]", "task.labels=[dull,lovely]"),
         "teacher.labels has dull, funny, and the classes of the task are dull, lovely: name these in teacher.labels",
     ),
     "texts that are too long with a hypothesis": (
