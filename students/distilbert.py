@@ -79,13 +79,11 @@ def from_teacher(
     `inherited` maps the names of its tensors to those of the teacher's tensors that they were copied from.
 
     Args:
-        layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
-            from 0.
+        layers: `alternate` (first, last and evenly spaced ones between them), `first`, `last`, or indices from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too, of layers that
             are chosen outside, by students that this function builds. A list has names that combine.
-        heads, ffn, embedding_dim, prune, prune_steps, prune_share: of a narrower one, as in `Width.apply`.
-        origins: the importance of the teacher's heads and inner neurons.
+        heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
         task, chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
 
