@@ -340,18 +340,23 @@ class Teacher(Shown):
         return replace(source, **unfitted, others=others, by_task={})
 
 
+class _DistilBertOptions(LongTextOptions, total=False):
+    """The options of a narrower DistilBERT, and of one for long texts."""
+
+    heads: int | Sequence[int] | None
+    ffn: int | Sequence[int] | None
+    embedding_dim: int | None
+    prune: Literal["iterative"] | None
+    prune_steps: int
+    prune_share: float
+
+
 def _distilbert_student(
     *,
     layers: str | Sequence[int] = "alternate",
     depth: int | None = None,
     init: str | Sequence[str] = "teacher",
-    heads: int | Sequence[int] | None = None,
-    ffn: int | Sequence[int] | None = None,
-    embedding_dim: int | None = None,
-    prune: Literal["iterative"] | None = None,
-    prune_steps: int = 4,
-    prune_share: float = 0.25,
-    **options: Unpack[LongTextOptions],
+    **options: Unpack[_DistilBertOptions],
 ) -> Student:
     """A student with some of the teacher's layers: a DistilBERT from a BERT, the teacher's own class otherwise.
 
@@ -361,20 +366,14 @@ def _distilbert_student(
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none, and `search` copies the layers that
             suit the task best and fits the head; a list has names that combine.
-        heads: number of heads of a layer, or one for each layer; the most important ones for the task are copied.
-        ffn: number of inner neurons of a layer, as `heads`.
-        embedding_dim: width of the embeddings of words, whose table is factorized.
-        prune: `iterative` removes heads, inner neurons and layers in steps, with distillation between them.
-        prune_steps: number of removals.
-        prune_share: steps of the training between two removals, as a share of the training after the last one.
-        options: those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
+        options: those of a narrower student: `heads` and `ffn` (numbers of heads and inner neurons of a layer, or one
+            for each layer, of which the most important ones for the task are copied), `embedding_dim` (width of the
+            embeddings of words, whose table is factorized), and `prune` (`iterative` removes heads, inner neurons and
+            layers in `prune_steps` steps, between which the student is trained for `prune_share` of the steps of its
+            training). Those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
             `chunk_overlap` and `chunk_pooling`.
     """
-    build = partial(
-        _distilbert.from_teacher, layers=layers, depth=depth, init=init, heads=heads, ffn=ffn,
-        embedding_dim=embedding_dim, prune=prune, prune_steps=prune_steps, prune_share=prune_share, **options,
-    )  # fmt: skip
-    return Student("distilbert", build)
+    return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 
 
 def _albert_student(**options: Any) -> Student:

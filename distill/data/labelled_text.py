@@ -105,7 +105,8 @@ class LabelledText:
                 check_columns(table, [*text, self.label], advice)
             return tables
         for table in tables.values():
-            check_columns(table, text, ADVICE)
+            is_misnamed = self.is_labelled and not all(column in table.names for column in self.text)
+            check_columns(table, [*text, self.label] if is_misnamed else text, ADVICE)
         if self.label_names is None:
             raise UserError(
                 f"{train.source} has no row with a label: name the classes in task.labels=[...] and take a teacher "

@@ -96,5 +96,5 @@ def test_a_directory_that_python_does_not_search_is_named(directory: Path, monke
 def test_a_function_that_returns_no_model_is_named(teacher: PreTrainedModel, task: Task) -> None:
     student = Student("three", lambda teacher: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(UserError) as raised:
-        student._make(teacher, task)
+        student._make(teacher, {"task": task})
     assert str(raised.value) == "the function of student three returned int, expected a PreTrainedModel"
