@@ -43,6 +43,7 @@ from tests.conftest import (
     sentences,
     weights,
 )
+from tests.jobs.sweeps import find_files
 
 CPU = torch.device("cpu")
 ROOT = Path(fitting.__file__).resolve().parents[1]
@@ -386,7 +387,7 @@ def kill_run(*arguments: str, output: Path, step: int = 1) -> tuple[dict[str, An
 
 
 def load_checkpoints(output: Path) -> list[dict[str, Any]]:
-    return [torch.load(path, weights_only=True) for path in output.rglob("last.ckpt")]
+    return [torch.load(path, weights_only=True) for path in find_files(output, "last.ckpt")]
 
 
 def read_records(output: Path) -> list[dict[str, Any]]:
