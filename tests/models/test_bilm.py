@@ -1,7 +1,5 @@
 """Tests of the bidirectional language model: both directions by themselves, padding, saving, students and export."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from distill.models.modeling_bilm import (
 )
 from distill.models.modeling_bilstm import BilstmConfig, FeatureBilstmConfig, FeatureBilstmForTokenClassification
 from distill.tasks import TokenClassification
+from tests.models.elsewhere import check_loads_without_distill
 
 VOCABULARY, DIM = 60, 6
 HEADS = (
@@ -190,21 +189,7 @@ def tagger_on_features() -> FeatureBilstmForTokenClassification:
 def test_a_saved_model_loads_without_distill(tmp_path: Path, on_features: bool) -> None:
     network = tagger_on_features() if on_features else model(BilmForTokenClassification)
     ids = tokens(2, 6)
-    network.save_pretrained(tmp_path / "saved")
-    program = (
-        "import sys, torch\n"
-        "sys.modules['distill'] = None\n"
-        "from transformers import AutoModelForTokenClassification as Auto\n"
-        "model = Auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
-        "print(model(torch.tensor(eval(sys.argv[2]))).logits.tolist())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "saved"), str(ids.tolist())],
-        cwd=tmp_path, env={"PATH": "", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(np.array(eval(done.stdout)), network(ids).logits.detach().numpy(), rtol=1e-5)
+    check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForTokenClassification")
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Tests of the CNN student: its convolutions, padding, pairs, refusals, saving and export."""
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from distill.tasks import (
     QuestionAnswering,
     TokenClassification,
 )
+from tests.models.elsewhere import check_loads_without_distill
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 SEPARATOR = 3
@@ -241,23 +240,9 @@ def test_other_tasks_are_refused_by_name(teacher: PreTrainedModel, task: Task, k
 
 def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     network, ids = model(pair=True), tokens(2, 9)
-    network.save_pretrained(tmp_path / "saved")
+    check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForSequenceClassification")
     here = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
     torch.testing.assert_close(here(ids).logits, network(ids).logits)
-    program = (
-        "import sys, torch\n"
-        "sys.modules['distill'] = None\n"
-        "from transformers import AutoModelForSequenceClassification as Auto\n"
-        "model = Auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
-        "print(model(torch.tensor(eval(sys.argv[2]))).logits.tolist())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "saved"), str(ids.tolist())],
-        cwd=tmp_path, env={"PATH": "", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(np.array(eval(done.stdout)), network(ids).logits.detach().numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("head", "pair"), HEADS)

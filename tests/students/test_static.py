@@ -1,7 +1,5 @@
 """Tests of the static student: its mean, pairs of pieces, initial vectors, refused options, saving and export."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from distill.models.modeling_texts import mark_texts
 from distill.models.origins import Origins, encode_pieces
 from distill.tasks import Classification, MaskedLM
 from tests.conftest import toy_bert
+from tests.models.elsewhere import check_loads_without_distill
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 CLS, SEPARATOR, VOCABULARY = 2, 3, 100
@@ -218,23 +217,9 @@ def test_invalid_options_are_refused(
 
 def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     network, ids = model(pair=True), tokens(2, 9)
-    network.save_pretrained(tmp_path / "saved")
+    check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForSequenceClassification")
     here = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
     torch.testing.assert_close(here(ids).logits, network(ids).logits)
-    program = (
-        "import sys, torch\n"
-        "sys.modules['distill'] = None\n"
-        "from transformers import AutoModelForSequenceClassification as Auto\n"
-        "model = Auto.from_pretrained(sys.argv[1], trust_remote_code=True).eval()\n"
-        "print(model(torch.tensor(eval(sys.argv[2]))).logits.tolist())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "saved"), str(ids.tolist())],
-        cwd=tmp_path, env={"PATH": "", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(np.array(eval(done.stdout)), network(ids).logits.detach().numpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("buckets", [0, 50])
