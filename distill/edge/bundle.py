@@ -5,7 +5,6 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -23,7 +22,7 @@ from distill.edge.model_files import count_bytes, data_file, list_model_files, n
 from distill.edge.onnx_weights import find_weight_files
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
-from distill.edge.search import find_nearest, similarity
+from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.edge.truncation import Truncation, chunk_texts
 from distill.errors import UserError, first_line
@@ -88,11 +87,11 @@ class Bundle(Shown):
         max_length: int | None = None,
     ) -> None:
         if threads is not None:
-            _check_count("threads", threads, most=MOST_THREADS)
+            check_count("threads", threads, most=MOST_THREADS)
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         if max_length is not None:
-            _check_count("max_length", max_length, most=self.manifest["max_length"])
+            check_count("max_length", max_length, most=self.manifest["max_length"])
         self.labels: list[str] = self.manifest["labels"]
         self.pair: bool = self.manifest["pair"]
         self.truncation_side: str = self.manifest["truncation_side"]
@@ -356,7 +355,7 @@ class Bundle(Shown):
     ) -> list[list[Items]]:
         """Returns the items of each row of each example with their logits."""
         batch_size = self.batch_size if batch_size is None else batch_size
-        _check_count("batch_size", batch_size)
+        check_count("batch_size", batch_size)
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
         owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
@@ -636,7 +635,7 @@ class Bundle(Shown):
                     f"got top_k={top_k}, and {self.directory} is of a {self.manifest['kind']}, which fills no masks: "
                     "leave it out"
                 )
-            _check_count("top_k", top_k, most=self.tokenizer.get_vocab_size())
+            check_count("top_k", top_k, most=self.tokenizer.get_vocab_size())
             decoding["top_k"] = int(top_k)
         try:
             return decoder(self.labels, self.pair, decoding, self.tokenizer)
@@ -713,11 +712,3 @@ def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]
     if not decoder.accepts(len(labels)):
         raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
     return decoder
-
-
-def _check_count(name: str, value: object, *, most: int | None = None) -> None:
-    """Raises UserError unless the value is a whole number of at least 1."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or int(value) < 1 or int(value) > (most or int(value)):  # type: ignore[call-overload]
-        expected = f"a whole number from 1 to {most}" if most else "a whole number of at least 1"
-        raise UserError(f"got {name}={value}, expected {expected}")

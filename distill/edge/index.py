@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.search import CHUNK_COSINES, Vectors, check_vectors, normalize, select_best
+from distill.edge.search import CHUNK_COSINES, Vectors, check_count, check_vectors, normalize, select_best
 from distill.edge.strings import shorten
 from distill.errors import UserError, first_line
 from distill.storage.files import atomic_directory, write_json
@@ -110,8 +110,8 @@ class Index:
             raise UserError(
                 f"got queries {vectors.shape[-1]} wide, expected at least the {self.dimensions} dimensions of the index"
             )
-        _check_count("rescore", rescore, least=0)
-        _check_count("k", k, least=1)
+        check_count("rescore", rescore, least=0)
+        check_count("k", k)
         vectors = normalize(vectors[:, : self.dimensions])
         if self._bits is None:
             return select_best(self._compare_rows(vectors), len(vectors), k)
@@ -211,7 +211,7 @@ def check_dimensions(dimensions: int | None, width: int) -> int:
     """
     if dimensions is None:
         return width
-    _check_count("dimensions", dimensions, least=1, most=width)
+    check_count("dimensions", dimensions, most=width, meaning=", the width of the vectors")
     return int(dimensions)
 
 
@@ -232,10 +232,3 @@ def _parts(rows: NDArray[Any], queries: int) -> Iterator[NDArray[Any]]:
     """Yields parts of the rows whose cosines with the queries fit into memory at once."""
     size = max(1, CHUNK_COSINES // max(1, queries))
     return (rows[first : first + size] for first in range(0, len(rows), size))
-
-
-def _check_count(name: str, value: object, *, least: int, most: int | None = None) -> None:
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_whole or value < least or (most is not None and value > most):  # type: ignore[operator]
-        limits = f"of at least {least}" if most is None else f"from {least} to {most}, the width of the vectors"
-        raise UserError(f"got {name}={value}, expected a whole number {limits}")

@@ -1,6 +1,7 @@
 """Exact search among vectors: the cosines of all pairs, and the nearest vectors of each query."""
 
 from collections.abc import Iterable
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,7 @@ def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.
     """
     queries = normalize(check_vectors(queries, "queries"))
     corpus = check_vectors(corpus, "corpus", queries.shape[-1])
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise UserError(f"got k={k}, expected a whole number of at least 1")
+    check_count("k", k)
     size = max(1, CHUNK_COSINES // max(1, len(queries)))
     parts = (queries @ normalize(corpus[first : first + size]).T for first in range(0, len(corpus), size))
     return select_best(parts, len(queries), k)
@@ -77,6 +77,18 @@ def match_pairs(first: Vectors, second: Vectors, groups: NDArray[np.generic]) ->
             _, found = find_nearest(queries[rows], corpus[rows], 1)
             nearest[side, rows] = rows[found[:, 0]]
     return nearest
+
+
+def check_count(name: str, value: object, *, least: int = 1, most: int | None = None, meaning: str = "") -> None:
+    """Raises UserError unless the value of an option is a whole number from `least` to `most`.
+
+    Args:
+        meaning: words about `most` for the message.
+    """
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= int(value) <= (most or int(value)):  # type: ignore[call-overload]
+        expected = f"from {least} to {most}{meaning}" if most else f"of at least {least}"
+        raise UserError(f"got {name}={value}, expected a whole number {expected}")
 
 
 def check_vectors(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.float32]:
