@@ -22,7 +22,7 @@ from distill.options import check_arguments, show_value
 from distill.tasks import rows
 from distill.tasks.overview import ShownTask
 from distill.tasks.own_metrics import Functions, annotate_metrics, read_metrics
-from distill.tasks.scoring import Scoring, compute_metrics, is_constant
+from distill.tasks.scoring import Scoring, compute_metrics, is_constant, share_within_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -77,9 +77,7 @@ class NumberScores(Scoring):
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 5% of the reference's range."""
-        expected = reference.columns["logits"]
-        tolerance = 0.05 * max(float(np.ptp(expected)), 1e-6)
-        return float((np.abs(scores.columns["logits"] - expected) < tolerance).mean())
+        return share_within_range(scores.columns["logits"], reference.columns["logits"])
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         """The largest difference as a share of the reference's range, or of the labels' where that is larger."""

@@ -25,7 +25,7 @@ from distill.losses.term import mask_logits, scatter_logits
 from distill.options import check_arguments
 from distill.tasks import rankings, rows
 from distill.tasks.overview import ShownTask
-from distill.tasks.scoring import Scoring
+from distill.tasks.scoring import Scoring, largest_difference, share_within_range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from distill.data.batching import TokenizedExamples
 
 SHOWN = 10  # Documents of a ranking in predictions.parquet.
-TOLERANCE = 0.05  # Of the range of the reference's scores, within which two models agree.
 NO_DOCUMENT = -1  # In place of a candidate, where a query has fewer than others.
 Metrics = Annotated[
     Sequence[Literal["ndcg@10", "mrr@10", "recall@10"]],
@@ -101,13 +100,11 @@ class CandidateScores(Scoring):
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the candidates whose scores differ by less than 5% of the reference's range."""
-        values, expected = self._values(scores), self._values(reference)
-        return float((np.abs(values - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
+        return share_within_range(self._values(scores), self._values(reference))
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         """The largest difference of a score as a share of the reference's range."""
-        values, expected = self._values(scores), self._values(reference)
-        return float(np.abs(values - expected).max()) / (float(np.ptp(expected)) or 1.0)
+        return largest_difference(self._values(scores), self._values(reference))
 
     def calibration_error(self, scores: Scores) -> float | None:
         """None, because a score has no probability."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distill.edge.index import VectorForm
 
 CALIBRATION_BINS = 15  # As in the results of Guo et al., arXiv 1706.04599.
+TOLERANCE = 0.05  # Of the range of the reference's numbers, within which two models agree.
 
 
 class Scoring:
@@ -280,3 +281,13 @@ def always(answer: str, index: int) -> Constant:
 def is_constant(values: np.ndarray) -> bool:
     """Returns whether all values are the same."""
     return bool(np.ptp(values) == 0)
+
+
+def share_within_range(values: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the share of numbers that differ by less than 5% of the range of the expected ones."""
+    return float((np.abs(values - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
+
+
+def largest_difference(values: np.ndarray, expected: np.ndarray) -> float:
+    """Returns the largest difference of two numbers, as a share of the range of the expected ones."""
+    return float(np.abs(values - expected).max()) / (float(np.ptp(expected)) or 1.0)

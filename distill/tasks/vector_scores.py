@@ -20,7 +20,7 @@ from distill.edge.index import RESCORED, Index, VectorForm
 from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.errors import UserError
 from distill.tasks import rankings
-from distill.tasks.scoring import Scoring, compute_metrics, is_constant
+from distill.tasks.scoring import Scoring, compute_metrics, is_constant, largest_difference, share_within_range
 
 COSINE = "cosine"  # The column of condensed scores of pairs.
 DIGITS = 6  # Of a score, which float32 holds.
@@ -29,7 +29,6 @@ LEAST_OTHER = 2.0  # A score that is on another scale than those up to 1.
 NARROW = 0.5  # Share of the scale that the scores of train usually cover.
 CORRELATIONS = ("spearman", "pearson")
 ACCURACY = "accuracy"
-TOLERANCE = 0.05  # Of the range of the reference's cosines, within which two models agree.
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,11 @@ class VectorScores(Scoring):
 
         They are the pairs with a score, or all pairs of a query and a document.
         """
-        cosines, expected = self.cosines(scores), self.cosines(reference)
-        return float((np.abs(cosines - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
+        return share_within_range(self.cosines(scores), self.cosines(reference))
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         """The largest difference of a cosine of these pairs as a share of the reference's range."""
-        cosines, expected = self.cosines(scores), self.cosines(reference)
-        return float(np.abs(cosines - expected).max()) / (float(np.ptp(expected)) or 1.0)
+        return largest_difference(self.cosines(scores), self.cosines(reference))
 
     def calibration_error(self, scores: Scores) -> float | None:
         """None, because a vector has no probability."""
