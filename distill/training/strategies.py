@@ -34,7 +34,8 @@ def select_devices(device: torch.device) -> list[int] | int:
 def create_strategy(name: str, device: torch.device) -> Strategy:
     """Returns Lightning's strategy of this rank."""
     if world_size() == 1:
-        return SingleDeviceStrategy(device=device)
+        # Lightning sets the current GPU from this device, and torch refuses to do so without an index.
+        return SingleDeviceStrategy(device=torch.device("cuda", 0) if device.type == "cuda" else device)
     if name == "fsdp":
         mesh = {"data_parallel_size": world_size(), "tensor_parallel_size": 1}
         sharded = ModelParallelStrategy(**mesh, save_distributed_checkpoint=False)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from distill.training import strategies
 
@@ -24,3 +25,9 @@ def test_messages_survive_an_error() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "cause" in done.stderr
     assert "ValueError: effect" in done.stderr
+
+
+def test_one_gpu_is_named_by_its_number() -> None:
+    """Without a number torch refuses to make it the current GPU, and no training on a GPU begins."""
+    assert strategies.create_strategy("auto", torch.device("cuda")).root_device == torch.device("cuda", 0)
+    assert strategies.create_strategy("auto", torch.device("cpu")).root_device == torch.device("cpu")
