@@ -59,15 +59,15 @@ def choose_baseline(prepared: Prepared) -> Prepared:
 def _choose(prepared: Prepared) -> JsonObject:
     """Returns the `baseline_choice` of run.json; its `share` is null where the summary need not mention a baseline."""
     plan, record = prepared.plan, prepared.run.record
-    reason = _find_obstacle(prepared) if plan.baseline == AUTO else None if plan.baseline else "baseline=false"
     if plan.baseline == AUTO and plan.resume and record.get("teacher_outputs"):  # Its training has begun.
         return cast(JsonObject, record["baseline_choice"])
-    if reason is not None:
-        return {"trained": False, "reason": reason, "share": None}
+    obstacle = None if plan.baseline is True else _find_obstacle(prepared)
+    if obstacle is not None or plan.baseline is False:
+        return {"trained": False, "reason": obstacle or "baseline=false", "share": None, "possible": obstacle is None}
     share = count_work(prepared).share
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in prepared.tasks)
     trained, reason = (True, describe_share(share)) if plan.baseline is True else decide(share, rows)
-    return {"trained": trained, "reason": reason, "share": share}
+    return {"trained": trained, "reason": reason, "share": share, "possible": True}
 
 
 def decide(share: float, rows: int) -> tuple[bool, str]:
@@ -85,7 +85,7 @@ def describe_share(share: float) -> str:
 
 
 def _find_obstacle(prepared: Prepared) -> str | None:
-    """Returns the reason why `auto` has no baseline whatever its cost, None without one."""
+    """Returns the reason why there can be no baseline whatever its cost, None without one."""
     plan = prepared.plan
     if any(task.info.raw_text for task in plan.tasks.values()):
         return "a text has no labels"

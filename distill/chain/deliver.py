@@ -186,8 +186,10 @@ class Result(Shown):
         """
         baseline = self.record["baseline"]
         if not baseline:
-            reason = (self.record.get("baseline_choice") or {}).get("reason")
-            raise UserError("the run has no baseline" + (f" ({reason})" if reason else "") + ": set baseline=True")
+            choice = self.record.get("baseline_choice") or {}
+            reason = f" ({choice['reason']})" if choice.get("reason") else ""
+            advice = "" if choice.get("possible") is False else ": set baseline=True"
+            raise UserError(f"the run has no baseline{reason}{advice}")
         if self.record.get("tasks"):
             raise UserError("a run on several tasks has no baseline_bundle: see the directories in baseline/bundle")
         if not baseline.get("export"):

@@ -205,7 +205,8 @@ def _advise(record: JsonObject, verdict: Verdict) -> list[str]:
     is_over = choice.get("trained") is False or (not choice and record.get("status") != "running")
     if verdict.case == verdicts.NO_BASELINE and is_over:
         reason = f" ({choice['reason']})" if choice.get("reason") else ""
-        words.append(f"No baseline was trained{reason}, so the gain from the teacher is not known: set baseline=true.")
+        advice = "" if choice.get("possible") is False else ": set baseline=true"
+        words.append(f"No baseline was trained{reason}, so the gain from the teacher is not known{advice}.")
     return words
 
 

@@ -180,6 +180,7 @@ class _BaselineChoice(TypedDict, total=False):
     trained: Required[bool]
     reason: Required[str]
     share: float | None
+    possible: bool
 
 
 class _Seed(TypedDict, total=False):

@@ -187,7 +187,12 @@ def test_default_has_no_baseline_beside_an_objective_without_a_teacher(
 ) -> None:
     labels = d.Objective(name="supervised", terms={"hard": d.HardLabels()})
     result = distill("labels", steps=3, objective=labels, fits=False)
-    expected = {"trained": False, "reason": "objective supervised has no teacher either", "share": None}
+    expected = {
+        "trained": False,
+        "reason": "objective supervised has no teacher either",
+        "share": None,
+        "possible": False,
+    }
     assert result.record["baseline_choice"] == expected
     assert "baseline" not in capsys.readouterr().out
 

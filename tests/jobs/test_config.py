@@ -30,6 +30,15 @@ def compose_config(*overrides: str) -> DictConfig:
         return compose("config", [expanded for override in overrides for expanded in expand_tasks(override)])
 
 
+def test_a_cnn_selects_an_objective_that_it_can_learn_by() -> None:
+    assert compose_config("+teacher=minilm", "+student=cnn").objective.name == "hinton"
+    assert compose_config("+teacher=minilm", "+student=cnn", "objective=logit_mse").objective.name == "logit_mse"
+    assert (
+        compose_config("+teacher=minilm", "+student=cnn", "+experiment=distilbert_finetune").objective.name
+        == "supervised"
+    )
+
+
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
     lines = (CONF / file).read_text(encoding="utf-8").splitlines()

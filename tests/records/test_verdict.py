@@ -245,6 +245,11 @@ def test_8_a_ranking_without_a_baseline_says_that_the_gain_is_not_known() -> Non
         "95% interval -3.0 to -1.0)",
         "No baseline was trained (a retrieval task), so the gain from the teacher is not known: set baseline=true.",
     )
+    unlabelled = {"trained": False, "reason": "the training texts have no labels", "share": None, "possible": False}
+    says(
+        content | {"baseline_choice": unlabelled},
+        "No baseline was trained (the training texts have no labels), so the gain from the teacher is not known. ",
+    )
     running = content | {"baseline_choice": None, "status": "running"}
     assert "No baseline" not in says(running)
     better = content | {"comparison": {"teacher": difference(-2, 1, 3)}}
