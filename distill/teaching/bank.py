@@ -10,20 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import ProgressMeter, print_line
+from distill.console import print_line
 from distill.contracts import Task
 from distill.data import token_cache
 from distill.data.auto_text import CANDIDATES
 from distill.data.bank import Bank, balance, find_nearest, take_in_turns
-from distill.data.batching import TokenizedExamples, scored_tokens, scoring_steps
+from distill.data.batching import Batch, TokenizedExamples
 from distill.data.tables import BANK, LabelledData, text_split
 from distill.data.unlabelled import clean
-from distill.models.forward import run_encoder, run_model, to_device
+from distill.models.forward import run_encoder, run_model
 from distill.models.pooling import VectorSettings, pool
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.teaching.output_cache import library_versions
+from distill.teaching.passes import compute_rows
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource
 from distill.training.settings import has_bf16
@@ -97,13 +99,12 @@ class Search:
         """Returns the class of each text that the teacher predicts, of an ensemble the first one, `[N]`."""
         member = teacher.members[0]
         examples, model = self._tokenize(texts, member.tokenizer), member.running()
-        classes = np.empty(len(texts), dtype=np.int64)
-        with torch.inference_mode(), ProgressMeter("classes of the bank", len(texts), unit="sentences") as meter:
-            for rows in scoring_steps(examples.lengths, scored_tokens(member.device)):
-                logits = run_model(model, to_device(examples[rows], member.device)).logits
-                classes[rows] = logits.argmax(dim=-1).cpu().numpy()
-                meter.advance(len(rows))
-        return classes
+
+        def predict(batch: Batch) -> Tensor:
+            logits: Tensor = run_model(model, batch).logits
+            return logits.argmax(dim=-1)
+
+        return compute_rows(predict, examples, member.device, title="classes of the bank", unit="sentences")
 
     def _load(self, data: LabelledData) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Returns the teacher before its fine-tuning."""
@@ -137,12 +138,9 @@ class Search:
 
     def _encode(self, texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
         """Returns the vectors of length 1 of texts, `[N, H]` (float16)."""
-        examples, model = self._tokenize(texts, tokenizer), model.to(self.device, self._dtype).eval()
-        vectors = np.empty((len(texts), int(model.config.hidden_size)), dtype=np.float16)
-        with torch.inference_mode(), ProgressMeter("bank", len(texts), unit="sentences") as meter:
-            for rows in scoring_steps(examples.lengths, scored_tokens(self.device)):
-                batch = to_device(examples[rows], self.device)
-                states = run_encoder(model, batch).last_hidden_state
-                vectors[rows] = pool(states, batch["attention_mask"], POOLING).cpu().numpy()
-                meter.advance(len(rows))
-        return vectors
+        model = model.to(self.device, self._dtype).eval()
+
+        def encode(batch: Batch) -> Tensor:
+            return pool(run_encoder(model, batch).last_hidden_state, batch["attention_mask"], POOLING).half()
+
+        return compute_rows(encode, self._tokenize(texts, tokenizer), self.device, title="bank", unit="sentences")

@@ -3,16 +3,17 @@
 from pathlib import Path
 
 import numpy as np
-import torch
+from torch import Tensor
 
-from distill.console import ProgressMeter, print_line
+from distill.console import print_line
 from distill.data import token_cache
-from distill.data.batching import TokenizedExamples, scored_tokens, scoring_steps
+from distill.data.batching import Batch, TokenizedExamples
 from distill.data.tables import LabelledData, text_split
 from distill.errors import NumericalError
-from distill.models.forward import count_outputs, run_model, to_device
+from distill.models.forward import run_model
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.teaching.output_cache import library_versions
+from distill.teaching.passes import compute_rows
 from distill.teaching.prepared import PreparedTeacher
 
 FORMAT = 1  # Of the entries in the cache.
@@ -46,15 +47,14 @@ def encode_texts(texts: list[str], teacher: PreparedTeacher, *, max_length: int,
     return np.asarray(np.load(directory / VECTORS))
 
 
-@torch.inference_mode()
 def _compute_vectors(examples: TokenizedExamples, teacher: PreparedTeacher) -> np.ndarray:
     model = teacher.running()
-    vectors = np.empty((len(examples), count_outputs(model)), dtype=np.float32)
-    with ProgressMeter("negatives", len(examples), unit="texts") as meter:
-        for rows in scoring_steps(examples.lengths, scored_tokens(teacher.device)):
-            batch = to_device(examples[rows], teacher.device)
-            vectors[rows] = run_model(model, batch).logits.float().cpu().numpy()
-            meter.advance(len(rows))
+
+    def encode(batch: Batch) -> Tensor:
+        logits: Tensor = run_model(model, batch).logits
+        return logits.float()
+
+    vectors = compute_rows(encode, examples, teacher.device, title="negatives", unit="texts")
     if not np.isfinite(vectors).all():
         raise NumericalError("the teacher gives vectors that are not finite: check its weights")
     return vectors
