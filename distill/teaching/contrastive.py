@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, get_scheduler
 
 from distill.console import ProgressMeter
 from distill.contracts import Examples, Task
@@ -116,10 +116,7 @@ def tune(
     ]
     tuned = [parameter for parameter in model.parameters() if all(parameter is not own for own in head.parameters())]
     optimizer = torch.optim.AdamW(tuned, lr=settings.learning_rate)
-    warmup = max(1, int(WARMUP * len(steps)))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, (len(steps) - step) / max(1, len(steps) - warmup))
-    )
+    schedule = get_scheduler("linear", optimizer, int(WARMUP * len(steps)), len(steps))
     with ProgressMeter("pairs", len(steps)) as meter:
         for step in steps:
             rows = np.concatenate([step[:, 0], step[:, 1]]).tolist()
