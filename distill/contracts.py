@@ -475,6 +475,7 @@ class TaskInfo:
         further_teachers: the options that name other models to learn from, which are given.
         model_settings: entries of a model's configuration that its outputs depend on besides its weights.
         label_columns: the columns of batches with labels that a term may read by their name.
+        sequences: how many sequences of tokens the model reads for an example of train, and for one that is scored.
     """
 
     name: str
@@ -496,6 +497,7 @@ class TaskInfo:
     further_teachers: Sequence[str] = ()
     model_settings: Mapping[str, Any] = field(default_factory=dict)
     label_columns: frozenset[str] = frozenset()
+    sequences: tuple[int, int] = (1, 1)
 
 
 class Learnable(Protocol):

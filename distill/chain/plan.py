@@ -183,7 +183,8 @@ def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, step
     """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
-    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student), scored=scored)
+    sequences = next(iter(plan.tasks.values())).info.sequences
+    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=sequences)
     trainer, chosen = auto.resolve(plan.trainer, facts)
     return replace(plan, trainer=trainer, chosen=chosen)
 

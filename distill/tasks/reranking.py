@@ -225,6 +225,7 @@ class Reranking(ShownTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="ranking",
             max_length=max_length, pair=True, model_settings={"problem_type": "regression"},
+            sequences=(1 + negatives, top),
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:

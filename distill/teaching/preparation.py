@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import format_duration, print_line, print_notice
-from distill.contracts import Data, EncodedSplits, Examples, Scores, Task
+from distill.contracts import Data, EncodedSplits, Examples, Scores, Task, TaskInfo
 from distill.data import batching
 from distill.data.mixing import labelled_only
 from distill.data.tables import LabelledData
@@ -107,7 +107,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     source, adapted = _plan_adaptation(source, preparation)
     chosen = dict[str, dict[str, Any]]()
     if source.finetune is not None and not task.info.raw_text:
-        source, chosen = _choose_finetuning(source, splits)
+        source, chosen = _choose_finetuning(source, splits, task.info)
     key = _fingerprint(source, task, splits)[:16] if not task.info.raw_text else ""
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.info.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
@@ -215,7 +215,9 @@ def _read_adapted(directory: Path, adapted: AdaptedWeights | None) -> dict[str, 
     return record.get("adapted") or adapted.record()
 
 
-def _choose_finetuning(source: TeacherSource, splits: Data) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
+def _choose_finetuning(
+    source: TeacherSource, splits: Data, task: TaskInfo
+) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
     """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
     assert source.finetune is not None
     if not source.finetune.unresolved():
@@ -224,7 +226,7 @@ def _choose_finetuning(source: TeacherSource, splits: Data) -> tuple[TeacherSour
     sizes = splits.sizes()
     settings, chosen = auto.resolve_finetuning(
         source.finetune, sizes["train"], width=source.weights.width(), scored=sizes["dev"], option=source.trainer,
-        start=start,
+        start=start, sequences=task.sequences,
     )  # fmt: skip
     return replace(source, finetune=settings), chosen
 

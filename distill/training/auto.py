@@ -49,6 +49,7 @@ class Facts:
             with pre-trained layers, `fresh` for random ones, `no_attention` for random ones without attention.
         width: size of the hidden states.
         scored: number of examples in an evaluation.
+        sequences: how many sequences of tokens an example has in training and in an evaluation.
     """
 
     examples: int
@@ -56,6 +57,7 @@ class Facts:
     start: str
     width: int
     scored: int = 0
+    sequences: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,16 @@ def choose_evaluations(facts: Facts, epochs: float) -> float:
     evaluations = max(1, min(EVALUATIONS, int(MOST_EVALUATIONS // epochs)))
     evaluations = max(evaluations, math.ceil(LEAST_EVALUATIONS / epochs))
     least = LEAST_EVALUATIONS if epochs >= 1 else FEWEST_EVALUATIONS
-    most = max(least, SCORED * epochs * facts.examples / max(1, facts.scored))
+    trained, scored = facts.sequences
+    most = max(least, SCORED * epochs * facts.examples * trained / max(1, facts.scored * scored))
     if evaluations * epochs <= most:
         return evaluations
     return max(1, most // epochs) if most >= epochs else float(f"{most / epochs:.2g}")
 
 
 def _least_steps(facts: Facts) -> int:
-    return TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
+    steps = TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
+    return math.ceil(steps / facts.sequences[0])
 
 
 def choose(facts: Facts, steps: int, *, evaluations: float | None = None) -> dict[str, Choice]:
@@ -144,7 +148,9 @@ def _choose_patience(facts: Facts, evaluations: int) -> Choice:
 
 
 def _explain_epochs(facts: Facts) -> str:
-    epochs, steps = choose_epochs(facts), f"{facts.examples:,} examples are {facts.steps_per_epoch:,} steps an epoch"
+    sequences = f" of {facts.sequences[0]} sequences" if facts.sequences[0] > 1 else ""
+    epochs = choose_epochs(facts)
+    steps = f"{facts.examples:,} examples{sequences} are {facts.steps_per_epoch:,} steps an epoch"
     least = _least_steps(facts)
     if epochs * facts.steps_per_epoch < least:
         return f"{steps}, and {epochs} epochs are the most" if epochs == MOST_EPOCHS else steps
@@ -175,11 +181,12 @@ def resolve_finetuning(
     scored: int = 0,
     option: str = "teacher.finetune",
     start: str = "whole",
+    sequences: tuple[int, int] = (1, 1),
 ) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
     """Returns the settings of a teacher's training as `resolve` does.
 
     Args:
-        width, scored, start: as in `Facts`.
+        width, scored, start, sequences: as in `Facts`.
         option: the key of the settings in the configuration.
 
     Raises:
@@ -195,7 +202,7 @@ def resolve_finetuning(
             f"alone: set {option}.batch_tokens=null, or values such as {fixed}"
         )
     size = settings.batch_size * settings.accumulate * settings.processes()
-    return resolve(settings, Facts(examples, math.ceil(examples / size), start, width, scored))
+    return resolve(settings, Facts(examples, math.ceil(examples / size), start, width, scored, sequences))
 
 
 def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[str]:

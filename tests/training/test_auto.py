@@ -41,6 +41,16 @@ def test_small_data_gets_more_epochs(examples: int, steps: int, epochs: int, eva
     assert chosen["soup"] == 3
 
 
+def test_an_example_of_many_sequences_counts_as_many():
+    """The lists of a ranking would else be read as often as single texts, which takes hours."""
+    single, lists = (choose_epochs(Facts(800, 25, "whole", 384, sequences=(n, 100))) for n in (1, 8))
+    assert (single, lists) == (40, 6)  # 1,200 steps, and an eighth of them.
+    facts = Facts(800, 25, "whole", 384, scored=100, sequences=(8, 100))
+    assert auto.choose_evaluations(facts, 24) == 0.96  # 1.5 * 24 * 6,400 / 10,000 = 23 in all
+    chosen = choose(facts, 150)["max_epochs"]
+    assert chosen.reason == "800 examples of 8 sequences are 25 steps an epoch, and 150 steps are the least"
+
+
 @pytest.mark.parametrize(
     ("start", "width", "rate"),
     [("inherited", 384, 2e-4), ("inherited", 768, 1e-4), ("inherited", 128, 2e-4), ("fresh", 384, 5e-4),
