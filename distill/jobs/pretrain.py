@@ -58,6 +58,8 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     start = load_language_model(source.weights, task, data, seed=config.seed)
     growth = choose_growth(start.tokenizer, data, build.added_words(config))
     start = start if growth is None else grow_vocabulary(start, growth.words)
+    if from_scratch:
+        settings = auto.for_text(build.instantiate(config.trainer), auto.describe_fresh(start.model))
     with run.timed("data"):
         training = TextTraining.prepare(
             task, data, start, objective=chosen, settings=settings, cache_dir=build.cache_dir(config)

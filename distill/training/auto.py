@@ -35,6 +35,8 @@ TEACHER_PATIENCE = 3  # A fine-tuning stops after this part of its evaluations w
 LEAST_FOR_PATIENCE = 12  # if it has so many.
 # Of a fine-tuning in batches of a number of tokens, in a message.
 _FIXED = {"learning_rate": "5e-5", "max_epochs": 3, "evaluations": 1, "ema": 0, "soup": 1, "patience": "null"}
+# Of a language model with random weights on raw text; a trained one has that of `TEXT`.
+FRESH_TEXT_RATES = {"fresh": FRESH_RATE, "no_attention": 3e-3}
 TEXT = {"learning_rate": 1e-4, "max_epochs": 2, "evaluations": 1, "ema": 0.0, "soup": 1, "patience": None}
 
 
@@ -75,11 +77,13 @@ def describe_student(student: PreTrainedModel) -> tuple[str, int]:
     pre-trained one.
     """
     inherited, names = getattr(student, "inherited", None), dict(student.named_parameters())
-    if inherited is None or 2 * len(inherited) >= len(names):  # Embeddings alone are a few tensors of many.
-        start = "inherited"
-    else:
-        start = "fresh" if getattr(student.config, "num_attention_heads", None) else "no_attention"
-    return start, int(student.config.hidden_size)
+    is_inherited = inherited is None or 2 * len(inherited) >= len(names)  # Embeddings alone are a few tensors of many.
+    return "inherited" if is_inherited else describe_fresh(student), int(student.config.hidden_size)
+
+
+def describe_fresh(model: PreTrainedModel) -> str:
+    """Returns `start` of a model with random weights."""
+    return "fresh" if getattr(model.config, "num_attention_heads", None) else "no_attention"
 
 
 def choose_epochs(facts: Facts) -> int:
@@ -214,7 +218,12 @@ def _show(value: float | int | None) -> str:
     return "null" if value is None else f"{value:g}"
 
 
-def for_text(settings: TrainerSettings) -> TrainerSettings:
-    """Returns the settings of a training on raw text, whose options have the same values for any text if `auto`."""
-    values: dict[str, Any] = {name: TEXT[name] for name in settings.unresolved()}
+def for_text(settings: TrainerSettings, start: str | None = None) -> TrainerSettings:
+    """Returns the settings of a training on raw text, whose options have the same values for any text if `auto`.
+
+    Args:
+        start: as in `Facts`, of a model with random weights; None for a trained one.
+    """
+    table = TEXT | ({} if start is None else {"learning_rate": FRESH_TEXT_RATES[start]})
+    values: dict[str, Any] = {name: table[name] for name in settings.unresolved()}
     return replace(settings, **values)

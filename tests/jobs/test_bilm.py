@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from distill.edge.bundle import Bundle
+from distill.teaching.language_model import TextTraining
+from distill.training.settings import TrainerSettings
 from tests.conftest import write_corpus
 from tests.jobs.runs import Run, capture_runs, read_record, run_command, stop_at
 
@@ -70,6 +73,22 @@ def test_a_model_from_random_weights_learns_both_directions(pretrained: Path) ->
         assert metrics[name] < 60, name  # Random weights have about the number of tokens, 150.
     model = AutoModelForPreTraining.from_pretrained(pretrained / "teacher" / "model")
     assert model.config.num_hidden_layers == 2
+
+
+def test_random_weights_without_attention_have_a_learning_rate_of_their_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+    prepare = TextTraining.prepare
+
+    def record(*arguments: Any, settings: TrainerSettings, **options: Any) -> TextTraining:
+        rates.append(settings.learning_rate)
+        return prepare(*arguments, settings=settings, **options)
+
+    monkeypatch.setattr(TextTraining, "prepare", record)
+    for given in ("auto", "1e-4"):
+        assert run(*PRETRAIN, f"trainer.learning_rate={given}", "dry_run=true")[0] == 0
+    assert rates == [3e-3, 1e-4]
 
 
 def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(run: Run, tmp_path: Path) -> None:

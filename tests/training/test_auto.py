@@ -158,6 +158,12 @@ def test_the_options_of_a_training_on_raw_text_are_the_same_for_any_text():
     assert settings.unresolved() == []
 
 
+@pytest.mark.parametrize(("start", "rate"), [(None, 1e-4), ("fresh", 5e-4), ("no_attention", 3e-3)])
+def test_random_weights_learn_raw_text_with_a_higher_rate(start: str | None, rate: float):
+    assert auto.for_text(TrainerSettings.auto(), start).learning_rate == rate
+    assert auto.for_text(TrainerSettings.auto(learning_rate=1e-5), start).learning_rate == 1e-5
+
+
 def test_options_that_were_not_chosen_are_refused():
     with pytest.raises(ValueError, match="learning_rate is auto, expected a value: "):
         TrainerSettings.auto().total_steps(4)
