@@ -201,7 +201,10 @@ def _compute(
             items = task.select(batch)
             outputs = task.run(teacher, batch, items, needs)
             hidden_states = outputs.hidden_states
-            columns = _pack(outputs.at(items).logits, items, computation, profile)
+            packed = [
+                _pack(outputs.at(part).logits, part, computation, profile) for part in items.parts(outputs.chunk_size)
+            ]
+            columns = {name: torch.cat([part[name] for part in packed]) for name in packed[0]}
             counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
             split = split_items(columns, counts[micro_batch])
             for row, index in enumerate(micro_batch):

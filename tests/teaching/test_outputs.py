@@ -20,6 +20,7 @@ from distill.data.tables import LabelledData, text_split
 from distill.errors import NumericalError, UserError
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import get_logits
+from distill.models import chunked_logits
 from distill.models.forward import run_model
 from distill.storage.cache import LEASE
 from distill.tasks import Classification, MaskedLM
@@ -408,10 +409,21 @@ def soft_loss(student: PreTrainedModel, teacher_output: Any, batch: dict[str, Te
     return float(total / count)
 
 
+@pytest.mark.parametrize("most", [2, 1000])
 def test_all_logits_of_a_vocabulary_are_cached_up_to_a_constant(
-    masked: Sequences, language_model: PreTrainedModel, tmp_path: Path
+    masked: Sequences, language_model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    cached = cache_top_k(masked, language_model, tmp_path, top_k=10_000, hidden=True)
+    sizes = []
+
+    def record(log_probs: Tensor, top_k: int) -> dict[str, Tensor]:
+        sizes.append(len(log_probs))
+        return take_top_k(log_probs, top_k)
+
+    monkeypatch.setattr(module, "take_top_k", record)
+    with monkeypatch.context() as patch:
+        patch.setattr(chunked_logits, "CHUNK_LOGITS", most * language_model.config.vocab_size)
+        cached = cache_top_k(masked, language_model, tmp_path, top_k=10_000, hidden=True)
+    assert max(sizes) == most if most == 2 else max(sizes) > 2  # No more are in memory at once.
     for batch in (masked[[3, 0]], masked[[len(masked) + 3]]):  # The second batch has the second mask.
         with torch.no_grad():
             expected = compute_logits(language_model, batch).log_softmax(dim=-1)
