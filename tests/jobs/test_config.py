@@ -30,13 +30,12 @@ def compose_config(*overrides: str) -> DictConfig:
         return compose("config", [expanded for override in overrides for expanded in expand_tasks(override)])
 
 
-def test_a_cnn_selects_an_objective_that_it_can_learn_by() -> None:
-    assert compose_config("+teacher=minilm", "+student=cnn").objective.name == "hinton"
-    assert compose_config("+teacher=minilm", "+student=cnn", "objective=logit_mse").objective.name == "logit_mse"
-    assert (
-        compose_config("+teacher=minilm", "+student=cnn", "+experiment=distilbert_finetune").objective.name
-        == "supervised"
-    )
+@pytest.mark.parametrize("student", ["cnn", "static"])
+def test_a_student_without_layers_selects_an_objective_on_logits(student: str) -> None:
+    for given, name in (((), "hinton"), (("objective=logit_mse",), "logit_mse"), (("+experiment=recipes",), "hinton")):
+        assert compose_config("+teacher=minilm", f"+student={student}", *given).objective.name == name
+    labels = compose_config("+teacher=minilm", f"+student={student}", "+experiment=distilbert_finetune")
+    assert labels.objective.name == "supervised"
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
