@@ -100,10 +100,11 @@ class ProgressMeter:
         total: number of all units.
         done: number of units done before.
         unit: name of the units.
+        transient: whether the bar in a terminal disappears at the end.
     """
 
-    def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "steps") -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "steps", transient: bool = False) -> None:
+        self.title, self.total, self.unit, self.transient = title, total, unit, transient
         self._first = self._done = done
         self._status = ""
         self._progress: Progress | None = None
@@ -124,6 +125,7 @@ class ProgressMeter:
                 TextColumn("left"),
                 TimeRemainingColumn(),
                 console=console,
+                transient=self.transient,
             )
             self._bar = self._progress.add_task(self.title, total=self.total, completed=self._first, status="")
             self._progress.start()

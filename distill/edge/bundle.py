@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, overload
@@ -147,7 +147,13 @@ class Bundle(Shown):
         """The names of the model's inputs."""
         return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
 
-    def item_logits(self, records: Iterable[Record], *, batch_size: int | None = None) -> list[NDArray[np.floating]]:
+    def item_logits(
+        self,
+        records: Iterable[Record],
+        *,
+        batch_size: int | None = None,
+        report: Callable[[float], None] | None = None,
+    ) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 
         A record is one row, or as many as it has windows. A row has one sequence of tokens, or one for each choice. The
@@ -156,9 +162,11 @@ class Bundle(Shown):
         Args:
             records: as in `predict`.
             batch_size: rows of a forward pass; None for that of the bundle.
+            report: is called after each forward pass with the share of all rows that are done.
         """
         examples = [self.decoder.read(record) for record in self._records(records, None)]
-        outputs = [[logits for _, logits in rows] for rows in self._run(examples, self._encode(examples), batch_size)]
+        by_row = self._run(examples, self._encode(examples), batch_size, report)
+        outputs = [[logits for _, logits in rows] for rows in by_row]
         if self.decoder.ranks:
             return [np.concatenate(rows).T for rows in outputs]
         return list(map(np.concatenate, outputs)) if self.decoder.encodes else list(itertools.chain(*outputs))
@@ -351,14 +359,19 @@ class Bundle(Shown):
         return [list(pair) for pair in zip(cast(list[str], listed), cast(list[str], others), strict=True)]
 
     def _run(
-        self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
+        self,
+        examples: Sequence[Example],
+        encoded: Sequence[Encoded],
+        batch_size: int | None,
+        report: Callable[[float], None] | None = None,
     ) -> list[list[Items]]:
-        """Returns the items of each row of each example with their logits."""
+        """Returns the items of each row of each example with their logits; `report` is as in `item_logits`."""
         batch_size = self.batch_size if batch_size is None else batch_size
         check_count("batch_size", batch_size)
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
         owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
+        done = 0
         for batch in _batches(rows, batch_size):
             try:
                 logits = self.session.run(["logits"], self._make_inputs([rows[i] for i in batch]))[0]
@@ -368,6 +381,9 @@ class Bundle(Shown):
             sizes = [self._count_outputs(rows[i]) for i in batch]
             for i, size, end in zip(batch, sizes, itertools.accumulate(sizes), strict=True):
                 outputs[i] = self._select_items(owners[i], rows[i], logits[end - size : end])
+            done += len(batch)
+            if report is not None:
+                report(done / len(rows))
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 

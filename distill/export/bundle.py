@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import print_line, print_notice
+from distill.console import ProgressMeter, print_line, print_notice
 from distill.contracts import Data, Scores, Task
 from distill.data.vocabulary_texts import read_texts
 from distill.edge import bundle as edge
@@ -292,7 +292,8 @@ class Scorer:
             ValueError: if an example has other items than in the torch model for another reason.
         """
         records = self.splits.scored()[split].records()
-        scores, expected = self._score(self._load(path), records, self.scores[split]), self.scores[split]
+        expected = self.scores[split]
+        scores = self._score(self._load(path), records, expected, title=f"{path.name} on {split}")
         if len(scores.labels) != len(expected.labels):
             raise ValueError(f"the bundle has {len(scores.labels)} items, expected {len(expected.labels)} as in torch")
         return self.mark(split, scores)
@@ -321,11 +322,9 @@ class Scorer:
         """
         bundle = self._load(path)
         records = take_first(bundle, self.splits.scored()["dev"].records(), SAMPLED)
-        reference = self.scores["dev"]
-        alone = self._score(bundle, records, reference, batch_size=1)
-        groupings = [
-            self._score(bundle, records, reference, batch_size=BATCH, together=together) for together in (BATCH, None)
-        ]
+        score = partial(self._score, bundle, records, self.scores["dev"], title=f"{path.name} in other batches")
+        alone = score(batch_size=1)
+        groupings = [score(batch_size=BATCH, together=together) for together in (BATCH, None)]
         return measure_sensitivity(self.scoring, groupings, alone, examples=len(records))
 
     def _score(
@@ -334,29 +333,34 @@ class Scorer:
         records: Sequence[Record],
         reference: Scores,
         *,
+        title: str,
         batch_size: int | None = None,
         together: int | None = None,
     ) -> Scores:
         """Returns the scores of a bundle on records, in the place of those of `reference`.
 
         Args:
+            title: of the progress.
             batch_size: records in a forward pass.
             together: neighbouring records that are sorted into batches together; None for as many as have logits that
                 fit into memory at once.
         """
         together = self._count_together(bundle, reference) or len(records) if together is None else together
         parts, rows = list[Scores](), 0
-        for first in range(0, len(records), together):
-            logits = bundle.item_logits(records[first : first + together], batch_size=batch_size)
-            broken = sum(not np.isfinite(row).all() for row in logits)
-            if broken:
-                raise NumericalError(
-                    f"{bundle.model} has outputs for {broken} of {len(logits)} texts that are not finite"
-                )
-            own = reference.select((reference.example_id >= rows) & (reference.example_id < rows + len(logits)))
-            placed = self._place(logits, replace(own, example_id=own.example_id - rows))
-            parts.append(replace(placed, example_id=own.example_id))
-            rows += len(logits)
+        with ProgressMeter(title, len(records), unit="examples", transient=True) as meter:
+            for first in range(0, len(records), together):
+                chunk = records[first : first + together]
+                report = partial(_show_share, meter, first=first, size=len(chunk))
+                logits = bundle.item_logits(chunk, batch_size=batch_size, report=report)
+                broken = sum(not np.isfinite(row).all() for row in logits)
+                if broken:
+                    raise NumericalError(
+                        f"{bundle.model} has outputs for {broken} of {len(logits)} texts that are not finite"
+                    )
+                own = reference.select((reference.example_id >= rows) & (reference.example_id < rows + len(logits)))
+                placed = self._place(logits, replace(own, example_id=own.example_id - rows))
+                parts.append(replace(placed, example_id=own.example_id))
+                rows += len(logits)
         if any(TRUNCATED in part.columns for part in parts):
             none = [{TRUNCATED: np.zeros(len(part.labels), dtype=bool)} for part in parts]
             parts = [replace(part, columns=of | dict(part.columns)) for of, part in zip(none, parts, strict=True)]
@@ -427,6 +431,11 @@ class Scorer:
         check_calibration(len(records), settings)
         chosen = np.sort(np.random.default_rng(0).choice(len(records), size=number, replace=False))
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
+
+
+def _show_share(meter: ProgressMeter, share: float, *, first: int, size: int) -> None:
+    """Shows that a share of `size` examples is done, after `first` ones before."""
+    meter.show(first + round(share * size))
 
 
 def take_first(bundle: edge.Bundle, records: Sequence[Record], most: int) -> Sequence[Record]:

@@ -466,6 +466,12 @@ def test_pairs_may_be_records_of_two_texts_or_two_lists(bundle: Path) -> None:
         pairs.predict(["a film"])
 
 
+def test_the_share_of_the_rows_that_are_done_is_reported(bundle: Path) -> None:
+    shares: list[float] = []
+    Bundle(bundle).item_logits(["a film", "film", "a dull film"], batch_size=2, report=shares.append)
+    assert shares == [2 / 3, 1.0]
+
+
 def test_an_unknown_decoder_is_refused(bundle: Path) -> None:
     about = json.loads((bundle / "bundle.json").read_text())
     write_json(bundle / "bundle.json", about | {"decoder": "tags of 2031"})

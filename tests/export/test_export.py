@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill import console
 from distill.benchmark import latency
 from distill.contracts import Scores
 from distill.data.tables import LabelledData, Split, text_split
@@ -171,6 +173,17 @@ def test_a_bundle_equals_torch_from_the_text_on(
         "bundle.json", "model.int8.onnx", "model.onnx", "tokenizer.json",
     ]  # fmt: skip
     assert threads == {torch.get_num_threads()}  # A run that has a part of the cores scores its files with that part.
+
+
+def test_scoring_a_file_shows_its_progress(
+    exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(console, "LINE_EVERY_SECONDS", 0.0)
+    write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
+    lines = capsys.readouterr().out.splitlines()
+    for name in (FILES["fp32"], "in other batches"):
+        assert any(name in line and re.search(r"examples ([\d,]+)/\1  0 s left$", line) for line in lines), name
 
 
 def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
@@ -483,8 +496,8 @@ def test_a_file_whose_answers_depend_on_the_batch_recommends_to_run_texts_alone(
 ) -> None:
     original = Bundle.item_logits
 
-    def depend_on_the_batch(self: Bundle, records: Any, *, batch_size: int | None = None) -> list[Any]:
-        logits = original(self, records, batch_size=batch_size)
+    def depend_on_the_batch(self: Bundle, records: Any, *, batch_size: int | None = None, **options: Any) -> list[Any]:
+        logits = original(self, records, batch_size=batch_size, **options)
         if self.model == FILES["fp32"] or batch_size in (None, 1):
             return logits
         return [
@@ -515,7 +528,7 @@ def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_g
     """Of 600 examples the first 512 are compared. The last of them differs only where all are sorted together."""
     groups: list[tuple[int, int]] = []
 
-    def item_logits(records: list[str], *, batch_size: int) -> list[np.ndarray]:
+    def item_logits(records: list[str], *, batch_size: int, report: object) -> list[np.ndarray]:
         groups.append((len(records), batch_size))
         positive = 4.0 if (len(records), batch_size) == (512, 32) else 0.0
         return [np.zeros((1, 2))] * (len(records) - 1) + [np.array([[0.0, positive]])]
