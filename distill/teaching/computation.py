@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Batch, EncodedSplits, Examples, Items, Scores, Signal, Task
+from distill.contracts import Batch, EncodedSplits, Examples, Items, Outputs, Scores, Signal, Task
 from distill.data.batching import scored_tokens, scoring_steps
 from distill.data.mixing import seen_examples
 from distill.errors import NumericalError, UserError
@@ -201,10 +201,7 @@ def _compute(
             items = task.select(batch)
             outputs = task.run(teacher, batch, items, needs)
             hidden_states = outputs.hidden_states
-            packed = [
-                _pack(outputs.at(part).logits, part, computation, profile) for part in items.parts(outputs.chunk_size)
-            ]
-            columns = {name: torch.cat([part[name] for part in packed]) for name in packed[0]}
+            columns = _pack_parts(outputs, items, computation, profile)
             counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
             split = split_items(columns, counts[micro_batch])
             for row, index in enumerate(micro_batch):
@@ -220,6 +217,12 @@ def _compute(
     if task.info.classes_are_tokens:
         result |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
     return result, states.squeeze(1) if hidden else None
+
+
+def _pack_parts(outputs: Outputs, items: Items, computation: Computation, profile: Tensor) -> dict[str, Tensor]:
+    """Returns the columns of the items of a batch, whose logits over a vocabulary are computed in chunks."""
+    parts = [_pack(outputs.at(part).logits, part, computation, profile) for part in items.parts(outputs.chunk_size)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _pack(logits: Tensor | None, items: Items, computation: Computation, profile: Tensor) -> dict[str, Tensor]:

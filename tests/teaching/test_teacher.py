@@ -456,11 +456,11 @@ def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
 def test_the_fine_tuning_is_chosen_from_data_and_teacher(encoder_dir: Path, task: Classification, splits: Any) -> None:
     """The toy encoder is 32 wide; 64 examples are 2 steps of an epoch."""
     pretrained = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), api.FINETUNE)
-    source, chosen = teaching._choose_finetuning(pretrained, splits)
+    source, chosen = teaching._choose_finetuning(pretrained, splits, task.info)
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.max_epochs, source.finetune.patience) == (1e-4, 40, 14)
     assert chosen["learning_rate"]["reason"] == "a whole pre-trained encoder of width 32 is fine-tuned"
-    source, _ = teaching._choose_finetuning(replace(pretrained, weights=NewModel(hidden_size=1024)), splits)
+    source, _ = teaching._choose_finetuning(replace(pretrained, weights=NewModel(hidden_size=1024)), splits, task.info)
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.patience) == (5e-4, None)  # Its layers are random.
 
