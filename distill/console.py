@@ -76,6 +76,11 @@ class NotebookBar:
         self._handle: Any = None
         self._last = 0.0
 
+    def clear(self) -> None:
+        """Empties the output."""
+        if self._handle is not None:
+            self._handle.update({"text/html": "", "text/plain": ""}, raw=True)
+
     def show(self, done: int, total: int, words: str, *, is_last: bool = False) -> None:
         """Draws the bar with words behind it; too many changes for an eye are left out, unless it is the last one."""
         now = time.monotonic()
@@ -100,7 +105,7 @@ class ProgressMeter:
         total: number of all units.
         done: number of units done before.
         unit: name of the units.
-        transient: whether the bar in a terminal disappears at the end.
+        transient: whether the bar disappears at the end.
     """
 
     def __init__(self, title: str, total: int, *, done: int = 0, unit: str = "steps", transient: bool = False) -> None:
@@ -135,7 +140,10 @@ class ProgressMeter:
         if self._progress is not None:
             self._progress.stop()
         if self._notebook_bar is not None:
-            self._draw(is_last=True)
+            if self.transient:
+                self._notebook_bar.clear()
+            else:
+                self._draw(is_last=True)
 
     def _draw(self, *, is_last: bool = False) -> None:
         """Draws the bar of a notebook, with the time that it took and, until its end, the time left."""

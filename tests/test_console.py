@@ -60,6 +60,14 @@ def test_a_notebook_has_one_bar_that_changes_in_place(notebook: Display, capsys:
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_passing_bar_leaves_nothing_in_a_notebook(notebook: Display) -> None:
+    with ProgressMeter("model.onnx on dev", 4, transient=True) as meter:
+        meter.advance(4)
+    [bar] = notebook.outputs
+    assert bar[1]["text/plain"].startswith("model.onnx on dev  4/4")
+    assert bar[-1] == {"text/html": "", "text/plain": ""}
+
+
 def test_a_notebook_draws_only_changes_that_an_eye_sees(notebook: Display, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "monotonic", lambda: 1.0)
     with ProgressMeter("student", 1000) as meter:

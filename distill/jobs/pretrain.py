@@ -46,11 +46,11 @@ def run_pretrain(config: DictConfig, run: Run) -> None:
 
 def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
     """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
-    settings = auto.for_text(build.instantiate(config.trainer))
+    given: TrainerSettings = build.instantiate(config.trainer)
     task: MaskedLM | CausalLM = build.instantiate(config.task)
     source, export, tracking = build.single_source(config), build.instantiate(config.export), build.tracking(config)
-    _check(config, settings, task, source, export, from_scratch=from_scratch)
-    chosen = _chosen_objective(config, settings, task)
+    _check(config, given, task, source, export, from_scratch=from_scratch)
+    chosen = _chosen_objective(config, given, task)
     silence_libraries()
     open_cache(build.cache_dir(config))
     with run.timed("data"):
@@ -58,8 +58,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     start = load_language_model(source.weights, task, data, seed=config.seed)
     growth = choose_growth(start.tokenizer, data, build.added_words(config))
     start = start if growth is None else grow_vocabulary(start, growth.words)
-    if from_scratch:
-        settings = auto.for_text(build.instantiate(config.trainer), auto.describe_fresh(start.model))
+    settings = auto.for_text(given, auto.describe_fresh(start.model) if from_scratch else None)
     with run.timed("data"):
         training = TextTraining.prepare(
             task, data, start, objective=chosen, settings=settings, cache_dir=build.cache_dir(config)

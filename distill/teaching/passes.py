@@ -21,12 +21,12 @@ def compute_rows(
         compute: returns the rows `[B, ...]` of a batch on the device.
         title, unit: what the progress shows.
     """
-    steps, parts = scoring_steps(examples.lengths, scored_tokens(device)), []
+    result = np.empty(0)
     with ProgressMeter(title, len(examples), unit=unit) as meter:
-        for rows in steps:
-            parts.append(compute(to_device(examples[rows], device)).cpu().numpy())
+        for rows in scoring_steps(examples.lengths, scored_tokens(device)):
+            computed = compute(to_device(examples[rows], device)).cpu().numpy()
+            if not len(result):
+                result = np.empty((len(examples), *computed.shape[1:]), dtype=computed.dtype)
+            result[rows] = computed
             meter.advance(len(rows))
-    computed = np.concatenate(parts)
-    ordered = np.empty_like(computed)
-    ordered[np.concatenate(steps)] = computed
-    return ordered
+    return result
