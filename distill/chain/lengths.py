@@ -92,7 +92,7 @@ def score_groups(scoring: Scoring, scores: Scores, lengths: np.ndarray, groups: 
         name = f"{first:,} to {last:,}"
         values[name] = {"number": float(len(np.unique(rows[chosen])))}
         with suppress(MetricError):  # A function of a user may need both classes.
-            values[name][scoring.metric] = scoring.metrics(scores.select(chosen))[scoring.metric]
+            values[name][scoring.metric] = scoring.selecting_metric(scores.select(chosen))
     return values
 
 
@@ -124,6 +124,6 @@ def score_cuts(
                 numbers[read] = sum(map(bundle.truncates, records))
             scores = models[name]
             found = scores[split] if length is None else Scorer(bundle, data, scores).score(path, split)
-            metric = scoring.metrics(found)[scoring.metric]
+            metric = scoring.selecting_metric(found)
             cuts[name][str(read)] = {scoring.metric: metric, "truncated": float(numbers[read])}
     return {split: cuts}

@@ -180,7 +180,7 @@ def measure_drop(scoring: Scoring, reference: Scores, scores: Scores) -> tuple[f
     drop, interval = difference["difference"], difference["interval"]
     assert interval is not None
     if scoring.selects == "min":
-        scale = -scoring.metrics(reference)[scoring.metric]
+        scale = -scoring.selecting_metric(reference)
         drop, interval = drop / scale, [end / scale for end in reversed(interval)]
     return drop, interval, difference["number"]
 

@@ -23,7 +23,7 @@ def measure_vectors(
         reference: those of the torch model.
     """
     forms = {split: scoring.narrow(of, settings.dimensions) for split, of in scores.items()}
-    whole, entries = scoring.metrics(reference["dev"])[scoring.metric], list[SmallerVectors]()
+    whole, entries = scoring.selecting_metric(reference["dev"]), list[SmallerVectors]()
     for number, (form, narrow) in enumerate(forms["dev"]):
         metrics = split_metrics(scoring, {split: of[number][1] for split, of in forms.items()})
         drop, interval, _ = measure_drop(scoring, reference["dev"], narrow)

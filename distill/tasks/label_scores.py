@@ -80,6 +80,16 @@ class LabelSets(Scoring):
         values = compute_metrics(METRICS, self.names, sklearn, scores.labels > 0, self.predictions(scores))
         return self.add_functions(values, scores)
 
+    def selecting_metric(self, scores: Scores) -> float:
+        """The metric that selects checkpoints, from counts: scikit-learn takes milliseconds to check its arguments."""
+        if self.metric in self.functions:
+            return super().selecting_metric(scores)
+        labels, given = scores.labels > 0, self.predictions(scores)
+        if self.metric == "subset_accuracy":
+            return float((labels == given).all(axis=-1).mean())
+        shape = (-1, labels.shape[-1] if self.metric == "macro_f1" else 1)
+        return float(_f1(given.reshape(shape), labels.reshape(shape)).mean())
+
     def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """The labels and their probabilities, `[N, C]` both."""
         return (scores.labels > 0).astype(np.int64), self.probabilities(scores)

@@ -62,6 +62,10 @@ class Scoring:
         """The metrics of a split by name; shares are in 0..1."""
         raise TypeError(f"{type(self).__name__} has no metrics(scores)")
 
+    def selecting_metric(self, scores: Scores) -> float:
+        """The metric that selects checkpoints alone: `metrics(scores)[metric]`, which a bootstrap computes often."""
+        return self.metrics(scores)[self.metric]
+
     def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """The labels `y_true` and the predictions `y_score` of a split, as functions of users read them."""
         return scores.labels, self.probabilities(scores)

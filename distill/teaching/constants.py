@@ -52,7 +52,7 @@ def compare_with_constant(scoring: Scoring, scores: Mapping[str, Scores]) -> Com
     if constant is None:
         return None
     other, sign = constant.predict(dev), 1 if scoring.selects == "max" else -1
-    value, of_constant = (scoring.metrics(of)[scoring.metric] for of in (dev, other))
+    value, of_constant = map(scoring.selecting_metric, (dev, other))
     examples = len(np.unique(scoring.condense(dev).example_id))  # Of a retrieval set the queries.
     difference: Difference | None = {
         "difference": value - of_constant, "interval": None, "p": None, "over": "examples", "number": examples,
@@ -91,7 +91,7 @@ def _choose(scoring: Scoring, dev: Scores) -> Constant | None:
     best = max if scoring.selects == "max" else min
     return best(
         scoring.constants(dev),
-        key=lambda constant: scoring.metrics(constant.predict(dev))[scoring.metric],
+        key=lambda constant: scoring.selecting_metric(constant.predict(dev)),
         default=None,
     )
 

@@ -100,7 +100,7 @@ def compare_examples(
         most: resamples of such a metric; None for `METRIC_RESAMPLES`.
     """
     scores, other = scores.by_example(), other.by_example()
-    difference = scoring.metrics(scores)[scoring.metric] - scoring.metrics(other)[scoring.metric]
+    difference = scoring.selecting_metric(scores) - scoring.selecting_metric(other)
     values, other_values = scoring.example_metric(scores), scoring.example_metric(other)
     if values is not None and other_values is not None:
         # The metric of an example is from 0 to 1.
@@ -151,8 +151,7 @@ def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int)
         places = [index + np.repeat((drawn == examples + side) * items, sizes) for side in (1, 0)]
         try:
             values = [
-                scoring.metrics(_take(of, place, example_id))[scoring.metric]
-                for of, place in zip(pair, places, strict=True)
+                scoring.selecting_metric(_take(of, place, example_id)) for of, place in zip(pair, places, strict=True)
             ]
         except MetricError:  # A function of a user may need both classes.
             return np.nan

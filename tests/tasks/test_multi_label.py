@@ -216,6 +216,8 @@ def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
     even = scores_of([[0.0] * 3] * 2, labels)
     assert scoring.probability_diff(scores, even) == pytest.approx(0.5 - 1 / (1 + np.exp(3)))
     wrong = scores_of([[-9.0, -9.0, 9.0], [9.0, -9.0, -9.0]], labels)
+    for metric, value in scoring.metrics(scores).items():
+        assert replace(scoring, names=(metric,)).selecting_metric(scores) == pytest.approx(value), metric
     [constant] = scoring.constants(wrong)
     assert (constant.answer, scoring.metrics(constant.predict(wrong))["micro_f1"]) == ("always x, y, z", 2 / 3)
 
