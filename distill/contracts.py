@@ -170,6 +170,7 @@ class Outputs:
         generator: the outputs at the labelled items of the model that has sampled tokens in their place.
         last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens.
         decode: computes logits `[n, V]` from hidden states `[n, H]` with the model's head; of the same tasks.
+        states: `[n, D]`, the hidden states from which `decode` computes the logits of the items; of the same tasks.
         attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
         head: computes the logits of the items in a span, where those of all items take too much memory.
         chunk_size: items whose logits fit into memory at once; None for all.
@@ -186,6 +187,7 @@ class Outputs:
     generator: "Outputs | None" = None
     last_hidden_state: "Tensor | None" = None
     decode: "Callable[[Tensor], Tensor] | None" = None
+    states: "Tensor | None" = None
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
     head: "Callable[[slice], Tensor] | None" = None
     chunk_size: int | None = None
@@ -194,7 +196,7 @@ class Outputs:
 
     def whole(self) -> "Outputs":
         """Everything but the logits, and what belongs to them alone."""
-        return replace(self, logits=None, head=None, chunk_size=None, soften=None, replaced=None)
+        return replace(self, logits=None, head=None, states=None, chunk_size=None, soften=None, replaced=None)
 
     def at(self, items: Items) -> "Outputs":
         """Everything with the logits of these items."""
