@@ -469,7 +469,9 @@ class TaskInfo:
         classes_are_tokens: whether the classes are the tokens of a vocabulary, so that logits are computed in chunks
             and the largest ones alone are cached.
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
+        caches_outputs: whether teacher outputs that can be cached are; False where they are large, for every token.
         replaces_tokens: whether a generator, which is trained together with the model, replaces tokens of its input.
+        generates: whether the models of the task write text.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
@@ -491,7 +493,9 @@ class TaskInfo:
     raw_text: bool = False
     classes_are_tokens: bool = False
     fixed_inputs: bool = True
+    caches_outputs: bool = True
     replaces_tokens: bool = False
+    generates: bool = False
     can_abstain: bool = False
     can_augment: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"
