@@ -54,9 +54,9 @@ class NextTokenScores(TokenScores):
         return super().score(outputs, items) | self.measure(items)
 
     def measure(self, items: Items) -> "dict[str, Tensor]":
-        """Bytes of the text that end with the token of each item, and words that begin in them, of texts that have them.
+        """Bytes of the text that end with the token of each item, and words that begin in them.
 
-        The token of an item is behind its position.
+        The token of an item is behind its position. Only dev has these columns.
         """
         names = [name for name in SIZE_COLUMNS if name in items.batch]
         return {name: items[name].flatten()[items.index + 1] for name in names} if items.index is not None else {}
