@@ -41,8 +41,8 @@ def check_reads_both_sides(config: PreTrainedConfig, auto_class: str, name: str)
         asked = "tags" if auto_class == BOTH_SIDES[0] else "answers"
         raise UserError(
             f"{name} has a model of type {config.model_type}, a decoder, which reads the tokens before each token "
-            f"alone, and {asked} depend on those behind it too: take an encoder such as BERT, or task=classification, which a "
-            "decoder can learn"
+            f"alone, and {asked} depend on those behind it too: take an encoder such as BERT, or task=classification, "
+            "which a decoder can learn"
         )
 
 
