@@ -213,7 +213,7 @@ def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text(model: PreTrain
     assert start.tokenizer.pad_token == "<|endoftext|>"
     assert start.tokenizer.padding_side == "right"
     with pytest.raises(UserError, match="has no padding token, which batches and bundles need"):
-        load_directory(tmp_path, "AutoModelForSequenceClassification", ["a", "b"], trust_remote_code=False)
+        load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
 
 
 def test_a_model_that_reads_in_both_directions_is_refused(tmp_path: Path) -> None:
