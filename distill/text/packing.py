@@ -365,8 +365,8 @@ class Packer:
 
     def _needs_spaces(self) -> bool:
         """Returns whether joined texts have the tokens of separate ones only with a space between them."""
-        encodings = self._encode(["a b", "a", "b", " b"])
-        both, first, without_space, with_space = [encoding.ids for encoding in encodings]
+        ids: list[list[int]] = [encoding.ids for encoding in self._encode(["a b", "a", "b", " b"])]
+        both, first, without_space, with_space = ids
         return both == first + with_space != first + without_space
 
 
