@@ -109,18 +109,22 @@ def load_directory(
     if auto_class == CAUSAL:
         check_causal(model, str(directory))
     more_notices += choose_padding_side(model, tokenizer)
-    # The pooler of an encoder is no head of a task.
-    missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
+    missing = _missing_in_head(model, info)
     fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
     if missing:
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
-    if reason and auto_class == OF_TEXTS:  # A trained head has learned texts without separators.
-        separate_texts(tokenizer)
     if reason:
+        if auto_class == OF_TEXTS:  # A trained head has learned texts without separators.
+            separate_texts(tokenizer)
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
+
+
+def _missing_in_head(model: PreTrainedModel, info: LoadingInfo) -> list[str]:
+    """Returns the names of the tensors that were not saved; the pooler of an encoder is no head of a task."""
+    return [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
 
 
 def _load_weights(
