@@ -101,8 +101,7 @@ def load_directory(
                 order, reason, notices = None, other_head, []
             model, info = _load_weights(directory, auto_class, config, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        # Raised by transformers for damaged files, unknown models and missing heads.
-        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error  # Damaged files, no such head.
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
