@@ -21,7 +21,7 @@ from distill.storage.files import is_full_disk
 KNOWN = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
     "distill_cnn", "distill_feature_bilstm", "distill_narrow_distilbert", "distill_shared_albert", "distill_static",
-    "electra", "gpt2", "modernbert", "mpnet", "roberta", "xlm-roberta",
+    "electra", "gpt2", "gpt_neox", "llama", "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "xlm-roberta",
     *(config.model_type for config in modeling_local.CONFIGS.values()),
 })  # fmt: skip
 SHAPES = ((1, 3), (3, 17))  # Batch and length; the exporter reads others.

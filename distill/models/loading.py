@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
-from distill.models.causality import check_causal
+from distill.models.causality import check_causal, check_reads_both_sides
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
 from distill.models.tensors import LoadingInfo, check_tensors
-from distill.models.tokenizer import load_tokenizer
+from distill.models.tokenizer import load_tokenizer, separate_texts
 
 
 @dataclass(frozen=True)
@@ -101,24 +101,29 @@ def load_directory(
                 order, reason, notices = None, other_head, []
             model, info = _load_weights(directory, auto_class, config, **options)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        # Raised by transformers for damaged files, unknown models and missing heads.
-        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error  # Damaged files, no such head.
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
     if auto_class == CAUSAL:
         check_causal(model, str(directory))
     more_notices += choose_padding_side(model, tokenizer)
-    # The pooler of an encoder is no head of a task.
-    missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
+    missing = _missing_in_head(model, info)
     fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
     if missing:
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
     if reason:
+        if auto_class == OF_TEXTS:  # A trained head has learned texts without separators.
+            separate_texts(tokenizer)
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
+
+
+def _missing_in_head(model: PreTrainedModel, info: LoadingInfo) -> list[str]:
+    """Returns the names of the tensors that were not saved; the pooler of an encoder is no head of a task."""
+    return [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
 
 
 def _load_weights(
@@ -144,6 +149,7 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
         UserError: if the family has no model with this head.
     """
     config = transformers.AutoConfig.from_pretrained(directory, **options)
+    check_reads_both_sides(config, auto_class, str(directory))
     if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
         raise UserError(
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
@@ -207,8 +213,10 @@ def _load_tokenizer(
     """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
     tokenizer, notices = load_tokenizer(directory, **options)
     tokenizer, more_notices = adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
-    if auto_class == CAUSAL and tokenizer.pad_token_id is None:
+    if auto_class in (CAUSAL, OF_TEXTS) and tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # No token reads the padding behind it, whatever it is.
+    if auto_class == OF_TEXTS and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = tokenizer.pad_token_id  # By which a decoder finds the last token of a text.
     return tokenizer, notices + more_notices
 
 
@@ -279,9 +287,10 @@ def default_problem_type(labels: Sequence[str]) -> str:
     return "regression" if len(labels) == 1 else "single_label_classification"
 
 
+OF_TEXTS = "AutoModelForSequenceClassification"
 # The heads of tasks on labelled examples.
 HEADS = (
-    "AutoModelForSequenceClassification",
+    OF_TEXTS,
     "AutoModelForTokenClassification",
     "AutoModelForQuestionAnswering",
     "AutoModelForMultipleChoice",

@@ -93,8 +93,16 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], bool]] = {
         ),
         False,
     ),
+    # Decoders read the last token, and GPT-2 counts positions from the padding.
+    "gpt2": (lambda: build(transformers.GPT2Config), False),
+    "llama": (lambda: build(transformers.LlamaConfig, num_key_value_heads=1), True),
+    "qwen2": (lambda: build(transformers.Qwen2Config, num_key_value_heads=1), True),
+    "qwen3": (lambda: build(transformers.Qwen3Config, num_key_value_heads=1, head_dim=8), True),
+    "opt": (lambda: build(transformers.OPTConfig, ffn_dim=24, word_embed_proj_dim=16), True),
+    "gpt_neox": (lambda: build(transformers.GPTNeoXConfig), True),
 }  # fmt: skip
-SLOW = {"local": pytest.mark.slow}  # An export of 13 s.
+# Exports of 4 to 13 s.
+SLOW = dict.fromkeys(("local", "gpt2", "llama", "qwen2", "qwen3", "opt", "gpt_neox"), pytest.mark.slow)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Tests of decoders that label texts: the last token, padding, separators, refusals, and a whole run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from distill.builtin.students.layers import from_teacher
+from distill.builtin.teachers.new import NewModel
+from distill.builtin.teachers.vocabulary import train_bytes
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, XLNetConfig
+
+from distill.edge import Bundle
+from distill.errors import UserError
+from distill.models.causality import check_reads_both_sides
+from distill.models.forward import run_model
+from distill.models.loading import load_directory
+from distill.models.tokenizer import separate_texts
+from tests.conftest import LOOSE_OPTIONS, sentences
+from tests.jobs.runs import read_record, run_command
+
+HEAD = "AutoModelForSequenceClassification"
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
+    "gpt2": lambda **special: transformers.GPT2Config(n_embd=32, n_layer=4, n_head=4, n_positions=64, **special),
+    "llama": lambda **special: transformers.LlamaConfig(**SIZES, **special),
+    "opt": lambda **special: transformers.OPTConfig(
+        **SIZES, ffn_dim=64, word_embed_proj_dim=32, **special | {"pad_token_id": None}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer without a padding token."""
+    tokenizer = train_bytes([text for text, _ in sentences(64)], 300, 64)
+    tokenizer.pad_token = None
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(
+    request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A causal language model with random weights."""
+    path = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    end = tokenizer.eos_token_id
+    config = FAMILIES[request.param](vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def load(directory: Path, labels: tuple[str, ...] = ("bad", "good")) -> Any:
+    return load_directory(directory, HEAD, labels, trust_remote_code=False)
+
+
+def test_the_logits_are_those_of_the_last_token_whatever_is_padded(directory: Path) -> None:
+    start = load(directory)
+    assert start.tokenizer.pad_token == "<|endoftext|>"
+    assert start.model.config.pad_token_id == start.tokenizer.pad_token_id
+    texts = ["a", "a lovely film of wit", ""]
+    batch = start.tokenizer(texts, padding=True, return_tensors="pt")
+    for model in (start.model, from_teacher(start.model, layers=range(4)).eval()):
+        with torch.no_grad():
+            logits = run_model(model, batch).logits
+            for text, row in zip(texts, logits, strict=True):
+                alone = start.tokenizer(text, return_tensors="pt")
+                states = model.base_model(**alone).last_hidden_state[0, -1]
+                torch.testing.assert_close(row, model.score(states), atol=1e-5, rtol=1e-4)
+
+
+def test_texts_of_a_pair_are_apart_and_an_empty_text_has_a_token(directory: Path, tmp_path: Path) -> None:
+    start = load(directory)
+    end = "<|endoftext|>"
+    assert start.tokenizer("a", "a").tokens() == [end, "a", end, "a"]
+    assert start.tokenizer("").tokens() == [end]
+    start.model.save_pretrained(tmp_path)
+    start.tokenizer.save_pretrained(tmp_path)
+    again = load(tmp_path)  # Its head is as good as trained.
+    assert again.fits
+    assert again.tokenizer("a", "a").tokens() == [end, "a", end, "a"]
+
+
+def test_a_trained_head_reads_texts_as_it_has_learned_them(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    end = tokenizer.eos_token_id
+    config = FAMILIES["gpt2"](
+        vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, id2label={0: "bad", 1: "good"}
+    )
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert load(tmp_path).tokenizer("a", "a").tokens() == ["a", "a"]
+
+
+def test_a_tokenizer_with_special_tokens_keeps_them() -> None:
+    separated = train_bytes(["a b"], 260, 16)
+    separate_texts(separated)
+    before = separated.backend_tokenizer.to_str()
+    separate_texts(separated)
+    assert separated.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "asked"), [("AutoModelForTokenClassification", "tags"), ("AutoModelForQuestionAnswering", "answers")]
+)
+def test_a_decoder_is_refused_for_tags_and_answers(directory: Path, auto_class: str, asked: str) -> None:
+    expected = f"a decoder, which reads the tokens before each token alone, and {asked} depend on those behind it too"
+    with pytest.raises(UserError, match=expected):
+        load_directory(directory, auto_class, ["a", "b"], trust_remote_code=False)
+    with pytest.raises(UserError, match=f"teacher new has a model of type llama, {expected}"):
+        NewModel(family="llama", positions=64).load(auto_class, ["a", "b"], ["some text"])
+
+
+def test_encoders_and_xlnet_read_both_sides() -> None:
+    for config in (transformers.BertConfig(), XLNetConfig(), transformers.ModernBertConfig()):
+        check_reads_both_sides(config, "AutoModelForTokenClassification", "it")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for split, count in (("train", 64), ("dev", 24)):
+        rows = [f"{text}\t{label}" for text, label in sentences(count)]
+        (root / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n", encoding="utf-8")
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", ["gpt2"], indirect=True)
+def test_a_decoder_teaches_a_student_that_is_exported(directory: Path, data: Path, tmp_path: Path) -> None:
+    code = run_command(
+        "+teacher=pretrained", f"teacher.path={directory}", "+student=layers", "task=classification",
+        "task.text=[sentence]", f"task.data_dir={data}", "task.max_length=32", "augment=none", "task.unlabelled=null",
+        "benchmark.enabled=false", "teacher.finetune.max_epochs=6", "teacher.finetune.learning_rate=3e-3",
+        "trainer.max_epochs=6", "trainer.learning_rate=3e-3", "trainer.batch_size=16", "export.recipes=[dynamic]",
+        "baseline=false", f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}", *LOOSE_OPTIONS,
+    )  # fmt: skip
+    assert code == 0
+    [path] = (tmp_path / "runs").rglob("run.json")
+    record = read_record(path.parent)
+    assert record["student"]["metrics"]["accuracy"] > 0.9
+    assert record["export"]["fp32"]["gate"] == "passed"
+    student = transformers.AutoModelForSequenceClassification.from_pretrained(path.parent / "student").eval()
+    assert student.config.num_hidden_layers == 2
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent / "student")
+    texts = ["a lovely film", "", "a dull plot"]
+    with torch.no_grad():
+        expected = student(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(dim=-1)
+    predictions = Bundle(path.parent / "bundle", model="fp32").predict(texts)
+    for prediction, probabilities in zip(predictions, expected.tolist(), strict=True):
+        assert list(prediction["probabilities"].values()) == pytest.approx(probabilities, abs=1e-4)
+    assert json.loads((path.parent / "bundle" / "bundle.json").read_text())["kind"] == record["task"]["kind"]
