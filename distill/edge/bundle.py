@@ -18,13 +18,21 @@ from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Ro
 from distill.edge.index import RESCORED, Index, Precision, check_dimensions, check_precision, take_dimensions
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.masks import MaskedTokens
-from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino, session, shared_file
+from distill.edge.model_files import (
+    count_bytes,
+    data_file,
+    encoder_file,
+    list_model_files,
+    needs_openvino,
+    shared_file,
+)
 from distill.edge.onnx_weights import find_weight_files
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.edge.truncation import Truncation, chunk_texts
+from distill.edge.whole_texts import open_model
 from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
@@ -32,6 +40,7 @@ MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
 # Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
+MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
 MOST_PAIRS = 2**24
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 OneRecord = str | Mapping[str, Any] | MaskedTokens
@@ -121,7 +130,7 @@ class Bundle(Shown):
         self.decoder = self._create_decoder(decoder, top_k)
         self._check_weights(path)
         self.threads = cores.count_cores() if threads is None else int(threads)
-        self.session = session(path, self.threads)
+        self.session = open_model(path, self.threads)
         self._check_model(path)
 
     def __repr__(self) -> str:
@@ -369,6 +378,7 @@ class Bundle(Shown):
         batch_size = self.batch_size if batch_size is None else batch_size
         check_count("batch_size", batch_size)
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
+        batch_size = self._limit_logits(rows, batch_size)
         owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
         done = 0
@@ -386,6 +396,13 @@ class Bundle(Shown):
                 report(done / len(rows))
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
+
+    def _limit_logits(self, rows: Sequence[Row], batch_size: int) -> int:
+        """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
+        if not self.decoder.generates or not rows:
+            return batch_size
+        longest = max(len(sequence) for row in rows for sequence in row)
+        return max(1, min(batch_size, MOST_LOGITS // (longest * self._width())))
 
     def index(
         self,
@@ -586,7 +603,8 @@ class Bundle(Shown):
     def _check_files(self, model: Path) -> None:
         """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
         checksums = self.manifest["files"]
-        data = {data_file(model).name, f"{ABOVE}{shared_file(model).name}"}
+        encoder = encoder_file(model)
+        data = {data_file(model).name, f"{ABOVE}{shared_file(model).name}", encoder.name, data_file(encoder).name}
         for name in (model.name, *sorted(checksums.keys() & data), "tokenizer.json"):
             path = self.directory / name
             if not path.is_file():
@@ -671,7 +689,8 @@ class Bundle(Shown):
                 )
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         shape, axes = shapes.get("logits", []), self.decoder.axes
-        has_labels = not self.decoder.encodes and not self.decoder.at_positions
+        at_tokens = self.decoder.at_positions or self.decoder.generates
+        has_labels = not self.decoder.encodes and not at_tokens
         is_known = shape and isinstance(shape[-1], int) and has_labels
         classes = shape[-1] if is_known else len(self.labels)
         if len(shape) != axes or classes != len(self.labels):
@@ -679,7 +698,7 @@ class Bundle(Shown):
                 f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
             )
         tokens = self.tokenizer.get_vocab_size()
-        if self.decoder.at_positions and isinstance(shape[-1], int) and shape[-1] < tokens:
+        if at_tokens and isinstance(shape[-1], int) and shape[-1] < tokens:
             raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
 
 

@@ -93,6 +93,7 @@ class Decoder(Protocol):
     cuts: bool  # Whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
     # Whether the classes are the tokens of a text, so that logits of another tokenizer cannot be compared.
     classes_are_tokens: bool
+    generates: bool  # Whether the model writes text: its classes are the tokens of the vocabulary, at every token.
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         """Takes the fields of bundle.json; raises UserError if `decoding` lacks a value or has an invalid one."""

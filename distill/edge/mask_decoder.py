@@ -31,6 +31,7 @@ class Masks:
     classes_are_tokens = True
     encodes = False
     at_positions = True
+    generates = False
     ranks = False
 
     @staticmethod
