@@ -178,7 +178,9 @@ def tie_tables(model: onnx.ModelProto, tied: Mapping[str, str]) -> None:
     drop_unused(model)
 
 
-def smooth(model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: float) -> None:
+def smooth(
+    model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: float, *, leave: Iterable[str] = ()
+) -> None:
     """Moves the outliers of the activations into the weights that they are multiplied with.
 
     One scale holds for all channels of an activation, so that a channel with values far above the others takes the
@@ -189,8 +191,10 @@ def smooth(model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: 
     Args:
         largest: the largest absolute value of each channel `[I]` of the input of each product.
         quantile: of the channels, whose value no channel exceeds afterwards.
+        leave: names of the matrices that stay as they are.
     """
-    for products in _join_products(find_products(model)):
+    left = set(leave)
+    for products in _join_products([product for product in find_products(model) if product.weight not in left]):
         sources = list(dict.fromkeys(product.source for product in products))
         values = np.maximum.reduce([largest[source] for source in sources])
         limit = np.quantile(values, quantile)

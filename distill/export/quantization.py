@@ -87,9 +87,9 @@ def write_dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), s
         smoothed: whether outliers of the activations are moved into the weights first (`graph.smooth`).
     """
     model = material.graph()
-    if smoothed:
-        graph.smooth(model, material.largest, QUANTILE)
     tied = graph.find_tied_tables(model) if material.ties else {}
+    if smoothed:
+        graph.smooth(model, material.largest, QUANTILE, leave=tied.values())
     graph.quantize_tables(model, leave=tied)
     with _quantizer(model, path) as files:
         quantize_dynamic(
