@@ -55,9 +55,9 @@ class CachedModel:
 class CachedRows:
     """Rows of tokens `[B]` that a model reads together.
 
-    `append` adds rows and returns the logits behind their prompts, `step` reads one more token of each row, and `select`
-    repeats, reorders and leaves out rows. Prompts are padded on the left and sources on the right, and the mask keeps
-    padding out of attention.
+    `append` adds rows and returns the logits behind their prompts, `step` reads one more token of each row, and
+    `select` repeats, reorders and leaves out rows. Prompts are padded on the left and sources on the right, and the
+    mask keeps padding out of attention.
     """
 
     def __init__(self, model: CachedModel) -> None:
@@ -85,7 +85,7 @@ class CachedRows:
         `joins` them.
 
         Raises:
-            UserError: if the model cannot be run.
+            UserError: if the model cannot be run, or its logits are not finite. No row is added then.
         """
         new = CachedRows(self.model)
         tokens, mask = _pad(prompts, on_left=self.model.encoder is None)
@@ -152,7 +152,10 @@ class CachedRows:
         presents = [PRESENT + name.removeprefix(PAST) for name in names]
         outputs = self.model.run(self.model.decoder, ["logits", *presents], inputs)
         self.caches |= {name: outputs[present] for name, present in zip(names, presents, strict=True)}
-        return outputs["logits"][:, -1]
+        logits: Array = outputs["logits"][:, -1]
+        if not np.isfinite(logits).all():
+            raise UserError("the model has logits that are not finite")
+        return logits
 
     def _is_full(self, name: str) -> bool:
         """Returns whether a cache of the source has all of its tokens."""

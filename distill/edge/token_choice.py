@@ -22,7 +22,7 @@ class Endings:
     Args:
         eos: tokens that end a text; none for a text that only its length ends.
         most: tokens of a text.
-        forced_first, forced_last: tokens that every text of `most` tokens begins and ends with; None for any.
+        forced_bos, forced_eos: tokens that every text of `most` tokens begins and ends with; None for any.
         length_penalty: exponent of the length that divides the score of a beam.
         early_stopping: ends a beam search as soon as there are enough whole beams if True, and if no better one is
             probable if False; with `never` if none is possible.
@@ -30,8 +30,8 @@ class Endings:
 
     eos: Set[int]
     most: int
-    forced_first: int | None = None
-    forced_last: int | None = None
+    forced_bos: int | None = None
+    forced_eos: int | None = None
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
@@ -168,9 +168,9 @@ def adjust(
         written: tokens of each row, those of the prompt too.
         length: tokens without those of the prompt.
     """
-    forced = {0: endings.forced_first}.get(length)
-    if length == endings.most - 1 and endings.forced_last is not None:
-        forced = endings.forced_last
+    forced = {0: endings.forced_bos}.get(length)
+    if length == endings.most - 1 and endings.forced_eos is not None:
+        forced = endings.forced_eos
     if forced is not None:
         only = np.full_like(scores, -np.inf)
         only[:, forced] = 0

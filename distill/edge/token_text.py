@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"  # Bytes that are no character.
-LONGEST_PART = 3  # Bytes of UTF-8 that are part of a character and not yet all of it, at most.
+LONGEST_PART = 3  # Bytes, and so tokens, that are part of a character in UTF-8 and not all of it, at most.
 CONTEXT = 8  # Tokens of a prompt that decide how its first new tokens are written, such as with a space.
 
 
@@ -49,7 +49,9 @@ class TokenText:
             return
         self._new.append(token)
         text = self._decode(self._context + self._new)[len(self._decode(self._context)) :]
-        whole = text[: len(text) - _count_open(text)]
+        whole = text.rstrip(REPLACEMENT)
+        if len(self._new) > LONGEST_PART:  # A character would be whole: bytes before the last ones are none.
+            whole += text[len(whole) : -LONGEST_PART]
         self._extend(whole[self._taken :])
         self._taken = max(self._taken, len(whole))
         if text and len(whole) == len(text):
@@ -83,9 +85,3 @@ class TokenText:
             if any(stop.startswith(end) for stop in self.stop if len(stop) > size):
                 return size
         return 0
-
-
-def _count_open(text: str) -> int:
-    """Returns how many last characters may turn into another one by the next token."""
-    end = text[-LONGEST_PART:]
-    return len(end) - len(end.rstrip(REPLACEMENT))
