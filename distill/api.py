@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import bilstm as _bilstm
     from students import cnn as _cnn
     from students import distilbert as _distilbert
+    from students import layers as _layers
     from students import pretrained as _pretrained
     from students import static as _static
     from teachers.loaded import Loaded
@@ -72,6 +73,7 @@ else:
     from distill.builtin.students import bilstm as _bilstm
     from distill.builtin.students import cnn as _cnn
     from distill.builtin.students import distilbert as _distilbert
+    from distill.builtin.students import layers as _layers
     from distill.builtin.students import pretrained as _pretrained
     from distill.builtin.students import static as _static
     from distill.builtin.teachers.loaded import Loaded
@@ -376,6 +378,17 @@ def _distilbert_student(
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 
 
+def _layers_student(
+    *, layers: str | Sequence[int] = "alternate", depth: int | None = None, init: str | Sequence[str] = "teacher"
+) -> Student:
+    """A student with some of the teacher's layers in the teacher's own class, of any family.
+
+    Args:
+        layers, depth, init: as those of `distilbert`.
+    """
+    return Student("layers", partial(_layers.from_teacher, layers=layers, depth=depth, init=init))
+
+
 def _albert_student(**options: Any) -> Student:
     """An ALBERT of the teacher's width, with narrow embeddings and one set of weights for all layers.
 
@@ -432,9 +445,10 @@ def _static_student(**options: Any) -> Student:
 
 students = SimpleNamespace(
     albert=_albert_student, bilstm=_bilstm_student, cnn=_cnn_student, distilbert=_distilbert_student,
-    pretrained=_pretrained_student, static=_static_student,
+    layers=_layers_student, pretrained=_pretrained_student, static=_static_student,
 )  # fmt: skip
-"""The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.pretrained` and `.static`."""
+"""The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.layers`, `.pretrained` and
+`.static`."""
 
 
 def distill(

@@ -170,6 +170,7 @@ class Outputs:
         generator: the outputs at the labelled items of the model that has sampled tokens in their place.
         last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens.
         decode: computes logits `[n, V]` from hidden states `[n, H]` with the model's head; of the same tasks.
+        states: `[n, D]`, the hidden states from which `decode` computes the logits of the items; of the same tasks.
         attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
         head: computes the logits of the items in a span, where those of all items take too much memory.
         chunk_size: items whose logits fit into memory at once; None for all.
@@ -186,6 +187,7 @@ class Outputs:
     generator: "Outputs | None" = None
     last_hidden_state: "Tensor | None" = None
     decode: "Callable[[Tensor], Tensor] | None" = None
+    states: "Tensor | None" = None
     attention_vectors: "Mapping[int, AttentionVectors] | None" = None
     head: "Callable[[slice], Tensor] | None" = None
     chunk_size: int | None = None
@@ -194,7 +196,7 @@ class Outputs:
 
     def whole(self) -> "Outputs":
         """Everything but the logits, and what belongs to them alone."""
-        return replace(self, logits=None, head=None, chunk_size=None, soften=None, replaced=None)
+        return replace(self, logits=None, head=None, states=None, chunk_size=None, soften=None, replaced=None)
 
     def at(self, items: Items) -> "Outputs":
         """Everything with the logits of these items."""
@@ -467,7 +469,9 @@ class TaskInfo:
         classes_are_tokens: whether the classes are the tokens of a vocabulary, so that logits are computed in chunks
             and the largest ones alone are cached.
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
+        caches_outputs: whether teacher outputs that can be cached are; False where they are large, for every token.
         replaces_tokens: whether a generator, which is trained together with the model, replaces tokens of its input.
+        generates: whether the models of the task write text.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
@@ -489,7 +493,9 @@ class TaskInfo:
     raw_text: bool = False
     classes_are_tokens: bool = False
     fixed_inputs: bool = True
+    caches_outputs: bool = True
     replaces_tokens: bool = False
+    generates: bool = False
     can_abstain: bool = False
     can_augment: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"

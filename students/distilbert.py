@@ -90,17 +90,17 @@ def from_teacher(
     Raises:
         UserError: if the student cannot have these layers, or such attention or sizes.
     """
-    copies, cut = _check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
+    copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
-    cut.check(copies=copies, can_be_cut=follow is _copy_layers and chunk is None and not long_texts.is_set)
+    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy_layers
+    cut.check(copies=copies, can_be_cut=follow is copy_layers and chunk is None and not long_texts.is_set)
     importance = origins.importance if copies and origins is not None else None
-    student = cut.apply(follow(teacher, layers, depth, copies), importance)
+    student = cut.apply(follow(teacher, layers, depth, copies=copies), importance)
     return chunks.apply(long_texts.apply(student), task, teacher=teacher)
 
 
-def _check_init(init: str | Sequence[str]) -> bool:
+def check_init(init: str | Sequence[str]) -> bool:
     """Returns whether the student copies tensors of the teacher; raises UserError for names that do not combine."""
     names = [init] if isinstance(init, str) else list(init)
     unknown = [name for name in names if name not in ("teacher", "random", "search")]
@@ -116,10 +116,17 @@ def _check_init(init: str | Sequence[str]) -> bool:
     return names != ["random"]
 
 
-def _copy_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None, copies: bool) -> PreTrainedModel:
-    """Creates the student with the attention of its class."""
+def copy_layers(
+    teacher: PreTrainedModel, layers: Layers, depth: int | None, *, copies: bool, own_class: bool = False
+) -> PreTrainedModel:
+    """Creates the student with the attention of its class.
+
+    Args:
+        copies: whether tensors of the teacher are copied.
+        own_class: whether it is of the teacher's class from a BERT too.
+    """
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
-    if type(teacher.config) is BertConfig and _is_distilbert(teacher):
+    if type(teacher.config) is BertConfig and not own_class and _is_distilbert(teacher):
         student = _create_distilbert(teacher, len(teacher_layers))
         inherited = _map_bert_tensors(teacher, student, teacher_layers)
     else:
@@ -138,11 +145,11 @@ def _copy_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None, co
 
 
 def _follow_encoder(
-    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, copies: bool
+    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, *, copies: bool
 ) -> PreTrainedModel:
     """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
     transformer = teacher.to_transformer()
-    student = _copy_layers(transformer, layers, depth, copies)
+    student = copy_layers(transformer, layers, depth, copies=copies)
     name_in_whole(student, encoder=transformer, whole=teacher)
     return student
 
@@ -282,8 +289,16 @@ def _create_same_class(
 
 
 def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int]) -> None:
-    """Raises UserError if a layer has other tensors in the teacher than in its place in the student."""
+    """Raises UserError if a layer would compute something else in its place in the student than in the teacher."""
     prefix = find_layer_prefix(teacher)
+    if getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False) and list(teacher_layers) != list(
+        range(len(teacher_layers))
+    ):
+        raise UserError(
+            f"student.layers={list(teacher_layers)} moves layers, and a {type(teacher).__name__} with "
+            "scale_attn_by_inverse_layer_idx divides the attention scores of a layer by its place: take "
+            "student.layers=first"
+        )
     for place, index in enumerate(teacher_layers):
         names = (
             {name for name, _ in model.get_submodule(f"{prefix}{number}").named_parameters()}

@@ -10,11 +10,12 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import OptionError, UserError, first_line
+from distill.models.causality import check_reads_both_sides
 from distill.models.forward import model_class
-from distill.models.loading import Start, check_tokenizer, default_problem_type, has_tokenizer
+from distill.models.loading import OF_TEXTS, Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.long_texts import reserved_positions
 from distill.models.padding import choose_padding_side
-from distill.models.tokenizer import load_tokenizer
+from distill.models.tokenizer import load_tokenizer, separate_texts
 from distill.storage.files import hash_file
 
 from .pretrained import check_precision
@@ -163,6 +164,7 @@ class NewModel:
         Raises:
             UserError: for a head that the family does not have, or sizes that do not suit each other.
         """
+        check_reads_both_sides(self.configure(), auto_class, f"teacher {self.name}")
         create = model_class(auto_class, type(self.configure()))
         if create is None:
             raise UserError(
@@ -170,6 +172,8 @@ class NewModel:
                 "for, or another teacher"
             )
         tokenizer, notices = self.load_tokenizer(texts)
+        if auto_class == OF_TEXTS:
+            separate_texts(tokenizer)
         special = {name: getattr(tokenizer, name) for name in _SPECIAL}
         config = self.configure(vocab_size=len(tokenizer), **special)
         if labels is not None:

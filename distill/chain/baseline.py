@@ -157,7 +157,9 @@ def _count_outputs(prepared: Prepared) -> float:
         train, tokens = cast(Examples, task_run.examples["train"]), _count_scored(task_run.examples)
         if not prepared.plan.objective.needs_teacher:
             shown = 0.0
-        elif task_run.task.info.fixed_inputs and prepared.source.cache.enabled is not False:
+        elif task_run.task.info.fixed_inputs and prepared.source.cache.is_wanted(
+            by_default=task_run.task.info.caches_outputs
+        ):
             shown = float(train.lengths[: seen_examples(train, math.ceil(task_epochs))].sum())
         else:
             shown = task_epochs * shown_in_epoch(train) * float(train.lengths.mean())

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 # `words` has the number of the word that begins with a token, -1 for other tokens.
-# `start_characters` and `end_characters` are those of a token in its text.
+# `start_characters` and `end_characters` are those of a token in its text. `text_bytes` and `text_words` have the bytes
+# of the text that end with a token, and the number of words that begin in them.
 DTYPES = {
     "input_ids": np.int32, "token_type_ids": np.int8, "words": np.int32, "start_characters": np.int32,
-    "end_characters": np.int32,
+    "end_characters": np.int32, "text_bytes": np.int32, "text_words": np.int32,
 }  # fmt: skip
 
 

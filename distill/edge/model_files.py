@@ -59,6 +59,11 @@ def shared_file(path: Path) -> Path:
     return data_file(path.parent.with_name(path.name))
 
 
+def encoder_file(path: Path) -> Path:
+    """Returns the file of the encoder that is beside a decoder: `model.fp32.encoder.onnx` of `model.fp32.onnx`."""
+    return path.with_name(f"{path.stem}.encoder{path.suffix}")
+
+
 def list_model_files(path: Path) -> list[Path]:
     """Returns the files of a model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
     return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]

@@ -2,11 +2,12 @@
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.errors import UserError
-from distill.models.forward import run_model
+from distill.models.forward import model_class, run_model
 
+BOTH_SIDES = ("AutoModelForTokenClassification", "AutoModelForQuestionAnswering")  # Read the tokens behind each too.
 TOLERANCE = 1e-3  # Of the largest logit. A model of both directions changes logits by as much as another text does.
 _LENGTH = 8
 
@@ -25,6 +26,23 @@ def check_causal(model: PreTrainedModel, name: str) -> None:
         raise UserError(
             f"{name} has a {type(model).__name__} that reads the tokens behind each token too, expected a model that "
             "reads those before it alone: take one such as GPT-2 (job=pretrain has +teacher=gpt2_tiny), or task=mlm"
+        )
+
+
+def check_reads_both_sides(config: PreTrainedConfig, auto_class: str, name: str) -> None:
+    """Raises UserError for a decoder with a head for tags or answers, which depend on the tokens behind each token.
+
+    A family is one of decoders if it has a causal language model and no masked one. XLNet, which reads both sides, says
+    so in its configuration.
+    """
+    causal, masked = (model_class(head, type(config)) for head in ("AutoModelForCausalLM", "AutoModelForMaskedLM"))
+    is_decoder = causal is not None and masked is None and getattr(config, "attn_type", "uni") != "bi"
+    if is_decoder and auto_class in BOTH_SIDES:
+        asked = "tags" if auto_class == BOTH_SIDES[0] else "answers"
+        raise UserError(
+            f"{name} has a model of type {config.model_type}, a decoder, which reads the tokens before each token alone, "
+            f"and {asked} depend on those behind it too: take an encoder such as BERT, or task=classification, which a "
+            "decoder can learn"
         )
 
 

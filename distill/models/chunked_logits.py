@@ -12,7 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 from distill.contracts import Items, Outputs
 from distill.models.forward import ENCODE, collect_outputs, run_encoder, run_head
 
-CHUNK_LOGITS = 2**25  # 128 MiB in float32, about 1,100 tokens of BERT's vocabulary.
+CHUNK_LOGITS = 2**23  # 32 MiB in float32, about 270 tokens of BERT's vocabulary and 170 of GPT-2's.
 
 
 def run_encoder_pass(
@@ -52,6 +52,7 @@ def run_encoder_pass(
         segment_logits=segment_logits,
         last_hidden_state=output.last_hidden_state,
         decode=decode,
+        states=states,
         head=lambda span: decode(states[span]),
         chunk_size=max(1, CHUNK_LOGITS // int(model.config.vocab_size)),
     )

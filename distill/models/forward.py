@@ -174,13 +174,17 @@ class _StatesOnly(BaseModelOutputWithPoolingAndCrossAttentions):
 
 
 class _FixedEncoder:
-    """Returns a given output in place of an encoder; its other attributes are those of the encoder."""
+    """Returns a given output in place of an encoder; its other attributes are those of the encoder.
+
+    An encoder that is made of one module alone, such as OPT's decoder, is this module too: some heads call it directly.
+    """
 
     def __init__(self, encoder: nn.Module, output: ModelOutput) -> None:
         self.encoder, self.output = encoder, output
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.encoder, name)
+        value = getattr(self.encoder, name)
+        return self if isinstance(value, nn.Module) and list(self.encoder.children()) == [value] else value
 
     def __call__(self, *inputs: object, **options: object) -> ModelOutput:
         return self.output

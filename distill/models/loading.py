@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
-from distill.models.causality import check_causal
+from distill.models.causality import check_causal, check_reads_both_sides
 from distill.models.forward import model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
 from distill.models.tensors import LoadingInfo, check_tensors
-from distill.models.tokenizer import load_tokenizer
+from distill.models.tokenizer import load_tokenizer, separate_texts
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def load_directory(
         reason = f"its head is not trained ({', '.join(fresh)})"
     elif order is not None and labels is not None:
         reorder_head(model, order)
+    if reason and auto_class == OF_TEXTS:  # A trained head has learned texts without separators.
+        separate_texts(tokenizer)
     if reason:
         return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
     return Start(model, tokenizer, fits=True, notices=notices + more_notices)
@@ -144,6 +146,7 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
         UserError: if the family has no model with this head.
     """
     config = transformers.AutoConfig.from_pretrained(directory, **options)
+    check_reads_both_sides(config, auto_class, str(directory))
     if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
         raise UserError(
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
@@ -207,8 +210,10 @@ def _load_tokenizer(
     """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
     tokenizer, notices = load_tokenizer(directory, **options)
     tokenizer, more_notices = adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
-    if auto_class == CAUSAL and tokenizer.pad_token_id is None:
+    if auto_class in (CAUSAL, OF_TEXTS) and tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # No token reads the padding behind it, whatever it is.
+    if auto_class == OF_TEXTS and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = tokenizer.pad_token_id  # By which a decoder finds the last token of a text.
     return tokenizer, notices + more_notices
 
 
@@ -279,9 +284,10 @@ def default_problem_type(labels: Sequence[str]) -> str:
     return "regression" if len(labels) == 1 else "single_label_classification"
 
 
+OF_TEXTS = "AutoModelForSequenceClassification"
 # The heads of tasks on labelled examples.
 HEADS = (
-    "AutoModelForSequenceClassification",
+    OF_TEXTS,
     "AutoModelForTokenClassification",
     "AutoModelForQuestionAnswering",
     "AutoModelForMultipleChoice",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from tokenizers import processors
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
@@ -62,6 +63,22 @@ def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     model.config.sep_token_id = tokenizer.sep_token_id
     if getattr(model.config, "pad_token_id", None) is None:  # An existing one determines where positions begin.
         model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def separate_texts(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes a tokenizer without special tokens, such as GPT-2's, put the end of a text before each text.
+
+    The two texts of a pair are then apart, and an empty text has a token. Another tokenizer stays as it is.
+    """
+    separator, backend = tokenizer.eos_token, tokenizer.backend_tokenizer
+    if separator is None or any(backend.num_special_tokens_to_add(is_pair) for is_pair in (False, True)):
+        return
+    template = processors.TemplateProcessing(
+        single=f"{separator} $A", pair=f"{separator} $A {separator} $B",
+        special_tokens=[(separator, tokenizer.eos_token_id)],
+    )  # fmt: skip
+    own = backend.post_processor
+    backend.post_processor = template if own is None else processors.Sequence([own, template])
 
 
 def _reads_bytes(tokenizer: PreTrainedTokenizerBase) -> bool:

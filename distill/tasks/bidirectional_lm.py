@@ -52,6 +52,10 @@ class BothDirections(NextTokenScores):
         _, _, direction = find_predictions(items.batch)
         return super().score(outputs, items) | {"direction": direction[items.span]}
 
+    def measure(self, items: Items) -> "dict[str, Tensor]":
+        """Nothing, because a token is predicted twice."""
+        return {}
+
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of both directions together, and of a model's scores the perplexity of each."""
         metrics, loss = super().metrics(scores), scores.columns["loss"].astype(np.float64)
@@ -80,6 +84,7 @@ class BidirectionalLM(CausalLM):
 
     kinds = ("bidirectional_lm",)
     auto_class = "AutoModelForPreTraining"
+    generates = False
 
     def __init__(self, *, name: str = "bilm", **options: Any) -> None:
         super().__init__(name=name, **options)

@@ -7,17 +7,22 @@ The classes are the tokens of the vocabulary.
 True
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from distill.contracts import Batch, Items, Outputs, Scores, TaskInfo
 from distill.errors import OptionError
 from distill.losses import HardLabels, Term
 from distill.tasks.masked_lm import TextData, TextTask, TokenScores
-from distill.text.sequences import SequenceSettings, open_corpus
+from distill.text.sequences import SIZE_COLUMNS, SequenceSettings, open_corpus
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 PACKINGS = ("full_sentences", "doc_sentences", "sentence")
@@ -43,6 +48,37 @@ class CausalText(TextData):
 
 class NextTokenScores(TokenScores):
     """The cross-entropies and the predictions of all tokens but the first of each sequence."""
+
+    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+        """Cross-entropy, prediction and correctness of every item, with the bytes and the words of its text."""
+        return super().score(outputs, items) | self.measure(items)
+
+    def measure(self, items: Items) -> "dict[str, Tensor]":
+        """Bytes of the text that end with the token of each item, and words that begin in them.
+
+        The token of an item is behind its position. Only dev has these columns.
+        """
+        names = [name for name in SIZE_COLUMNS if name in items.batch]
+        return {name: items[name].flatten()[items.index + 1] for name in names} if items.index is not None else {}
+
+    def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
+        measured = {name: column for name, column in scores.columns.items() if name in SIZE_COLUMNS}
+        rescored = super().rescore(scores, logits)
+        return replace(rescored, columns={**rescored.columns, **measured})
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics of tokens, and two that do not depend on the tokenizer.
+
+        `word_perplexity` is the exponential of the loss of all tokens divided by the number of words, and
+        `bits_per_byte` their loss in bits divided by the number of bytes.
+        """
+        metrics, columns = super().metrics(scores), scores.columns
+        if all(name in columns for name in SIZE_COLUMNS):  # Not of a constant prediction.
+            loss = float(columns["loss"].astype(np.float64).sum())
+            size, words = (float(columns[name].sum()) for name in SIZE_COLUMNS)
+            metrics["word_perplexity"] = float(np.exp(loss / max(words, 1.0)))
+            metrics["bits_per_byte"] = loss / math.log(2) / max(size, 1.0)
+        return metrics
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
@@ -78,6 +114,7 @@ class CausalLM(TextTask):
 
     kinds = ("causal_lm",)
     auto_class = "AutoModelForCausalLM"
+    generates = True
 
     def __init__(
         self,
@@ -97,6 +134,7 @@ class CausalLM(TextTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="continuation",
             max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
+            caches_outputs=False, generates=self.generates,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> CausalText:

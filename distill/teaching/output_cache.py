@@ -28,7 +28,7 @@ from distill.storage import mirror
 from distill.storage.cache import entry_key, lease
 from distill.storage.files import atomic_file, make_directory
 from distill.teaching.columns import locate_items, unpack_logits
-from distill.teaching.top_k import restore_outputs, top_k_mass
+from distill.teaching.top_k import bytes_per_item, restore_outputs, top_k_mass
 
 FORMAT = 1
 _LIBRARIES = {"torch": torch, "transformers": transformers}
@@ -71,7 +71,8 @@ class OutputCache:
 
     Args:
         enabled: `auto` caches the outputs if every epoch has the same inputs and all outputs that the objective reads
-            can be cached. True raises an error otherwise. False runs the teacher in every step.
+            can be cached, unless the task predicts every token. True raises an error if they cannot be cached. False
+            runs the teacher in every step.
         hidden: whether to cache the hidden states of all tokens too, as float16. `auto` caches them if they fit in
             `max_gb` and on the disk, and if the training reads at least as many of them as caching computes. True
             raises an error if they do not fit, and so does `auto` if `enabled` is True.
@@ -96,11 +97,21 @@ class OutputCache:
         """Returns whether hidden states that do not fit are computed in every step, without an error."""
         return self.hidden == "auto" and self.enabled == "auto"
 
+    def is_wanted(self, *, by_default: bool) -> bool:
+        """Returns whether outputs that can be cached are.
+
+        Args:
+            by_default: whether they are without an option that says so.
+        """
+        asked = self.enabled is True or self.hidden is True
+        return self.enabled is not False and (by_default or asked)
+
     def obstacle(
         self,
         needs: Mapping[str, list[str]],
         *,
         fixed_inputs: bool,
+        by_default: bool = True,
         hidden_gb: float,
         needing_all: Sequence[str] = (),
         unnamed_layers: Sequence[str] = (),
@@ -110,6 +121,7 @@ class OutputCache:
         Args:
             needs: outputs besides the logits, with the terms of the objective that read them.
             fixed_inputs: whether every epoch has the same inputs.
+            by_default: as in `is_wanted`.
             hidden_gb: size of the hidden states in GB, 0 if unknown.
             needing_all: terms of the objective that need more than the top k of the logits over a vocabulary.
             unnamed_layers: terms of the objective that read hidden states and do not name their layers.
@@ -132,6 +144,11 @@ class OutputCache:
             reason = (
                 f"{', '.join(needs['hidden_states'])} reads hidden states: teacher.cache.hidden=true caches those too"
                 + (f", {_format_size(hidden_gb)} of disk" if hidden_gb else "")
+            )
+        elif not self.is_wanted(by_default=by_default):
+            reason = (
+                f"the {self.top_k} largest logits of every token are {bytes_per_item(self.top_k)} bytes a token, and "
+                "leave out much of the probability: teacher.cache.enabled=true caches them"
             )
         if reason is not None and self.enabled is True:
             raise UserError(f"cannot cache teacher outputs (teacher.cache.enabled=true): {reason}; use auto or false")

@@ -245,6 +245,7 @@ def _obstacle(
     return cache.obstacle(
         {output: objective.needing(output) for output in objective.needs},
         fixed_inputs=task.info.fixed_inputs,
+        by_default=task.info.caches_outputs,
         hidden_gb=hidden_gb,
         needing_all=objective.needing_all_logits() if task.info.classes_are_tokens else (),
         unnamed_layers=unnamed_layers,

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from distill.text.corpus import Document
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_NO_SIZES = np.zeros((0, 2), dtype=np.int32)
 _BATCH_CHARACTERS = 2**17  # Per call of the tokenizer, which processes the texts of a call in parallel.
 _MAX_NEGATIVES = 1000  # Runs of sentences in memory, from which the second segment of a negative is drawn.
 _MIN_DISTANCE = 10  # Runs between the segments of an nsp negative from one document.
@@ -45,11 +46,14 @@ class TokenSequence:
         type_ids: token types of a segment pair, `[L]`.
         pair_label: 0 if the second segment of the pair follows the first one in the text, 1 if not. With `three_way`
             1 is for a second segment that precedes the first one, and 2 for one of another document.
+        sizes: UTF-8 bytes of the text that end with each token and words that begin in them, `[L, 2]`, of a packer that
+            measures.
     """
 
     ids: np.ndarray
     type_ids: np.ndarray | None = None
     pair_label: int = IGNORED
+    sizes: np.ndarray | None = None
 
 
 class SpecialTokens:
@@ -88,6 +92,11 @@ class SpecialTokens:
         """Returns the ids of a text with special tokens."""
         before, after = self._single
         return np.array([*before, *ids, *after], dtype=np.int32)
+
+    def wrap_sizes(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sizes `[n, 2]` of the tokens of a text with those of special tokens, which are 0."""
+        before, after = self._single
+        return np.pad(sizes, ((len(before), len(after)), (0, 0)))
 
     def wrap_pair(self, first: list[int], second: list[int]) -> tuple[np.ndarray, np.ndarray | None]:
         """Returns the ids of two texts with special tokens, and their token types if the tokenizer has them."""
@@ -158,6 +167,7 @@ class Packer:
             - `segment_pair`: two runs of sentences, which share the sequence in random proportions.
             - `sentence`: one sentence, truncated to the maximum length.
         pair: the task of segment pairs, `nsp`, `sop` or `three_way` (`_pack_pairs`), or None.
+        measures: whether sequences have the `sizes` of their tokens, but for segment pairs.
 
     Special tokens that occur in a text are tokenized as text. With `wraps` every sequence needs special tokens around
     it.
@@ -175,8 +185,9 @@ class Packer:
         pair: str | None,
         seed: int | tuple[int, ...],
         wraps: bool = True,
+        measures: bool = False,
     ) -> None:
-        self.packing, self.pair = packing, pair
+        self.packing, self.pair, self.measures = packing, pair, measures
         # Tokens read, and those of them in no sequence: truncated from a pair or a sentence, or too few for a sequence
         # at the end of a document or of the corpus.
         self.token_count = self.dropped_token_count = 0
@@ -190,6 +201,7 @@ class Packer:
         self._last_text_key = ""
         self._document_key = ""  # The document of the last tokens.
         self._pending_ids: list[int] = []
+        self._pending_sizes = _NO_SIZES  # Of the pending tokens, in a packer that measures.
         self._document_has_sequence = False
         self._sentences: list[list[int]] = []  # Sentences that are not part of a pair yet.
         self._negatives: deque[tuple[str, int, list[list[int]]]] = deque(maxlen=_MAX_NEGATIVES)
@@ -232,23 +244,26 @@ class Packer:
         yield from self._pack_texts()
         if self.packing == "full_sentences":
             self.dropped_token_count += len(self._pending_ids)
-            self._pending_ids = []
+            self._pending_ids, self._pending_sizes = [], _NO_SIZES
         else:
             yield from self._end_document()
 
     def _pack_texts(self) -> Iterator[TokenSequence]:
         """Tokenizes the collected texts and yields their sequences."""
         texts, self._texts, self._text_characters = self._texts, [], 0
-        for (key, _), ids in zip(texts, self._tokenize([text for _, text in texts]), strict=True):
+        for (key, text), encoding in zip(texts, self._encode([text for _, text in texts]), strict=True):
+            ids, sizes = encoding.ids, _NO_SIZES
             if not ids:
                 continue
+            if self.measures:
+                sizes = measure_tokens(text, encoding.offsets, joined=self._document_key == key)
             if self._document_key not in ("", key):
                 yield from self._end_document()
             self._document_key = key
             self.token_count += len(ids)
             if self.packing == "sentence":
                 self.dropped_token_count += max(0, len(ids) - self._capacity)
-                yield TokenSequence(self._special.wrap_text(ids[: self._capacity]))
+                yield self._wrap(ids[: self._capacity], sizes[: self._capacity])
             elif self.packing == "segment_pair":
                 # A sentence of more than half a sequence is split into pieces that fill a pair.
                 size = len(ids) if len(ids) <= self._capacity // 2 else -(-self._capacity // 4)
@@ -256,32 +271,39 @@ class Packer:
                     self._sentences.append(ids[start : start + size])
                     yield from self._pack_pairs(use_all=False)
             else:
-                yield from self._pack_full(ids)
+                yield from self._pack_full(ids, sizes)
 
     def _end_document(self) -> Iterator[TokenSequence]:
         """Yields the sequences that end with the document, and drops its remaining tokens."""
         if self.packing == "full_sentences":
-            yield from self._pack_full([self._special.separator])
+            yield from self._pack_full([self._special.separator], np.zeros((1, 2), dtype=np.int32))
         elif self.packing == "segment_pair":
             yield from self._pack_pairs(use_all=True)
             self.dropped_token_count += sum(map(len, self._sentences))
             self._sentences.clear()
         elif self._pending_ids:
             if len(self._pending_ids) >= _MIN_LAST_TOKENS or not self._document_has_sequence:
-                yield TokenSequence(self._special.wrap_text(self._pending_ids))
+                yield self._wrap(self._pending_ids, self._pending_sizes)
             else:
                 self.dropped_token_count += len(self._pending_ids)
-            self._pending_ids = []
+            self._pending_ids, self._pending_sizes = [], _NO_SIZES
         self._document_has_sequence = False
 
-    def _pack_full(self, ids: list[int]) -> Iterator[TokenSequence]:
-        """Adds ids to the pending ones and yields the full sequences."""
+    def _pack_full(self, ids: list[int], sizes: np.ndarray) -> Iterator[TokenSequence]:
+        """Adds ids and their sizes to the pending ones and yields the full sequences."""
         pending = self._pending_ids + ids
+        sizes = np.concatenate([self._pending_sizes, sizes]) if self.measures else _NO_SIZES
         full = len(pending) - len(pending) % self._capacity
-        self._pending_ids = pending[full:]
+        self._pending_ids, self._pending_sizes = pending[full:], sizes[full:]
         self._document_has_sequence |= full > 0
         for start in range(0, full, self._capacity):
-            yield TokenSequence(self._special.wrap_text(pending[start : start + self._capacity]))
+            last = start + self._capacity
+            yield self._wrap(pending[start:last], sizes[start:last])
+
+    def _wrap(self, ids: list[int], sizes: np.ndarray) -> TokenSequence:
+        """Returns the sequence of the tokens of one text, with special tokens."""
+        wrapped = self._special.wrap_sizes(sizes) if self.measures else None
+        return TokenSequence(self._special.wrap_text(ids), sizes=wrapped)
 
     def _pack_pairs(self, *, use_all: bool) -> Iterator[TokenSequence]:
         """Yields pairs that fill a sequence, or with `use_all` also shorter ones.
@@ -329,20 +351,47 @@ class Packer:
                 return sentences[: _count_sentences(sentences, missing)]
         return None
 
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str]) -> list[Any]:
+        """Returns the encodings of the texts, with offsets in a packer that measures."""
         backend = self._tokenizer.backend_tokenizer
         # The last call of the tokenizer may have set truncation and padding.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
-        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        encode = backend.encode_batch if self.measures else backend.encode_batch_fast
+        encodings: list[Any] = encode(texts, add_special_tokens=False)
         backend.encode_special_tokens = False
-        return [encoding.ids for encoding in encodings]
+        return encodings
 
     def _needs_spaces(self) -> bool:
         """Returns whether joined texts have the tokens of separate ones only with a space between them."""
-        both, first, without_space, with_space = self._tokenize(["a b", "a", "b", " b"])
+        encodings = self._encode(["a b", "a", "b", " b"])
+        both, first, without_space, with_space = [encoding.ids for encoding in encodings]
         return both == first + with_space != first + without_space
+
+
+def measure_tokens(text: str, offsets: Sequence[tuple[int, int]], *, joined: bool) -> np.ndarray:
+    """Returns for each token the UTF-8 bytes of the text that end with it, and the words that begin in them, `[n, 2]`.
+
+    A token has the text from the end of the one before it to its own end, and the last one all that is left. Their sums
+    are thus those of the text, whatever the tokenizer changes or leaves out.
+
+    Args:
+        text: whose words are separated by single spaces.
+        offsets: first character and end of each token.
+        joined: whether a line break is between the text before and this one, which then has its byte.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    is_space = codes == ord(" ")
+    begins = ~is_space & np.concatenate([[True], is_space[:-1]])
+    sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    totals = np.zeros((len(codes) + 1, 2), dtype=np.int64)  # Of the text before each character.
+    totals[1:, 0], totals[1:, 1] = sizes.cumsum(), begins.cumsum()
+    ends = np.maximum.accumulate([end for _, end in offsets])
+    ends[-1] = len(codes)
+    measured = np.diff(totals[ends], axis=0, prepend=0).astype(np.int32)
+    measured[0, 0] += joined and not text.startswith(" ")
+    return measured
 
 
 def _count_sentences(sentences: list[list[int]], size: int) -> int:

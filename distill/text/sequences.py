@@ -31,6 +31,7 @@ FORMAT = 1
 _COUNTED = 2**22  # Tokens that are counted at a time.
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
 _CLEANING = "cleaning.json"  # Beside the tokens of a corpus.
+SIZE_COLUMNS = ("text_bytes", "text_words")  # Of the tokens of dev, where none is masked.
 # The column of batches with the labels of pairs: of two orders, which a head of the model predicts, or of three.
 PAIR_COLUMNS = {"nsp": "pair_labels", "sop": "pair_labels", "three_way": "order_labels"}
 
@@ -161,7 +162,7 @@ class Sequences(Dataset[Batch]):
         self._columns, self._starts = tokens.columns, tokens.offsets[:-1][chosen]
         self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
         self._pair_column = None if settings.pair is None else PAIR_COLUMNS[settings.pair]
-        self._padding = padding_values(tokenizer) | {"labels": IGNORED}
+        self._padding = padding_values(tokenizer) | dict.fromkeys(SIZE_COLUMNS, 0) | {"labels": IGNORED}
         self._pads_left = tokenizer.padding_side == "left"
         self.mask_token, self.vocabulary = tokenizer.mask_token, len(tokenizer)
         self._masker = None if mask is None else _create_masker(mask, settings.seed, tokenizer)
@@ -276,7 +277,10 @@ def _cache_tokens(
         print_line(f"Tokens: {corpus.describe()} is tokenized once, in {directory}")
         held_out = held_out_of(corpus, settings)
         with new_entry(directory) as temporary:
-            packers = {split: make_packer(settings, tokenizer, settings.seed) for split in ("train", "dev")}
+            packers = {
+                split: make_packer(settings, tokenizer, settings.seed, measures=split == "dev")
+                for split in ("train", "dev")
+            }
             writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
             cleaner = WebCleaner() if settings.clean else None
             for document in corpus.read_documents(cleaner=cleaner):
@@ -321,6 +325,7 @@ def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreT
         settings.dev_fraction,
         settings.seed,
         find_separator(tokenizer),
+        *(SIZE_COLUMNS if settings.mask is None else ()),
     ]
     return entry_key(
         "sequences", FORMAT, corpus.compute_fingerprint(), options, token_cache.describe_tokenizer(tokenizer)
@@ -353,7 +358,7 @@ def _pack_stream_dev(
     if settings.dev_examples is None:
         raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
     held_out = held_out_of(corpus, settings)
-    packer = make_packer(settings, tokenizer, settings.seed)
+    packer = make_packer(settings, tokenizer, settings.seed, measures=True)
     sequences = packer.pack_documents(corpus.read_documents(select=held_out))
     dev = list(itertools.islice(sequences, settings.dev_examples))
     if not dev:
@@ -378,13 +383,24 @@ def join_sequences(
 
 def _columns(sequence: TokenSequence) -> dict[str, np.ndarray]:
     columns = {"input_ids": sequence.ids}
-    return columns if sequence.type_ids is None else {**columns, "token_type_ids": sequence.type_ids}
+    if sequence.type_ids is not None:
+        columns["token_type_ids"] = sequence.type_ids
+    if sequence.sizes is not None:
+        columns |= dict(zip(SIZE_COLUMNS, sequence.sizes.T, strict=True))
+    return columns
 
 
-def make_packer(settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", *seed: int) -> Packer:
+def make_packer(
+    settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", *seed: int, measures: bool = False
+) -> Packer:
+    """Returns the packer of the settings.
+
+    Args:
+        measures: whether the sequences of a text without masks have the sizes of their tokens.
+    """
     return Packer(
         tokenizer, packing=settings.packing, max_length=settings.max_length, pair=settings.pair, seed=seed,
-        wraps=settings.mask is not None,
+        wraps=settings.mask is not None, measures=measures and settings.mask is None,
     )  # fmt: skip
 
 

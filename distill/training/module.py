@@ -18,6 +18,7 @@ from distill.models.forward import to_device
 from distill.tasks.scoring import Scoring
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
+from distill.training.known_gradient import sum_with_gradient
 from distill.training.strategies import shard_module
 
 _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from each other.
@@ -122,9 +123,24 @@ class DistillationModule(L.LightningModule):
         teacher_outputs = self._teacher_outputs(batch, items)
         student_outputs = self.task.run(self.student, batch, items, self.objective.student_needs)
         totals = self.objective.totals(student_outputs.whole(), teacher_outputs.whole(), items, reading_logits=False)
+        if self.objective.reads_logits and self._knows_gradient(student_outputs):
+
+            def of_part(outputs: Outputs, part: Items) -> tuple[Tensor, Tensor]:
+                part_totals = self.objective.totals(outputs, teacher_outputs.at(part), part, reading_logits=True)
+                return self.objective.weighted(part_totals, counts), part_totals
+
+            of_logits, sums = sum_with_gradient(of_part, student_outputs, items, self.parameters())
+            return self.objective.weighted(totals, counts) + of_logits, totals.detach() + sums
         for chunk_totals in self._logit_totals(student_outputs, teacher_outputs, items):
             totals = totals + chunk_totals
         return self.objective.weighted(totals, counts), totals.detach()
+
+    def _knows_gradient(self, outputs: Outputs) -> bool:
+        """Returns whether the gradient of logits is computed in the forward pass.
+
+        FSDP needs it in the backward pass, in which it gathers the parameters and scatters their gradients.
+        """
+        return torch.is_grad_enabled() and outputs.states is not None and self.device_mesh is None
 
     @torch.no_grad()
     def mean_losses(self, loader: Iterable[list[Batch]]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Tests of causal language modelling: its items and its perplexity by hand, its sequences and the models it takes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +8,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.students.distilbert import from_teacher
-from distill.builtin.teachers.vocabulary import train_bytes
+from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from distill.contracts import IGNORED, Items, Outputs, Scores
 from distill.errors import UserError
 from distill.models.loading import auto_class_of, load_directory
 from distill.tasks import CausalLM
 from distill.tasks.causal_lm import NextTokenScores
+from distill.text.corpus import Document
+from distill.text.packing import measure_tokens
+from distill.text.sequences import SequenceSettings, make_packer
 
 VOCABULARY = 40
 TASK = CausalLM()
@@ -98,6 +108,48 @@ def test_padding_on_the_left_has_the_items_and_logits_of_padding_on_the_right(mo
     torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
 
 
+def test_perplexity_of_a_word_and_bits_of_a_byte_are_the_loss_of_all_tokens_over_those_of_the_text() -> None:
+    batch = {
+        "input_ids": torch.tensor([[0, 1, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long),
+        "text_bytes": torch.tensor([[7, 3, 2]]), "text_words": torch.tensor([[1, 1, 0]]),
+    }  # fmt: skip
+    items, scoring = TASK.select(batch), NextTokenScores(TASK.settings)
+    logits = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.375, 0.125]]).log()  # Token 1 gets 1/2 and token 2 gets 1/8.
+    columns = {name: column.numpy() for name, column in scoring.score(Outputs(logits=logits), items).items()}
+    scores = Scores(columns, items.labels.numpy(), np.zeros(2))
+    metrics = scoring.metrics(scores)
+    assert metrics["word_perplexity"] == pytest.approx(16.0)  # One word: the first token of a sequence is not scored.
+    assert metrics["bits_per_byte"] == pytest.approx(4 / 5)
+    rescored = scoring.rescore(scores, [logits.numpy()])
+    assert scoring.metrics(rescored) == pytest.approx(metrics)
+
+
+@pytest.mark.parametrize("train_tokenizer", [train_bytes, train_word_pieces])
+def test_words_and_bytes_are_those_of_the_text_whatever_the_tokenizer_does_to_it(
+    train_tokenizer: Callable[..., PreTrainedTokenizerBase], tmp_path: Path
+) -> None:
+    text = "Zwölf Boxkämpfer, 日本 und ein ☂!\nnext  line here\n\nAn other paragraph"
+    paragraphs = ["Zwölf Boxkämpfer, 日本 und ein ☂! next line here", "An other paragraph"]
+    tokenizer = train_tokenizer(["the cat sat on the mat and saw a dog"] * 2, 330)
+    settings = SequenceSettings(mask=None, packing="doc_sentences", max_length=256)
+    packer = make_packer(settings, tokenizer, 0, measures=True)
+    [sequence] = packer.pack_documents([Document("a", 0, text)])
+    assert sequence.sizes is not None
+    assert len(sequence.sizes) == len(sequence.ids)
+    expected = "\n".join(paragraphs)
+    assert sequence.sizes.sum(axis=0).tolist() == [len(expected.encode()), len(expected.split())]
+    assert bool((sequence.sizes >= 0).all())
+
+
+def test_text_of_another_document_has_no_line_break_before_it() -> None:
+    sizes = measure_tokens("ab cd", [(0, 1), (1, 2), (3, 5)], joined=False)
+    assert sizes.tolist() == [[1, 1], [1, 0], [3, 1]]
+    assert measure_tokens("ab cd", [(0, 1), (1, 2), (3, 5)], joined=True)[0].tolist() == [2, 1]
+    assert measure_tokens(" ab", [(0, 3)], joined=True).tolist() == [[3, 1]]
+    # Two tokens of one character, whose bytes are counted once, and a character that no token has.
+    assert measure_tokens("é x", [(0, 1), (0, 1)], joined=False).tolist() == [[2, 1], [2, 1]]
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty documents of one line each."""
@@ -114,8 +166,13 @@ def test_documents_are_separated_by_the_end_of_a_text_across_which_tokens_are_pr
     data = task.read(tmp_path)
     tokenizer = train_bytes(data.texts(), 300, 16)
     assert tokenizer.all_special_tokens == ["<|endoftext|>"]
-    train = task.encode(data, tokenizer, tmp_path)["train"]
+    splits = task.encode(data, tokenizer, tmp_path)
+    train, dev = splits["train"], splits["dev"]
+    of_dev = dev[[0]]
+    written = tokenizer.decode(of_dev["input_ids"][0]).replace("<|endoftext|>", "")
+    assert int(of_dev["text_bytes"].sum()) == len(written.encode())
     batch = train[range(len(train))]
+    assert "text_bytes" not in batch  # Of dev alone.
     assert "labels" not in batch
     ids, end = batch["input_ids"], tokenizer.eos_token_id
     assert ids.shape == (len(train), 8)

@@ -268,6 +268,16 @@ def test_the_obstacle_to_caching_is_named(options: Any, needs: Any, fixed: bool,
     assert OutputCache(**options).obstacle(needs, fixed_inputs=fixed, hidden_gb=1.5) == expected
 
 
+def test_outputs_of_every_token_are_cached_if_an_option_says_so():
+    options = {"fixed_inputs": True, "by_default": False, "hidden_gb": 0.0}
+    reason = OutputCache().obstacle({}, **options)
+    assert reason is not None
+    assert "are 404 bytes a token, and leave out much of the probability: teacher.cache.enabled=true" in reason
+    for asked in (OutputCache(enabled=True), OutputCache(hidden=True)):
+        assert asked.obstacle({}, **options) is None
+    assert OutputCache(enabled=False, hidden=True).obstacle({}, **options) == "teacher.cache.enabled=false"
+
+
 def test_an_obstacle_raises_if_caching_is_required():
     with pytest.raises(
         UserError,
