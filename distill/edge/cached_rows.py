@@ -28,10 +28,10 @@ class CachedModel:
             `present.{i}...`.
         encoder: has the inputs `input_ids` and `attention_mask`, and the output `last_hidden_state`; None for a model
             without one.
-        start: the first token of a decoder that has an encoder.
+        start: the first token of a decoder that has an encoder; without one it has no meaning.
     """
 
-    def __init__(self, decoder: Session, encoder: Session | None = None, start: int | None = None) -> None:
+    def __init__(self, decoder: Session, encoder: Session | None = None, start: int = 0) -> None:
         self.decoder, self.encoder, self.start = decoder, encoder, start
         shapes = {value.name: value.shape for value in decoder.get_inputs()}
         self.inputs = frozenset(shapes)
@@ -76,7 +76,8 @@ class CachedRows:
     @property
     def lengths(self) -> Array:
         """The tokens `[B]` that each row has in the caches."""
-        return self.mask.sum(axis=1)
+        lengths: Array = self.mask.sum(axis=1)
+        return lengths
 
     def append(self, prompts: Sequence[Sequence[int]]) -> Array:
         """Adds a row for each prompt behind the others, and returns the logits `[prompts, V]` of their next tokens.

@@ -90,5 +90,4 @@ def _read_stops(stop: object) -> tuple[str, ...]:
 
 
 def _is_positive(value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0  # type: ignore[arg-type]  # It is a number.
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

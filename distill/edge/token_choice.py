@@ -40,7 +40,11 @@ class TokenChoice(Protocol):
     """Chooses the tokens of one text, which takes one row or more of a batch."""
 
     tokens: list[int]  # The tokens of the text so far; of a beam search, once it has ended.
-    score: float | None  # Of a beam search that has ended.
+
+    @property
+    def score(self) -> float | None:
+        """The score of a beam search that has ended."""
+        ...
 
     def advance(self, logits: Floats) -> Following | None:
         """Returns how the rows go on after logits `[rows, V]` of them; None if the text has ended."""
@@ -55,7 +59,7 @@ class OneToken:
         number: of the text among those of one seed, which are sampled independently.
     """
 
-    score = None
+    score: None = None
 
     def __init__(self, prompt: Sequence[int], options: GenerationOptions, endings: Endings, number: int = 0) -> None:
         self.tokens: list[int] = []
@@ -64,15 +68,16 @@ class OneToken:
 
     def advance(self, logits: Floats) -> Following | None:
         scores = adjust(logits, [self.prompt + self.tokens], len(self.tokens), self.options, self.endings)[0]
-        token = int(scores.argmax()) if self.options.temperature is None else self._sample(scores)
+        temperature = self.options.temperature
+        token = int(scores.argmax()) if temperature is None else self._sample(scores, temperature)
         self.tokens.append(token)
         if token in self.endings.eos or len(self.tokens) == self.endings.most:
             return None
         return [0], [token]
 
-    def _sample(self, logits: Floats) -> int:
+    def _sample(self, logits: Floats, temperature: float) -> int:
         """Returns a token from logits `[V]`."""
-        scaled = logits.astype(np.float64) / self.options.temperature
+        scaled = logits.astype(np.float64) / temperature
         weights = np.exp(scaled - scaled.max())
         tokens = find_likely(weights, top_k=self.options.top_k, top_p=self.options.top_p)
         sums = weights[tokens].cumsum()
@@ -130,7 +135,7 @@ class Beams:
             return False
         is_longest = self.endings.early_stopping == "never" and self.endings.length_penalty > 0
         length = self.endings.most if is_longest else self.length
-        return best / length**self.endings.length_penalty > self.whole[-1][0]
+        return best / float(length) ** self.endings.length_penalty > self.whole[-1][0]
 
 
 def find_likely(weights: Floats, *, top_k: int | None, top_p: float | None) -> NDArray[np.integer]:

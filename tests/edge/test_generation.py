@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 
 from distill.edge.cached_rows import CachedModel, CachedRows
-from distill.edge.generation import GenerationSettings, Generator, Writing
+from distill.edge.generation import Generator, Writing
 from distill.edge.generation_options import GenerationOptions
+from distill.edge.generation_settings import GenerationSettings
 from distill.errors import UserError
 
 SIZE = 29  # Tokens of the vocabulary: letters, a space, a stop, and the end.
