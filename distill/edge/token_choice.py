@@ -135,7 +135,8 @@ class Beams:
             return False
         is_longest = self.endings.early_stopping == "never" and self.endings.length_penalty > 0
         length = self.endings.most if is_longest else self.length
-        return best / float(length) ** self.endings.length_penalty > self.whole[-1][0]
+        score: float = best / length**self.endings.length_penalty
+        return score > self.whole[-1][0]
 
 
 def find_likely(weights: Floats, *, top_k: int | None, top_p: float | None) -> NDArray[np.integer]:
