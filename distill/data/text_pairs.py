@@ -133,9 +133,8 @@ def pair_split(sources: list[str], references: list[list[str]]) -> Split:
     return Split(columns, ("source",), _create_record, whole="text")
 
 
-def _create_record(row: Mapping[str, Any]) -> str:
-    source: str = row["source"]
-    return source
+def _create_record(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"source": row["source"], "target": row["target"]}
 
 
 def _spread_references(split: Split) -> Split:

@@ -16,7 +16,7 @@ from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Re
 from distill.edge.mask_decoder import Masks
 from distill.edge.splitting import Splitter
 from distill.edge.strings import check_text, escape, shorten
-from distill.edge.text_decoder import Continuation
+from distill.edge.texts import Continuations, Targets
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
@@ -42,6 +42,7 @@ class _WholeText:
     encodes = False
     at_positions = False
     generates = False
+    targets = False
     ranks = False
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
@@ -164,6 +165,7 @@ class Tags:
     encodes = False
     at_positions = False
     generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -236,6 +238,7 @@ class Spans:
     encodes = False
     at_positions = False
     generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -312,6 +315,7 @@ class Choices:
     encodes = False
     at_positions = False
     generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -422,6 +426,7 @@ class Vectors:
     encodes = True
     at_positions = False
     generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -461,7 +466,7 @@ class Vectors:
 
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
-    "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuation,
+    "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuations, "seq2seq": Targets,
 }  # fmt: skip
 
 

@@ -86,6 +86,8 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     """
     if not path.name.lower().endswith(SUFFIXES):
         raise UserError(f"got {path}, expected a file that ends in {', '.join(SUFFIXES)}")
+    if bundle.generates:
+        raise UserError(f"{bundle.directory} writes text, which has no labels: run.json has its loss")
     _check_columns(bundle, columns)
     numbered = list(read_rows(path))
     reader = READERS[bundle.manifest["decoder"]](bundle, columns, [row for _, row in numbered])
@@ -458,25 +460,9 @@ class MaskRows(_OneByOne):
         return {"accuracy": right / sum(map(len, labels))}
 
 
-class TextRows(_OneByOne):
-    """Rows with a text, each token of which is the label of those before it."""
-
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.text = (columns.texts or ["text"])[0]
-
-    def read(self, row: Row) -> tuple[Record, None]:
-        return _value(row, self.text), None  # type: ignore[return-value]  # The decoder checks it.
-
-    def score(self, predictions: Sequence[Prediction], labels: Sequence[None]) -> Metrics:
-        """Returns the mean cross-entropy of all tokens but the first of each text, and its exponential."""
-        tokens = sum(prediction["tokens"] for prediction in predictions)
-        loss = sum(prediction["loss"] * prediction["tokens"] for prediction in predictions) / tokens
-        return {"perplexity": float(np.exp(loss)), "loss": loss}
-
-
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
-    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows, "continuation": TextRows,
+    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows,
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ class Masks:
     encodes = False
     at_positions = True
     generates = False
+    targets = False
     ranks = False
 
     @staticmethod

@@ -63,6 +63,14 @@ class WholeTexts:
         return self.decoder.get_outputs()
 
 
+def pad_right(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Returns rows of tokens as `[B, T]`, padded with 0, which no token before it reads."""
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return padded
+
+
 def open_model(path: Path, threads: int | None = None, *, encoder: Path | None = None) -> Session:
     """Returns a session that reads whole texts: that of a model without caches itself, else `WholeTexts`.
 

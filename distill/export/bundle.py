@@ -99,8 +99,8 @@ def write_bundle(
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
-    about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
-    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
+    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | {"teacher": teacher}
+    manifest["decoding"] |= scores["dev"].decoding
     _update(manifest, directory, {"fp32": fp32.name})
     scorer = Scorer(edge.Bundle(directory, model="fp32", threads=torch.get_num_threads()), splits, scores)
     fp32_scores = scorer.score_splits(fp32)
@@ -140,7 +140,7 @@ def wrap_file(
     for path in list_with_encoder(file):
         (directory / path.name).symlink_to(path.absolute())
     _save_tokenizer(tokenizer, directory / "tokenizer.json")
-    manifest = _create_manifest(model=model, tokenizer=tokenizer, task=task, splits=splits) | {"decoding": {}}
+    manifest = _create_manifest(model=model, tokenizer=tokenizer, task=task, splits=splits)
     _update(manifest, directory, {FLOAT32: file.name})
 
 
@@ -534,6 +534,7 @@ def _create_manifest(
         "positive": about.get("positive"),
         **splits.scoring.describe_functions(),
         "max_length": task.info.max_length,
+        "decoding": _describe_targets(model, tokenizer, about) if "max_target" in about else {},
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
         **({"generation": describe_generation(model)} if task.info.generates else {}),
@@ -554,6 +555,14 @@ def _create_manifest(
         "batch_sizes": {},
         "files": {},
     }
+
+
+def _describe_targets(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what a decoder needs to tokenize a target: the tokens around it, and the tokens that it is cut to."""
+    start = int(model.config.decoder_start_token_id)
+    return {"start": start, "end": tokenizer.eos_token_id, "max_target": about["max_target"]}
 
 
 def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:

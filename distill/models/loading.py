@@ -14,13 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
-<<<<<<< HEAD
 from distill.models.causality import check_causal, check_reads_both_sides
-from distill.models.forward import model_class
-=======
-from distill.models.causality import check_causal
 from distill.models.forward import SEQ2SEQ, model_class
->>>>>>> g_seq2seq
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files

@@ -7,8 +7,7 @@
 [['1 2', 'one two']]
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -42,11 +41,13 @@ class TargetScores(TokenScores):
 
     Args:
         settings: None, because targets are not packed.
+        max_target: tokens of a target.
     """
 
     names = ("loss", "perplexity", "accuracy")
 
     settings: Any = None
+    max_target: int | None = None
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
@@ -58,6 +59,7 @@ class TargetScores(TokenScores):
             "pipeline_tag": "text2text-generation",
             "prediction": "Writes a text for a text.",
             "example": '"a sentence"',
+            "max_target": self.max_target,
         }
 
     def summary(self, splits: LabelledData) -> str:
@@ -127,7 +129,7 @@ class Seq2Seq(ShownTask):
             UserError: for a file or column that is missing, and a row without a source or a target.
         """
         data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
-        return replace(data, scoring=TargetScores(), terms={"hard": HardLabels()})
+        return replace(data, scoring=TargetScores(max_target=self.max_target), terms={"hard": HardLabels()})
 
     def encode(
         self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
