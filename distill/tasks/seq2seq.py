@@ -7,8 +7,7 @@
 [['1 2', 'one two']]
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -61,10 +60,9 @@ class TargetScores(TokenScores):
         }
 
     def summary(self, splits: LabelledData) -> str:
-        several = sum(len(references) > 1 for references in splits.splits["dev"]["references"])
-        return (
-            f"a text for a text; {several:,} of {len(splits.splits['dev']):,} examples of dev have several references"
-        )
+        references = splits.splits["dev"]["references"]
+        several = sum(len(of_row) > 1 for of_row in references)
+        return f"a text for a text; {several:,} of {len(references):,} examples of dev have several references"
 
 
 class Seq2Seq(ShownTask):
