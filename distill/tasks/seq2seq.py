@@ -43,9 +43,18 @@ class TargetScores(TokenScores):
         settings: None, because targets are not packed.
     """
 
-    names = ("loss", "perplexity", "accuracy")
+    names = ("loss", "perplexity", "token_accuracy")
 
     settings: Any = None
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """Mean cross-entropy of a token, its exponential, and the share of tokens that are the likeliest one.
+
+        Further ones compare with a teacher, as in `TokenScores`.
+        """
+        values = super().metrics(scores)
+        own = {"loss": values["loss"], "perplexity": values["perplexity"], "token_accuracy": values["accuracy"]}
+        return own | {name: value for name, value in values.items() if name.startswith("agreement")}
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
@@ -133,10 +142,8 @@ class Seq2Seq(ShownTask):
         """Tokenizes sources and targets, these with the token for the end of a text as their last one.
 
         Raises:
-            UserError: for a tokenizer without such a token, and for longer targets than `max_target` where they are an
-                error.
+            UserError: for longer targets than `max_target` where they are an error.
         """
-        check_end(tokenizer)
 
         def encode(name: str, split: Split) -> "TokenizedExamples":
             return self._encode(split, tokenizer, cache_dir, name=name)
@@ -178,16 +185,6 @@ class Seq2Seq(ShownTask):
 
         inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
         return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
-
-
-def check_end(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises UserError for a tokenizer without a token for the end of a text, or one for padding."""
-    for name in ("eos", "pad"):
-        if getattr(tokenizer, f"{name}_token_id") is None:
-            raise UserError(
-                f"the tokenizer has no {name}_token, which {'ends each target' if name == 'eos' else 'fills batches'}: "
-                f"name one of its tokens (tokenizer.{name}_token = ...) and save it again beside the model"
-            )
 
 
 def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
