@@ -7,15 +7,18 @@
 [['1 2', 'one two']]
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
 from distill.console import print_notice
 from distill.contracts import DECODER_INPUTS, IGNORED, Batch, Examples, Items, Outputs, Scores, TaskInfo
+from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import check_memory
 from distill.data.tables import LabelledData, Split, text_split
 from distill.data.text_pairs import ADVICE, MissingTarget, TextPairs
@@ -33,6 +36,22 @@ if TYPE_CHECKING:
     from distill.data.token_cache import Tokens
 
 LongTargets = Literal["cut", "error"]
+
+
+class PairOptions(TypedDict, total=False):
+    """The options that determine the rows, as in `rows.TableOptions`."""
+
+    data: Table | TableSplits | str | Path | None
+    train: Table | None
+    dev: Table | None
+    test: Table | None
+    data_dir: str | Path | None
+    dev_fraction: rows.Share
+    splits: Mapping[str, Sequence[str]] | None
+    hub_id: str | None
+    train_examples: rows.Amount | None
+    dev_examples: rows.Amount | None
+    transfer: rows.TransferSets | None
 
 
 @dataclass(frozen=True)
@@ -90,7 +109,7 @@ class Seq2Seq(ShownTask):
         long_targets: whether longer targets are `cut`, or an `error`.
         missing: whether rows without a source or a target are an `error`, or left out (`drop`).
         name: names the task in records and directories.
-        options: those of `rows.TableOptions`.
+        options: those of `PairOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -113,7 +132,7 @@ class Seq2Seq(ShownTask):
         long_targets: LongTargets = "cut",
         missing: MissingTarget = "error",
         name: str = "seq2seq",
-        **options: Unpack[rows.TableOptions],
+        **options: Unpack[PairOptions],
     ) -> None:
         source, target = str(source), str(target)
         self.source = rows.table_source(name=name, text=(source,), label=(target,), **options)

@@ -284,10 +284,7 @@ def _check_training(start: Start, task: Task) -> Start:
     trained_for = getattr(start.model.config, TRAINED_FOR, None)
     if trained_for == task.info.kind:
         return start
-    reason = (
-        "because its configuration does not say that it was trained for such a task (teacher.finetune=false: as is)"
-    )
-    return replace(start, fits=False, reason=reason)
+    return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
 
 
 def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
