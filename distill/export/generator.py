@@ -43,12 +43,13 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
     exported.set_attn_implementation("eager")
     if exported.config.is_encoder_decoder:
         _save(_Encoder(exported), _encoder_example(exported), ["last_hidden_state"], encoder_file(path))
-        layers, kinds = _probe_source(exported), (".decoder", ".encoder")
+        layers = _probe_source(exported)
+        kinds: Sequence[str] = (".decoder", ".encoder")
         module: nn.Module = _Decoder(exported, layers)
         example = _decoder_example(exported)
         lengths: Sequence[tuple[int, str]] = ((CACHED, "past"), (CACHED_SOURCE, "past_source"))
     else:
-        layers, kinds = _probe(exported), ("",)
+        layers, kinds = _probe(exported), [""]
         example = _causal_example(exported)
         module = _Causal(exported, list(example), layers)
         lengths = ((CACHED, "past"),)

@@ -143,7 +143,9 @@ def test_student_of_a_causal_model_is_exported_and_gated_by_its_loss(causal: Pat
     record = read_record(causal)
     formats, metrics = record["export"], record["student"]["metrics"]
     assert formats["fp32"]["gate"] == "passed"
-    assert formats["fp32"]["metrics"] == pytest.approx(metrics, rel=1e-4)
+    found = formats["fp32"]["metrics"]
+    assert found.keys() >= {"perplexity", "loss", "word_perplexity", "bits_per_byte"}
+    assert found == pytest.approx({name: metrics[name] for name in found}, rel=1e-4)
     assert formats["int8"]["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=0.05)
     manifest = json.loads((causal / "bundle" / "bundle.json").read_text())
     assert manifest["decoder"] == "continuation"
