@@ -763,10 +763,11 @@ class Bundle(Shown):
             settings = GenerationSettings.read(self.manifest.get("generation"))
             if not isinstance(self.session, WholeTexts):
                 raise UserError(f"{self.manifest['models'][self.model]} has no caches of keys and values")
-            if encoder is not None:
-                if settings.start is None:
-                    raise UserError("generation has start null, expected the token that the decoder begins with")
-                self._check_weights(encoder)
+            if encoder is None:
+                return CachedModel(self.session.decoder), settings
+            if settings.start is None:
+                raise UserError("generation has start null, expected the token that the decoder begins with")
+            self._check_weights(encoder)
             return CachedModel(self.session.decoder, self.session.encoder, settings.start), settings
         except UserError as error:
             raise UserError(f"{self.directory} is damaged: {error}") from error

@@ -95,7 +95,9 @@ class Targets(Continuations):
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         super().__init__(labels, pair, decoding, tokenizer)
-        self.start, self.end, self.max_target = (decoding.get(name) for name in ("start", "end", "max_target"))
+        self.start: int | None = decoding.get("start")
+        self.end: int | None = decoding.get("end")
+        self.max_target: int | None = decoding.get("max_target")
 
     def read(self, record: Record) -> Example:
         if not isinstance(record, Mapping):
@@ -110,16 +112,16 @@ class Targets(Continuations):
             return [row]
         if self.start is None or self.end is None or self.max_target is None:
             raise ValueError("a target cannot be scored, because decoding lacks start, end or max_target")
-        [source], ids = row, self._tokenize(example.target, side)
+        [source], ids = row, self._tokenize(example.target, self.max_target, self.end, side)
         # The decoder reads each token to predict the next one.
         target = [self.start, *ids[:-1]]
         return [[SourceTokens(source.ids, source.type_ids, source.attention_mask, target)]]
 
-    def _tokenize(self, target: str, side: str) -> list[int]:
-        ends = self.tokenizer.encode("a").ids[-1:] == [self.end]
-        truncation = Truncation(self.tokenizer, max_length=self.max_target - (not ends), side=side, offsets=False)
+    def _tokenize(self, target: str, most: int, end: int, side: str) -> list[int]:
+        ends = self.tokenizer.encode("a").ids[-1:] == [end]
+        truncation = Truncation(self.tokenizer, max_length=most - (not ends), side=side, offsets=False)
         [(encoding, _)] = truncation.encode([target])
-        return [*encoding.ids, *([] if ends else [self.end])]
+        return [*encoding.ids, *([] if ends else [end])]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         return row, logits[0]
