@@ -8,6 +8,10 @@ The texts are arguments or lines of standard input, and every one of them gives 
 
 With `--jsonl` each is a record in JSON, such as `{"question": "...", "choices": ["...", "..."]}`.
 
+With `generate` before the texts, a bundle that writes text writes what follows each of them:
+
+    python -m distill.edge path/to/bundle generate "Once upon a time" --max-new-tokens 40 --temperature 0.8 --stream
+
 With `--evaluate` it scores the bundle on labelled rows, and predicts nothing:
 
     python -m distill.edge path/to/bundle --evaluate dev.tsv
@@ -20,19 +24,26 @@ Input and output are UTF-8 whatever the locale is.
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
 from distill.edge import web
 from distill.edge.bundle import Bundle, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluate import Columns, evaluate
+from distill.edge.generation_options import SIDES, GenerationOptions
 from distill.edge.stream import Row, read_chunks
 from distill.edge.strings import escape, shorten
 from distill.errors import DistillError, UserError, first_line, forget_interrupt
+
+GENERATE = "generate"  # Before the prompts.
+# The options that `generate` alone has.
+GENERATION = ("max_new_tokens", "temperature", "top_p", "seed", "beams", "stop", "repetition_penalty", "truncate")
 
 
 def _parse_json(line: str) -> Record:
@@ -112,6 +123,55 @@ def _format(
     return lines
 
 
+def _generate(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Writes the text that follows each prompt: a line each, or with `--stream` the pieces as they come."""
+    given = {name: getattr(options, name) for name in (*GENERATION, "top_k") if getattr(options, name) is not None}
+    GenerationOptions(**given)  # Is checked before any text is read.
+    bundle.generator()
+    texts = options.text[1:]
+    truncated = 0
+    for rows in read_chunks(texts, _parse_json if options.jsonl else str):
+        # A blank argument is an empty prompt, and a blank line gives a blank line.
+        prompts = [text if record is None else record for text, record in rows if texts or record is not None]
+        if options.stream:
+            for prompt in prompts:
+                _stream(bundle.generate(cast(str, prompt), **given))
+            continue
+        written = bundle.generate_all(cast(list[str], prompts), batch_size=options.batch_size, **given)
+        truncated += sum(prediction.get("truncated", False) for prediction in written)
+        remaining = iter(written)
+        for text, record in rows:
+            is_blank = record is None and not texts
+            prediction = dict.fromkeys(("text", "tokens", "finish")) if is_blank else next(remaining)
+            if options.jsonl:
+                _write([json.dumps(prediction, ensure_ascii=False)])
+            elif options.json:
+                _write([json.dumps({"prompt": text, **prediction}, ensure_ascii=False)])
+            else:
+                _write(["" if is_blank else f"{escape(prediction['text'])}\t{escape(text, tab=False)}"])
+    if truncated:
+        _write_notice(f"prompts of more tokens than the model has positions were cut: {truncated:,}")
+
+
+def _stream(pieces: Iterable[str]) -> None:
+    """Writes pieces of a text as they are and as they come, and a line break after them."""
+    if sys.stdout is None:
+        return
+    for piece in itertools.chain(pieces, ["\n"]):
+        sys.stdout.buffer.write(piece.encode("utf-8"))
+        sys.stdout.buffer.flush()
+
+
+def _refuse_generation(options: argparse.Namespace) -> None:
+    """Raises UserError for options of `generate` without it."""
+    for name in (*GENERATION, "stream"):
+        if getattr(options, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                f"got {option}, which is for texts that a bundle writes: BUNDLE {GENERATE} TEXT {option} ..."
+            )
+
+
 def _evaluate(bundle: Bundle, options: argparse.Namespace) -> None:
     """Writes the metrics of a bundle on labelled rows."""
     if options.text:
@@ -164,7 +224,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--max-length", type=int, metavar="N",
         help="tokens that texts are cut to, fewer than the bundle reads: a long text then takes less time and memory",
     )  # fmt: skip
-    parser.add_argument("--top-k", type=int, metavar="K", help="pieces for each mask, of a bundle that fills masks")
+    parser.add_argument(
+        "--top-k", type=int, metavar="K",
+        help="pieces for each mask, of a bundle that fills masks; with generate: sample from the K best tokens",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
     parser.add_argument(
         "--jsonl", action="store_true",
@@ -189,19 +252,39 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--label-column", action="append", metavar="NAME",
         help="with --evaluate: of the label; again for each further label that has a column of 0 and 1",
     )  # fmt: skip
+    _add_generation(parser)
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
     parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
     parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
     return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
 
 
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `generate`."""
+    add = parser.add_argument_group(
+        GENERATE, "options after BUNDLE generate, for a bundle that writes text"
+    ).add_argument
+    add("--max-new-tokens", type=int, metavar="N", help="tokens to write at most; by default as many as the bundle has")
+    add("--temperature", type=float, metavar="T", help="sample; by default the most probable token is taken each time")
+    add("--top-p", type=float, metavar="P", help="sample from the fewest tokens that have P of the probability")
+    add("--seed", type=int, metavar="N", help="repeat the sampled tokens")
+    add("--beams", type=int, metavar="N", help="sequences of a beam search")
+    add("--stop", action="append", metavar="TEXT", help="end before this text; again for each further one")
+    add("--repetition-penalty", type=float, metavar="X", help="more than 1 makes tokens that were there less probable")
+    add("--truncate", choices=SIDES, help="end at which to cut a prompt of more tokens than the model has positions")
+    add("--stream", action="store_true", help="write pieces as they come, with line breaks as they are")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
     try:
+        generates = options.text[:1] == [GENERATE]
+        if not generates:
+            _refuse_generation(options)
         bundle = Bundle(
-            options.bundle, model=options.model, threads=options.threads, top_k=options.top_k,
-            max_length=options.max_length,
+            options.bundle, model=options.model, threads=options.threads, max_length=options.max_length,
+            top_k=None if generates else options.top_k,
         )  # fmt: skip
         if bundle.caution is not None:
             _write_notice(f"{bundle.model} did not pass the gate of its export, {bundle.caution}")
@@ -210,6 +293,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.evaluate is not None:
             _evaluate(bundle, options)
+            return 0
+        if generates:
+            _generate(bundle, options)
             return 0
         _predict(bundle, options)
     except BrokenPipeError:  # The reader has seen enough, as `head` does.

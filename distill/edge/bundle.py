@@ -14,17 +14,30 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import cores, decode
+from distill.edge.cached_rows import CachedModel
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
+from distill.edge.generation import Generator, Writing
+from distill.edge.generation_options import GenerationOptions
+from distill.edge.generation_settings import GenerationSettings
 from distill.edge.index import RESCORED, Index, Precision, check_dimensions, check_precision, take_dimensions
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.masks import MaskedTokens
-from distill.edge.model_files import count_bytes, data_file, list_model_files, needs_openvino, session, shared_file
+from distill.edge.model_files import (
+    count_bytes,
+    data_file,
+    encoder_file,
+    list_model_files,
+    needs_openvino,
+    shared_file,
+)
 from distill.edge.onnx_weights import find_weight_files
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
+from distill.edge.texts import describe
 from distill.edge.truncation import Truncation, chunk_texts
+from distill.edge.whole_texts import TARGET, WholeTexts, open_model, pad_right
 from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
@@ -32,6 +45,7 @@ MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
 # Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
+MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
 MOST_PAIRS = 2**24
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 OneRecord = str | Mapping[str, Any] | MaskedTokens
@@ -114,15 +128,17 @@ class Bundle(Shown):
         if self.threshold is not None and "probability" not in decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
         path = self.directory / models[self.model]
-        self._check_files(path)
+        encoder = encoder_file(path) if decoder.targets else None
+        self._check_files(path, encoder)
         self.tokenizer = self._load_tokenizer()
         if max_length is not None:
             self._shorten(max_length)
         self.decoder = self._create_decoder(decoder, top_k)
         self._check_weights(path)
         self.threads = cores.count_cores() if threads is None else int(threads)
-        self.session = session(path, self.threads)
+        self.session = open_model(path, self.threads)
         self._check_model(path)
+        self._writer = self._load_writer(encoder) if decoder.generates else None
 
     def __repr__(self) -> str:
         return describe_call("Bundle", str(self.directory), model=self.model)
@@ -145,7 +161,8 @@ class Bundle(Shown):
     @property
     def input_names(self) -> list[str]:
         """The names of the model's inputs."""
-        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
+        targets = [TARGET] if self.decoder.targets else []
+        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else []), *targets]
 
     def item_logits(
         self,
@@ -276,6 +293,9 @@ class Bundle(Shown):
     def _predict(
         self, records: Sequence[Record], *, batch_size: int | None, truncate: bool, most_rows: int | None
     ) -> list[Prediction]:
+        if self.generates:
+            side = self.truncation_side if truncate else None
+            return self.generate_all(cast(list[str], records), batch_size=batch_size, truncate=side)
         examples = [self.decoder.read(record) for record in records]
         encoded = self._encode(examples)
         if not truncate:
@@ -297,6 +317,72 @@ class Bundle(Shown):
             if one.is_truncated:
                 length = self.manifest["max_length"]
                 raise LongTextError(number, f"it has more tokens than the {length} that the bundle reads: cut it")
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes text, so that `generate` can be called."""
+        return self._writer is not None
+
+    def generate(self, prompt: str, **options: Any) -> Iterator[str]:
+        """Returns an iterator over the pieces of the text that the model writes after a prompt, as they come.
+
+        A piece has whole characters, and nothing of a stop string. A beam search has one piece, which comes at its end.
+
+        Args:
+            prompt: a text to continue, or the source of a model with an encoder.
+            options: the fields of `GenerationOptions`, such as `max_new_tokens=100, temperature=0.8, seed=1`.
+
+        Raises:
+            UserError: for a bundle that writes no text, an option out of range, and a prompt that is empty or too long.
+        """
+        generator = self.generator()
+        [writing] = generator.start([prompt], GenerationOptions(**options))
+        return _read_pieces(generator, writing)
+
+    def generate_all(
+        self, prompts: Iterable[str], *, batch_size: int | None = None, **options: Any
+    ) -> list[Prediction]:
+        """Returns the text that the model writes after each prompt.
+
+        Each is a mapping with `text`, `tokens` (the ids, with the end token), `finish` (`stop` at a stop string, `eos`
+        at an end token, `length` at the last token that it may have), the `score` of a beam search, and `truncated`,
+        which is true, if its prompt was cut. Of one seed, each text is sampled independently, whatever the batches are.
+
+        Args:
+            prompts: texts to continue, or the sources of a model with an encoder.
+            batch_size: texts that are written together; None for that of the bundle.
+            options: as in `generate`.
+
+        Raises:
+            UserError: as `generate` does.
+        """
+        batch_size = self.batch_size if batch_size is None else batch_size
+        check_count("batch_size", batch_size)
+        generator, chosen = self.generator(), GenerationOptions(**options)
+        read = [generator.prompts.read(prompt, chosen) for prompt in _to_list(prompts, "prompts=")]
+        predictions: list[Prediction] = [{} for _ in read]
+        # Prompts of similar length share a batch.
+        order = sorted(range(len(read)), key=lambda number: len(read[number].tokens))
+        for begin in range(0, len(order), batch_size):
+            numbers = order[begin : begin + batch_size]
+            writings = generator.start([read[number] for number in numbers], chosen, numbers=numbers)
+            while generator.running:
+                generator.step()
+            for number, writing in zip(numbers, writings, strict=True):
+                predictions[number] = describe(writing)
+        return predictions
+
+    def generator(self) -> Generator:
+        """Returns a generator of its own, which writes several texts step by step.
+
+        Raises:
+            UserError: for a bundle that writes no text.
+        """
+        if self._writer is None:
+            kind = self.manifest.get("kind")
+            raise UserError(f"{self.directory} is of a {kind} and writes no text: call predict instead")
+        model, settings = self._writer
+        return Generator(model, self.tokenizer, settings)
 
     def encode(
         self, texts: Iterable[str], *, dimensions: int | None = None, batch_size: int | None = None
@@ -369,6 +455,7 @@ class Bundle(Shown):
         batch_size = self.batch_size if batch_size is None else batch_size
         check_count("batch_size", batch_size)
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
+        batch_size = self._limit_logits(rows, batch_size)
         owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
         done = 0
@@ -386,6 +473,13 @@ class Bundle(Shown):
                 report(done / len(rows))
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
+
+    def _limit_logits(self, rows: Sequence[Row], batch_size: int) -> int:
+        """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
+        if not self.decoder.generates or not rows:
+            return batch_size
+        longest = max(len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row)
+        return max(1, min(batch_size, MOST_LOGITS // (longest * self._width())))
 
     def index(
         self,
@@ -532,8 +626,8 @@ class Bundle(Shown):
     def _select_items(self, example: Example, row: Row, logits: NDArray[np.floating]) -> Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
-            tokens = max(len(sequence.ids) for sequence in row)
-            is_left = self.manifest["padding_side"] == "left"
+            tokens = max(len(sequence.target if self.decoder.targets else sequence.ids) for sequence in row)
+            is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
             logits = logits[:, logits.shape[1] - tokens :] if is_left else logits[:, :tokens]
         return self.decoder.select(example, row, logits)
 
@@ -556,6 +650,8 @@ class Bundle(Shown):
             inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
         if self.decoder.at_positions:
             inputs[POSITIONS] = self._locate(sequences, length)
+        if self.decoder.targets:
+            inputs[TARGET] = pad_right([sequence.target for sequence in sequences])
         return inputs
 
     def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
@@ -583,12 +679,15 @@ class Bundle(Shown):
             f"one is {device}, on which int8 sums of it overflow: {instead}"
         )
 
-    def _check_files(self, model: Path) -> None:
+    def _check_files(self, model: Path, encoder: Path | None) -> None:
         """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
         checksums = self.manifest["files"]
-        data = {data_file(model).name, f"{ABOVE}{shared_file(model).name}"}
-        for name in (model.name, *sorted(checksums.keys() & data), "tokenizer.json"):
+        files = [model] if encoder is None else [model, encoder]
+        data = {name for file in files for name in (data_file(file).name, f"{ABOVE}{shared_file(file).name}")}
+        for name in (*(file.name for file in files), *sorted(checksums.keys() & data), "tokenizer.json"):
             path = self.directory / name
+            if name not in checksums:
+                raise UserError(f"{self.directory} is damaged: files has no SHA-256 of {name}")
             if not path.is_file():
                 raise UserError(f"{self.directory} is incomplete: {name} is missing")
             try:
@@ -658,6 +757,21 @@ class Bundle(Shown):
         except UserError as error:
             raise UserError(f"{self.directory} is damaged: {error}") from error
 
+    def _load_writer(self, encoder: Path | None) -> tuple[CachedModel, GenerationSettings]:
+        """Returns the model that writes text, and how its texts begin and end."""
+        try:
+            settings = GenerationSettings.read(self.manifest.get("generation"))
+            if not isinstance(self.session, WholeTexts):
+                raise UserError(f"{self.manifest['models'][self.model]} has no caches of keys and values")
+            if encoder is None:
+                return CachedModel(self.session.decoder), settings
+            if settings.start is None:
+                raise UserError("generation has start null, expected the token that the decoder begins with")
+            self._check_weights(encoder)
+            return CachedModel(self.session.decoder, self.session.encoder, settings.start), settings
+        except UserError as error:
+            raise UserError(f"{self.directory} is damaged: {error}") from error
+
     def _check_model(self, path: Path) -> None:
         """Raises UserError if inputs or outputs of the model are not those of bundle.json."""
         names, expected = [value.name for value in self.session.get_inputs()], self.input_names
@@ -671,7 +785,8 @@ class Bundle(Shown):
                 )
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         shape, axes = shapes.get("logits", []), self.decoder.axes
-        has_labels = not self.decoder.encodes and not self.decoder.at_positions
+        at_tokens = self.decoder.at_positions or self.decoder.generates
+        has_labels = not self.decoder.encodes and not at_tokens
         is_known = shape and isinstance(shape[-1], int) and has_labels
         classes = shape[-1] if is_known else len(self.labels)
         if len(shape) != axes or classes != len(self.labels):
@@ -679,8 +794,18 @@ class Bundle(Shown):
                 f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
             )
         tokens = self.tokenizer.get_vocab_size()
-        if self.decoder.at_positions and isinstance(shape[-1], int) and shape[-1] < tokens:
+        if at_tokens and isinstance(shape[-1], int) and shape[-1] < tokens:
             raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
+
+
+def _read_pieces(generator: Generator, writing: Writing) -> Iterator[str]:
+    """Yields the pieces of a text that has started."""
+    while True:
+        if piece := writing.read():
+            yield piece
+        if writing.finish is not None:
+            return
+        generator.step()
 
 
 def _to_list(values: object, name: str) -> list[Any]:

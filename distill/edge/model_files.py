@@ -59,14 +59,25 @@ def shared_file(path: Path) -> Path:
     return data_file(path.parent.with_name(path.name))
 
 
+def encoder_file(path: Path) -> Path:
+    """Returns the file of the encoder that is beside a decoder: `model.fp32.encoder.onnx` of `model.fp32.onnx`."""
+    return path.with_name(f"{path.stem}.encoder{path.suffix}")
+
+
 def list_model_files(path: Path) -> list[Path]:
     """Returns the files of a model: `path`, and `data_file(path)` or else `shared_file(path)` if it exists."""
     return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]
 
 
+def list_with_encoder(path: Path) -> list[Path]:
+    """Returns the files of a model, and those of the encoder if there is one beside it."""
+    encoder = encoder_file(path)
+    return [*list_model_files(path), *(list_model_files(encoder) if encoder.is_file() else ())]
+
+
 def count_bytes(path: Path) -> int:
     """Returns the size of a model with all of its files."""
-    return sum(file.stat().st_size for file in list_model_files(path))
+    return sum(file.stat().st_size for file in list_with_encoder(path))
 
 
 def session(path: Path, threads: int | None = None) -> Session:

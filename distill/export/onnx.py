@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,22 +58,41 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
         POSITIONS: torch.tensor([1, 3, 10]),
     }
     example["attention_mask"][1, ..., axes["length"] // 2 :] = 0
+    shapes = (tuple({0: "tokens"} if name == POSITIONS else dict(enumerate(axes)) for name in names),)
+    values = tuple(example[name] for name in names)
+    save_program(_Logits(exported, names), values, path, inputs=names, outputs=["logits"], shapes=shapes)
+
+
+def save_program(
+    module: nn.Module,
+    example: tuple[Tensor, ...],
+    path: Path,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    shapes: tuple[Any, ...],
+) -> None:
+    """Writes a module as ONNX, two files for a large one.
+
+    Args:
+        shapes: the dynamic axes of each input, as `torch.onnx.export` takes them.
+    """
     # The cache entry of an exported LSTM would fix the length in the next export.
     torch.ops.aten.lstm.input._dispatch_cache.clear()
     with _silence_exporter(), torch.no_grad():
         program = torch.onnx.export(
-            _Logits(exported, names),
-            tuple(example[name] for name in names),
+            module,
+            example,
             dynamo=True,
             opset_version=OPSET,
-            input_names=list(names),
-            output_names=["logits"],
-            dynamic_shapes=(tuple({0: "tokens"} if name == POSITIONS else dict(enumerate(axes)) for name in names),),
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=shapes,
             verbose=False,
         )
     assert program is not None
     _keep_residuals_apart(program)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in exported.parameters())
+    size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
 
 

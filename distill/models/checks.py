@@ -15,6 +15,7 @@ from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
 from distill.models.forward import run_model
+from distill.models.layers import count_decoder_layers
 from distill.models.long_texts import attends_locally
 from distill.models.modeling_chunked import ChunkedPreTrainedModel
 
@@ -161,7 +162,8 @@ def encoder_size(model: PreTrainedModel) -> EncoderSize:
     width = attention_width(model)
     heads = None if width is None else model.config.num_attention_heads
     return EncoderSize(
-        model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width
+        model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width,
+        decoder_layers=count_decoder_layers(model.config),
     )  # fmt: skip
 
 

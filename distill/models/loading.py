@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from distill.errors import UserError, first_line
 from distill.models.causality import check_causal, check_reads_both_sides
-from distill.models.forward import model_class
+from distill.models.forward import SEQ2SEQ, model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
@@ -107,6 +107,8 @@ def load_directory(
     check_embeddings(model, tokenizer, directory)
     if auto_class == CAUSAL:
         check_causal(model, str(directory))
+    if auto_class == SEQ2SEQ:
+        check_ends(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
     missing = _missing_in_head(model, info)
     fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
@@ -153,7 +155,7 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
     if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
         raise UserError(
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
-            f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
+            f"{config.model_type}: take one of another family, such as {_FAMILIES.get(auto_class, _ENCODERS)}"
         )
     return config
 
@@ -227,6 +229,20 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None
         raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
 
 
+def check_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Raises UserError if an encoder-decoder has no tokens with which a target begins and ends."""
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {directory} has no eos_token, which ends each target: name one of its tokens "
+            "(tokenizer.eos_token = ...) and save it there again"
+        )
+    if getattr(model.config, "decoder_start_token_id", None) is None:
+        raise UserError(
+            f"the config.json of {directory} has no decoder_start_token_id, with which a decoder begins: that of T5 is "
+            "its pad_token, and that of BART its eos_token"
+        )
+
+
 # The outputs of a head, by the `problem_type` of its configuration.
 _OUTPUTS = {
     "multi_label_classification": "labels of which several can be right at once",
@@ -297,8 +313,10 @@ HEADS = (
 )
 ENCODER = "AutoModel"  # Has no head.
 CAUSAL = "AutoModelForCausalLM"
+_ENCODERS = "BERT, RoBERTa or DeBERTa-v2"
+_FAMILIES = {SEQ2SEQ: "T5 (T5ForConditionalGeneration) or BART (BartForConditionalGeneration)"}
 # In this order, because a language model may be registered for pre-training too.
-AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", CAUSAL, "AutoModelForPreTraining", ENCODER)
+AUTO_CLASSES = (*HEADS, SEQ2SEQ, "AutoModelForMaskedLM", CAUSAL, "AutoModelForPreTraining", ENCODER)
 
 
 def auto_class_of(model: PreTrainedModel) -> str:

@@ -1,0 +1,219 @@
+"""Export of models that write text to float32 ONNX, with caches of keys and values as inputs and outputs.
+
+The names of inputs and outputs are those of Optimum, so that other runtimes read the files too.
+"""
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from distill.edge.model_files import encoder_file
+from distill.errors import UserError
+from distill.export.onnx import save_program
+
+PAST, PRESENT = "past_key_values", "present"
+# Sizes of the example, none of them 0, 1, another one or a sum of two, which the exporter would treat as fixed.
+BATCH, TOKENS, CACHED, SOURCE, CACHED_SOURCE = 2, 5, 3, 13, 4
+
+
+def export_generator(model: PreTrainedModel, path: Path) -> None:
+    """Writes a model that writes text as float32 ONNX: one file, and for an encoder-decoder its encoder beside it.
+
+    A causal model has the inputs `input_ids [B, S]`, `attention_mask [B, P+S]`, `position_ids [B, S]` if its `forward`
+    takes them, and `past_key_values.{i}.key|value [B, A, P, D]`, and the outputs `logits [B, S, V]` and
+    `present.{i}.key|value [B, A, P+S, D]`. There may be no tokens in the cache, P = 0, so that one file serves the
+    first and the later steps.
+
+    A decoder has `input_ids [B, S]`, `encoder_attention_mask [B, L]`, `encoder_hidden_states [B, L, H]`, and the caches
+    `past_key_values.{i}.decoder.key|value [B, A, P, D]` and `past_key_values.{i}.encoder.key|value [B, A, C, D]`, of
+    which the latter has none of the source, C = 0, or all of it, C = L. The keys and values of the source that the
+    cache lacks are computed, which needs no branch. Its encoder has `input_ids [B, L]` and `attention_mask [B, L]`, and
+    the output `last_hidden_state [B, L, H]`.
+
+    Raises:
+        UserError: for a model without such caches, or whose caches are of several shapes.
+    """
+    exported = copy.deepcopy(model).cpu().float().eval()
+    exported.set_attn_implementation("eager")
+    if exported.config.is_encoder_decoder:
+        _save(_Encoder(exported), _encoder_example(exported), ["last_hidden_state"], encoder_file(path))
+        layers = _probe_source(exported)
+        kinds: Sequence[str] = (".decoder", ".encoder")
+        module: nn.Module = _Decoder(exported, layers)
+        example = _decoder_example(exported)
+        lengths: Sequence[tuple[int, str]] = ((CACHED, "past"), (CACHED_SOURCE, "past_source"))
+    else:
+        layers, kinds = _probe(exported), [""]
+        example = _causal_example(exported)
+        module = _Causal(exported, list(example), layers)
+        lengths = ((CACHED, "past"),)
+    heads, width = _cache_shape(layers)
+    caches = {
+        f"{PAST}.{layer}{kind}.{part}": (torch.randn(BATCH, heads, length, width), {0: "batch", 2: axis})
+        for layer in range(len(layers))
+        for kind, (length, axis) in zip(kinds, lengths, strict=True)
+        for part in ("key", "value")
+    }
+    outputs = ["logits", *(PRESENT + name.removeprefix(PAST) for name in caches)]
+    _save(module, example | caches, outputs, path)
+
+
+def generator_caches(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Returns the number of layers with caches, and the heads and the width `[B, A, P, D]` of a cache."""
+    model = copy.deepcopy(model).cpu().float().eval()
+    layers = _probe_source(model) if model.config.is_encoder_decoder else _probe(model)
+    return len(layers), *_cache_shape(layers)
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Returns whether the positions of tokens are an input of a causal model, so that padding may be on the left."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+Example = Mapping[str, tuple[Tensor, dict[int, str]]]
+
+
+class _Causal(nn.Module):
+    """A causal model as a function of positional inputs, the caches last, as the exporter requires."""
+
+    def __init__(self, model: PreTrainedModel, names: Sequence[str], layers: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model, self.names, self.layers = model, names, len(layers)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(self.names, inputs[: len(self.names)], strict=True))
+        cache = DynamicCache(_pair(inputs[len(self.names) :]))
+        output = self.model(**named, past_key_values=cache, use_cache=True)
+        return output.logits, *_tensors(cache)
+
+
+class _Encoder(nn.Module):
+    """The encoder of an encoder-decoder."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return states
+
+
+class _Decoder(nn.Module):
+    """The decoder and the head of an encoder-decoder, whose caches of the source are completed."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model, self.layers = model, len(layers)
+
+    def forward(self, input_ids: Tensor, mask: Tensor, states: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+        own = [cache for i in range(0, len(caches), 4) for cache in caches[i : i + 2]]
+        source = [cache for i in range(2, len(caches), 4) for cache in caches[i : i + 2]]
+        cache = EncoderDecoderCache(DynamicCache(_pair(own)), DynamicCache(_pair(source)))
+        # The attention adds what it projects to the cache as long as that is said to be incomplete.
+        cache.is_updated = dict.fromkeys(range(self.layers), False)
+        # Of [B, 1, 1, L] only the values are read; of [B, L] the length would have to be that of the states below.
+        hidden = (1.0 - mask[:, None, None].to(states.dtype)) * torch.finfo(states.dtype).min
+        output = self.model(
+            encoder_outputs=(states[:, source[0].shape[2] :],), attention_mask=hidden, decoder_input_ids=input_ids,
+            past_key_values=cache, use_cache=True,
+        )  # fmt: skip
+        presents = zip(
+            _pair(_tensors(cache.self_attention_cache)), _pair(_tensors(cache.cross_attention_cache)), strict=True
+        )
+        return output.logits, *(tensor for pairs in presents for pair in pairs for tensor in pair)
+
+
+def _pair(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _tensors(cache: DynamicCache) -> list[Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _tokens(model: PreTrainedModel, length: int) -> Tensor:
+    size = model.config.get_text_config(decoder=True).vocab_size
+    return torch.randint(0, size, (BATCH, length), generator=torch.Generator().manual_seed(0))
+
+
+def _causal_example(model: PreTrainedModel) -> dict[str, Any]:
+    mask = torch.ones(BATCH, CACHED + TOKENS, dtype=torch.long)
+    mask[1, :2] = 0
+    example: dict[str, Any] = {
+        "input_ids": (_tokens(model, TOKENS), {0: "batch", 1: "length"}),
+        "attention_mask": (mask, {0: "batch", 1: "past + length"}),
+    }
+    if takes_positions(model):
+        positions = torch.arange(CACHED, CACHED + TOKENS).repeat(BATCH, 1)
+        example["position_ids"] = (positions, {0: "batch", 1: "length"})
+    return example
+
+
+def _encoder_example(model: PreTrainedModel) -> dict[str, Any]:
+    mask = torch.ones(BATCH, SOURCE, dtype=torch.long)
+    mask[1, -2:] = 0
+    axes = {0: "batch", 1: "source"}
+    return {"input_ids": (_tokens(model, SOURCE), axes), "attention_mask": (mask, axes)}
+
+
+def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
+    encoder = _encoder_example(model)
+    states = torch.randn(BATCH, SOURCE, model.config.hidden_size)
+    return {
+        "input_ids": (_tokens(model, TOKENS), {0: "batch", 1: "length"}),
+        "encoder_attention_mask": encoder["attention_mask"],
+        "encoder_hidden_states": (states, {0: "batch", 1: "source"}),
+    }
+
+
+def _probe(model: PreTrainedModel) -> list[Tensor]:
+    """Returns the keys `[B, A, S, D]` of each layer of a causal model."""
+    with torch.no_grad():
+        return _keys(model, model(input_ids=_tokens(model, TOKENS), use_cache=True).get("past_key_values"))
+
+
+def _probe_source(model: PreTrainedModel) -> list[Tensor]:
+    """Returns the keys `[B, A, S, D]` of each layer of a decoder."""
+    tokens = _tokens(model, TOKENS)
+    with torch.no_grad():
+        cache = model(input_ids=tokens, decoder_input_ids=tokens, use_cache=True).get("past_key_values")
+    return _keys(model, getattr(cache, "self_attention_cache", None))
+
+
+def _keys(model: PreTrainedModel, cache: object) -> list[Tensor]:
+    keys = [getattr(layer, "keys", None) for layer in getattr(cache, "layers", ())]
+    if not keys or any(key is None or key.ndim != 4 or key.shape[2] != TOKENS for key in keys):
+        raise UserError(
+            f"got a {model.config.model_type}, which keeps other states than the keys and values of all tokens, "
+            "expected a layout such as GPT-2, Llama, OPT, T5 or BART: set export.enabled=false"
+        )
+    return [key for key in keys if key is not None]
+
+
+def _cache_shape(layers: Sequence[Tensor]) -> tuple[int, int]:
+    """Returns the heads and the width of the caches; raises UserError unless they are the same in all layers."""
+    shapes = sorted({(key.shape[1], key.shape[3]) for key in layers})
+    if len(shapes) > 1:
+        raise UserError(
+            f"got layers with caches of {shapes[0]} and {shapes[1]} (heads, width), expected one shape: set "
+            "export.enabled=false"
+        )
+    return shapes[0]
+
+
+def _save(module: nn.Module, example: Example, outputs: Sequence[str], path: Path) -> None:
+    """Exports a module with the names, the example and the dynamic axes of its inputs."""
+    values, axes = zip(*example.values(), strict=True)
+    shapes: tuple[Any, ...] = tuple(axes)
+    if isinstance(module, _Causal):
+        shapes = (shapes,)
+    elif isinstance(module, _Decoder):
+        shapes = (*shapes[:3], shapes[3:])
+    save_program(module, values, path, inputs=list(example), outputs=outputs, shapes=shapes)

@@ -1,0 +1,176 @@
+"""Exported models that write text: their inputs, and their logits with and without caches against torch."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from distill.edge.model_files import encoder_file, session
+from distill.export.generator import export_generator
+
+TOLERANCE = 1e-4
+VOCABULARY = 97
+CAUSAL = {
+    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 48},
+    "llama": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32,
+        "intermediate_size": 40, "max_position_embeddings": 48,
+    },
+    "qwen2": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32,
+        "intermediate_size": 40, "max_position_embeddings": 48,
+    },
+    "qwen3": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32,
+        "intermediate_size": 40, "head_dim": 8, "max_position_embeddings": 48,
+    },
+    "opt": {
+        "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "ffn_dim": 40,
+        "max_position_embeddings": 48, "word_embed_proj_dim": 32,
+    },
+}  # fmt: skip
+PAIRED = {
+    "t5": {
+        "num_layers": 2, "num_decoder_layers": 3, "num_heads": 2, "d_model": 32, "d_kv": 8, "d_ff": 40,
+        "decoder_start_token_id": 0,
+    },
+    "bart": {
+        "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+        "d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 48,
+    },
+}  # fmt: skip
+
+
+@functools.cache
+def make_model(kind: str) -> PreTrainedModel:
+    """Returns a model with random weights, whose logits are about as large as those of a trained one."""
+    settings = (CAUSAL | PAIRED)[kind]
+    config = transformers.AutoConfig.for_model(kind, vocab_size=VOCABULARY, **settings)
+    auto = transformers.AutoModelForCausalLM if kind in CAUSAL else transformers.AutoModelForSeq2SeqLM
+    torch.manual_seed(0)
+    model: PreTrainedModel = auto.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that returns the file of a kind of model, written once."""
+
+    @functools.cache
+    def export(kind: str) -> Path:
+        path = tmp_path_factory.mktemp(kind) / "model.fp32.onnx"
+        export_generator(make_model(kind), path)
+        return path
+
+    return export
+
+
+def draw(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(length).integers(3, VOCABULARY, (rows, length))
+
+
+def empty(loaded: Any, rows: int) -> dict[str, np.ndarray]:
+    """Returns the caches without any token."""
+    return {
+        value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), dtype=np.float32)
+        for value in loaded.get_inputs()
+        if value.name.startswith("past")
+    }
+
+
+def step(loaded: Any, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Returns the logits and the caches for the next step."""
+    names = [value.name for value in loaded.get_outputs()]
+    outputs = dict(zip(names, loaded.run(names, dict(inputs)), strict=True))
+    logits = outputs.pop("logits")
+    return logits, {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("padding", [0, 4])
+def test_causal_logits_are_those_of_torch_with_and_without_caches(kind: str, padding: int, exported: Any) -> None:
+    loaded, rows, length = session(exported(kind), 1), 3, 17
+    ids, mask = draw(rows, length), np.ones((rows, length), dtype=np.int64)
+    mask[1, :padding] = 0
+    positions = (mask.cumsum(axis=1) - 1).clip(min=0)
+    with torch.no_grad():
+        expected = make_model(kind)(
+            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask),
+            position_ids=torch.from_numpy(positions),
+        ).logits.numpy()  # fmt: skip
+
+    def run(begin: int, end: int, caches: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        inputs = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
+        return step(loaded, inputs | {"position_ids": positions[:, begin:end]} | dict(caches))
+
+    whole, _ = run(0, length, empty(loaded, rows))
+    first, caches = run(0, 6, empty(loaded, rows))
+    parts = [first]
+    for begin, end in [(6, 7), (7, 8), (8, 14), (14, length)]:
+        logits, caches = run(begin, end, caches)
+        parts.append(logits)
+    is_token = mask.astype(bool)
+    assert np.abs(whole - expected)[is_token].max() < TOLERANCE
+    assert np.abs(np.concatenate(parts, axis=1) - expected)[is_token].max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_logits_of_an_encoder_decoder_are_those_of_torch_with_and_without_caches(kind: str, exported: Any) -> None:
+    path, model, rows = exported(kind), make_model(kind), 3
+    decoder, encoder = session(path, 1), session(encoder_file(path), 1)
+    source, target = draw(rows, 19), draw(rows, 11)
+    mask = np.ones_like(source)
+    mask[1, 12:] = 0
+    with torch.no_grad():
+        expected = model(
+            input_ids=torch.from_numpy(source), attention_mask=torch.from_numpy(mask),
+            decoder_input_ids=torch.from_numpy(target),
+        ).logits.numpy()  # fmt: skip
+    [states] = encoder.run(["last_hidden_state"], {"input_ids": source, "attention_mask": mask})
+    source_inputs = {"encoder_attention_mask": mask, "encoder_hidden_states": states}
+    whole, _ = step(decoder, {"input_ids": target} | source_inputs | empty(decoder, rows))
+    caches, parts = empty(decoder, rows), []
+    for begin, end in [(0, 1), (1, 2), (2, 3), (3, 8), (8, 11)]:
+        logits, caches = step(decoder, {"input_ids": target[:, begin:end]} | source_inputs | caches)
+        parts.append(logits)
+    assert np.abs(whole - expected).max() < TOLERANCE
+    assert np.abs(np.concatenate(parts, axis=1) - expected).max() < TOLERANCE
+
+
+# The names of Optimum's exports, with a cache and, for a decoder, in its merged file. That has `use_cache_branch` too,
+# because it has a branch, and transformers.js gives a file the inputs that it has.
+CACHES = ["key", "value"]
+NAMES = {
+    "gpt2": ["input_ids", "attention_mask", "position_ids"], "llama": ["input_ids", "attention_mask", "position_ids"],
+    "qwen2": ["input_ids", "attention_mask", "position_ids"], "qwen3": ["input_ids", "attention_mask", "position_ids"],
+    "opt": ["input_ids", "attention_mask", "position_ids"],
+    "t5": ["encoder_attention_mask", "input_ids", "encoder_hidden_states"],
+    "bart": ["encoder_attention_mask", "input_ids", "encoder_hidden_states"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_names_of_inputs_and_outputs_are_those_of_optimum(kind: str, exported: Any) -> None:
+    loaded = session(exported(kind), 1)
+    layers, kinds = (2, [""]) if kind in CAUSAL else (3, [".decoder", ".encoder"])
+    caches = [f".{i}{of}.{part}" for i in range(layers) for of in kinds for part in CACHES]
+    assert {value.name for value in loaded.get_inputs()} == {
+        *NAMES[kind], *(f"past_key_values{name}" for name in caches)
+    }  # fmt: skip
+    assert {value.name for value in loaded.get_outputs()} == {"logits", *(f"present{name}" for name in caches)}
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_encoder_of_an_encoder_decoder_has_the_names_of_optimum(kind: str, exported: Any) -> None:
+    loaded = session(encoder_file(exported(kind)), 1)
+    assert {value.name for value in loaded.get_inputs()} == {"input_ids", "attention_mask"}
+    assert {value.name for value in loaded.get_outputs()} == {"last_hidden_state"}
