@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
+from distill.edge.generation_options import GenerationOptions
 from distill.edge.model_files import encoder_file
 from distill.errors import UserError
 from distill.export.generator import export_generator
@@ -22,7 +23,7 @@ from distill.storage.files import hash_file, write_json
 from tests.edge.conftest import write_toy_bundle
 from tests.export.test_generator import VOCABULARY, make_model
 
-START, END = 1, 2
+START, END, STOP = 1, 2, "</s>"
 KINDS = {"gpt2": "continuation", "t5": "seq2seq", "bart": "seq2seq"}
 SETTINGS: dict[str, Any] = {
     "eos": [END], "pad": 0, "start": START, "max_new_tokens": 20, "positions": 48, "forced_bos": None,
@@ -32,12 +33,12 @@ SETTINGS: dict[str, Any] = {
 
 def make_tokenizer(kind: str) -> Tokenizer:
     """Returns a tokenizer of one token for each word `w0`, `w1` and so on; sources end with the end token."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(VOCABULARY)}, unk_token="w3"))
+    words = {f"w{token}": token for token in range(VOCABULARY) if token != END} | {STOP: END}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if kind != "gpt2":
-        end = f"w{END}"
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)])
-    tokenizer.add_special_tokens([f"w{END}"])
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {STOP}", special_tokens=[(STOP, END)])
+    tokenizer.add_special_tokens([STOP])
     return tokenizer
 
 
@@ -148,7 +149,6 @@ def test_beams_and_their_scores_are_those_of_transformers(kind: str, case: str, 
     if kind == "gpt2" and case == "forced":
         pytest.skip("a causal model has no forced first token")
     options, settings, theirs = BEAMS[case]
-    # More end tokens, so that beams of random models end.
     write_text_bundle(tmp_path, kind, file=written(kind) / "model.fp32.onnx", **settings)
     prompts = draw_prompts(8)
     texts = Bundle(tmp_path, threads=1).generate_all(map(to_text, prompts), max_new_tokens=8, **options)
@@ -184,7 +184,7 @@ def test_a_bundle_of_a_stop_string_ends_before_it(causal: Path) -> None:
     assert cut["text"] == whole["text"].partition(third)[0]
     assert "".join(bundle.generate(prompt, stop=third)) == cut["text"]
     [searched] = bundle.generate_all([prompt], stop=["w"], beams=2)
-    assert (searched["text"], searched["finish"]) == ("", "stop")
+    assert (searched["text"], searched["finish"]) == (" ", "stop")
 
 
 def test_a_seed_repeats_the_texts_in_any_batch(causal: Path) -> None:
@@ -199,8 +199,6 @@ def test_a_seed_repeats_the_texts_in_any_batch(causal: Path) -> None:
 def test_requests_that_join_an_encoder_decoder_have_the_texts_of_their_own(written: Any) -> None:
     bundle, prompts = Bundle(written("bart"), threads=1), list(map(to_text, draw_prompts(3)))
     expected = bundle.generate_all(prompts, max_new_tokens=5)
-    from distill.edge.generation_options import GenerationOptions
-
     generator, options = bundle.generator(), GenerationOptions(max_new_tokens=5)
     writings = generator.start(prompts[:2], options)
     generator.step()
@@ -286,7 +284,7 @@ def test_the_command_streams_and_reads_lines(
 def test_an_empty_argument_begins_with_the_start_token(causal: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(causal), "generate", "", "--max-new-tokens", "5"]) == 0
     expected, _, _ = generate(make_model("gpt2"), [START], max_new_tokens=5)
-    assert capsys.readouterr().out == f"{to_text(expected)}\t\n"
+    assert capsys.readouterr().out == f" {to_text(expected)}\t\n"
 
 
 @pytest.mark.parametrize(
