@@ -99,7 +99,8 @@ def generate(model: PreTrainedModel, prompt: list[int], **options: Any) -> tuple
     """Returns the new tokens of `generate`, the score of a beam, and the gap of the two best logits of each step."""
     is_causal = not model.config.is_encoder_decoder
     tokens = torch.tensor([prompt if is_causal else [*prompt, END]])
-    extra = {} if is_causal else {"decoder_start_token_id": START}
+    # The cache of transformers 5.23 has as many layers as the encoder of a T5, whose decoder may have more.
+    extra = {} if is_causal else {"decoder_start_token_id": START, "use_cache": False}
     output = model.generate(
         tokens, attention_mask=torch.ones_like(tokens), do_sample=False, eos_token_id=END, pad_token_id=0,
         output_scores=True, output_logits=True, return_dict_in_generate=True,
@@ -143,11 +144,11 @@ BEAMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BEAMS)
-@pytest.mark.parametrize("kind", KINDS)
+# Only the first token of a decoder is forced.
+@pytest.mark.parametrize(
+    ("kind", "case"), [(kind, case) for kind in KINDS for case in BEAMS if (kind, case) != ("gpt2", "forced")]
+)
 def test_beams_and_their_scores_are_those_of_transformers(kind: str, case: str, written: Any, tmp_path: Path) -> None:
-    if kind == "gpt2" and case == "forced":
-        pytest.skip("a causal model has no forced first token")
     options, settings, theirs = BEAMS[case]
     write_text_bundle(tmp_path, kind, file=written(kind) / "model.fp32.onnx", **settings)
     prompts = draw_prompts(8)
