@@ -273,6 +273,11 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
         _check_without_export(plan, info)
+    if plan.budget.is_set and DECODERS[info.decoder].targets:
+        raise UserError(
+            f"{plan.budget} is of the time and the size of one file, and task={info.name} ({info.kind}) has an encoder "
+            "and a decoder: leave it out, and give student.depth"
+        )
     if plan.budget.shares() and not plan.budget.is_set:
         raise UserError(
             "budget.widths chooses a width within budget.mb or budget.ms: give one of them, or leave it out"

@@ -154,7 +154,9 @@ class _Reading:
             for notice in choose_padding_side(model.eval(), tokenizer):
                 print_notice(notice)
         if is_first and plan.exports:
-            rehearse_export(model, tokenizer, name=student.name, max_length=task.info.max_length)
+            rehearse_export(
+                model, tokenizer, name=student.name, max_length=task.info.max_length, generates=task.info.generates
+            )
         if self.name:
             check_encoder(model, student.name)
         examples = encode(model)

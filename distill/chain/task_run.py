@@ -23,6 +23,7 @@ from distill.chain.plan import Plan
 from distill.console import print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
 from distill.data.mixing import MixedExamples, labelled_only
+from distill.edge.decode import DECODERS
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
@@ -324,6 +325,9 @@ class TaskRun:
         """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
         if not self.plan.benchmark.enabled:
             return []
+        if DECODERS[self.task.info.decoder].targets:
+            print_notice("the student is not timed, because the time of a text depends on its length: time its writing")
+            return []
         start = time.perf_counter()
         student_files = {format: self.bundle / row["file"] for format, row in formats.items()}
         is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1 and self.teacher.has_head
@@ -355,7 +359,9 @@ class TaskRun:
         try:
             if not has_entry(directory):
                 with new_entry(directory) as temporary:
-                    export_model(teacher, temporary / FILES["fp32"], tokenizer=tokenizer, info=self.task.info)
+                    export_model(
+                        teacher, temporary / FILES["fp32"], tokenizer=tokenizer, generates=self.task.info.generates
+                    )
                     material = Material(temporary / FILES["fp32"], bits, ties=self.task.info.generates)
                     write_with_encoder(write_dynamic, material, temporary / FILES["int8"])
                     for file in FILES.values():

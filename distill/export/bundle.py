@@ -164,13 +164,13 @@ def export_float32(
         further = read_texts(settings.vocabulary_texts, "export.vocabulary_texts")
         labelled = itertools.chain(data.labelled_texts(), further)
         model, tokenizer = cut_vocabulary(model, tokenizer, labelled, data.unlabelled_texts())
-    export_model(model, path, tokenizer=tokenizer, info=info)
+    export_model(model, path, tokenizer=tokenizer, generates=info.generates)
     return model, tokenizer
 
 
-def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, info: TaskInfo) -> None:
-    """Writes a model as float32 ONNX, with caches if the models of its task write text."""
-    if info.generates:
+def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, generates: bool) -> None:
+    """Writes a model as float32 ONNX, with caches if it writes text (`generates`)."""
+    if generates:
         export_generator(model, path)
     else:
         export_onnx(model, path, tokenizer=tokenizer)

@@ -11,7 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import print_line
 from distill.edge.model_files import session
+from distill.edge.whole_texts import TARGET, open_model
 from distill.errors import UserError, find_cause, first_line
+from distill.export.generator import export_generator
 from distill.export.onnx import export_onnx
 from distill.models import modeling_local
 from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices
@@ -21,19 +23,27 @@ from distill.storage.files import is_full_disk
 KNOWN = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
     "distill_cnn", "distill_feature_bilstm", "distill_narrow_distilbert", "distill_shared_albert", "distill_static",
-    "electra", "gpt2", "modernbert", "mpnet", "roberta", "xlm-roberta",
+    "bart", "electra", "gpt2", "llama", "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "t5", "xlm-roberta",
     *(config.model_type for config in modeling_local.CONFIGS.values()),
 })  # fmt: skip
 SHAPES = ((1, 3), (3, 17))  # Batch and length; the exporter reads others.
 TOLERANCE = 1e-3  # Of the largest output, because those of a new head are small.
 
 
-def rehearse_export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, max_length: int) -> None:
+def rehearse_export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    max_length: int,
+    generates: bool = False,
+) -> None:
     """Raises UserError for a model of another family than `KNOWN` whose file cannot be written, or differs from it.
 
     Args:
         name: of the student.
         max_length: tokens of the longest text.
+        generates: whether it writes text.
     """
     if model.config.model_type in KNOWN:
         return
@@ -45,8 +55,12 @@ def rehearse_export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         try:
-            export_onnx(model, path, tokenizer=tokenizer)
-            difference = _compare(copy.deepcopy(model).eval(), path, tokenizer, ((2, max_length), *SHAPES))
+            if generates:
+                export_generator(model, path)
+            else:
+                export_onnx(model, path, tokenizer=tokenizer)
+            compare, shapes = _compare_texts if generates else _compare, ((2, max_length), *SHAPES)
+            difference = compare(copy.deepcopy(model).eval(), path, tokenizer, shapes)
         except Exception as error:  # Of any library.
             if is_full_disk(error):
                 raise
@@ -75,5 +89,24 @@ def _compare(
             feed[POSITIONS] = np.arange(length)
         expected = run_exported(model, {name: torch.from_numpy(values) for name, values in feed.items()}).numpy()
         difference = np.abs(file.run(["logits"], feed)[0] - expected).max()
+        largest = max(largest, float(difference / max(np.abs(expected).max(), 1e-6)))
+    return largest
+
+
+@torch.no_grad()
+def _compare_texts(
+    model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase, shapes: Sequence[tuple[int, int]]
+) -> float:
+    """Returns the difference as `_compare` does, of a model that writes text, whose targets are as long as sources."""
+    file, random, largest = open_model(path, 1), np.random.default_rng(0), 0.0
+    names = {value.name for value in file.get_inputs()}
+    for batch, length in shapes:
+        ids, mask = random.integers(0, len(tokenizer), (batch, length)), np.ones((batch, length), dtype=np.int64)
+        mask[batch - 1, 1 + length // 2 :] = 0
+        inputs = {"input_ids": ids, "attention_mask": mask, TARGET: ids[:, ::-1].copy()}
+        feed = {name: values for name, values in inputs.items() if name in names}
+        expected = model(**{name: torch.from_numpy(values) for name, values in feed.items()}).logits.numpy()
+        is_read = np.ones_like(mask, dtype=bool) if TARGET in names else mask.astype(bool)
+        difference = np.abs(file.run(["logits"], feed)[0] - expected)[is_read].max()
         largest = max(largest, float(difference / max(np.abs(expected).max(), 1e-6)))
     return largest

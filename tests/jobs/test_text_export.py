@@ -20,8 +20,9 @@ from tests.jobs.runs import Run, capture_runs, read_record, run_command
 
 COMMON = (
     "trainer.batch_size=16", "trainer.max_epochs=1", "trainer.learning_rate=3e-3", "trainer.precision=32-true",
-    "trainer.accelerator=cpu", "benchmark.enabled=false",
+    "trainer.accelerator=cpu",
 )  # fmt: skip
+EXPORT = ("benchmark.enabled=false", "export.max_drop=0.05")
 
 
 def write_tokenizer(directory: Path, texts: list[str], *, start: bool) -> None:
@@ -90,8 +91,8 @@ def test_student_of_an_encoder_decoder_is_exported_and_scored_on_its_targets(
     run = capture_runs(partial(run_in, root), tmp_path, capsys)
     code, text, directory = run(
         *COMMON, "task=seq2seq", f"task.data_dir={root / 'data'}", "task.max_length=32", "task.max_target=32",
-        "+teacher=pretrained", f"teacher.path={root / kind}", "teacher.skip_finetune=true", "+student=distilbert",
-        "objective=seq2seq", "export.max_drop=0.05",
+        "+teacher=pretrained", f"teacher.path={root / kind}", "teacher.finetune=false", "+student=distilbert",
+        "objective=seq2seq", "teacher.accept_weak=true", *EXPORT,
     )  # fmt: skip
     assert code == 0, text
     record, bundle = read_record(directory), directory / "bundle"
@@ -122,12 +123,17 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(root / "corpus")
     options = (
         *COMMON, "task=clm", f"task.data_dir={root / 'corpus'}", "task.max_length=16", "task.dev_fraction=0.4",
-        "export.max_drop=0.05",
     )  # fmt: skip
     made = ("+teacher=gpt2_tiny", "teacher.vocabulary=400", "teacher.hidden_size=192")
     assert run_in(root, root / "teachers", *options, "job=pretrain", *made) == 0
     [teacher] = (root / "teachers").rglob("teacher/model")
-    student = ("+teacher=pretrained", f"teacher.path={teacher}", "+student=layers", "objective=causal_language_model")
+    student = (
+        "+teacher=pretrained",
+        f"teacher.path={teacher}",
+        "+student=layers",
+        "objective=causal_language_model",
+        *EXPORT,
+    )
     assert run_in(root, root / "students", *options, *student) == 0
     [path] = (root / "students").rglob("run.json")
     return path.parent
@@ -142,8 +148,8 @@ def test_student_of_a_causal_model_is_exported_and_gated_by_its_loss(causal: Pat
     manifest = json.loads((causal / "bundle" / "bundle.json").read_text())
     assert manifest["decoder"] == "continuation"
     assert manifest["generation"] == {
-        "eos": [0], "pad": 0, "start": None, "max_new_tokens": 64, "positions": 1024, "layers": 2, "heads": 3,
-        "head_width": 64, "positions_input": True, "forced_bos": None, "forced_eos": None, "length_penalty": None,
+        "eos": [0], "pad": 0, "start": None, "max_new_tokens": 64, "positions": 1024, "layers": 2, "heads": 2,
+        "head_width": 96, "positions_input": True, "forced_bos": None, "forced_eos": None, "length_penalty": None,
         "early_stopping": None,
     }  # fmt: skip
     for name in ("model.onnx", "model.int8.onnx", "README.md", "bundle.json"):
@@ -181,6 +187,6 @@ def test_openvino_is_refused_for_a_model_that_writes_text(tmp_path: Path, capsys
     run: Run = capture_runs(partial(run_in, tmp_path), tmp_path, capsys)
     code, text, _ = run("task=clm", "+teacher=gpt2_tiny", "+student=layers", "export.formats=[fp32,openvino]")
     assert code == 2
-    assert "export.formats=[fp32,openvino], expected none of openvino, because OpenVINO does not run the caches" in (
+    assert "export.formats=[fp32, openvino], expected none of openvino, because OpenVINO does not run the caches" in (
         " ".join(text.split())
     )
