@@ -767,7 +767,7 @@ class Bundle(Shown):
                 if settings.start is None:
                     raise UserError("generation has start null, expected the token that the decoder begins with")
                 self._check_weights(encoder)
-            return CachedModel(self.session.decoder, self.session.encoder, settings.start), settings
+            return CachedModel(self.session.decoder, self.session.encoder, settings.start or 0), settings
         except UserError as error:
             raise UserError(f"{self.directory} is damaged: {error}") from error
 
