@@ -142,7 +142,7 @@ def _generate(bundle: Bundle, options: argparse.Namespace) -> None:
         remaining = iter(written)
         for text, record in rows:
             is_blank = record is None and not texts
-            prediction = dict.fromkeys(("text", "tokens", "finish")) if is_blank else next(remaining)
+            prediction: Prediction = dict.fromkeys(bundle.decoder.fields) if is_blank else next(remaining)
             if options.jsonl:
                 _write([json.dumps(prediction, ensure_ascii=False)])
             elif options.json:
@@ -165,7 +165,7 @@ def _stream(pieces: Iterable[str]) -> None:
 def _refuse_generation(options: argparse.Namespace) -> None:
     """Raises UserError for options of `generate` without it."""
     for name in (*GENERATION, "stream"):
-        if getattr(options, name):
+        if (value := getattr(options, name)) is not None and value is not False:
             option = f"--{name.replace('_', '-')}"
             raise UserError(
                 f"got {option}, which is for texts that a bundle writes: BUNDLE {GENERATE} TEXT {option} ..."

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.model_files import Session
+from distill.edge.model_files import Session, input_names
 from distill.errors import UserError, first_line
 
 PAST, PRESENT = "past_key_values.", "present."
@@ -34,7 +34,7 @@ class CachedModel:
     def __init__(self, decoder: Session, encoder: Session | None = None, start: int = 0) -> None:
         self.decoder, self.encoder, self.start = decoder, encoder, start
         shapes = {value.name: value.shape for value in decoder.get_inputs()}
-        self.inputs = frozenset(shapes)
+        self.inputs = input_names(decoder)
         self.caches = {name: (shape[1], shape[3]) for name, shape in shapes.items() if name.startswith(PAST)}
         self.classes: int = next(value.shape[-1] for value in decoder.get_outputs() if value.name == "logits")
 

@@ -34,6 +34,12 @@ class Session(Protocol):
         ...
 
 
+def input_names(session: Session) -> set[str]:
+    """Returns the names of a model's inputs, and of those that may be left out."""
+    optional = session.get_overridable_initializers() if isinstance(session, onnxruntime.InferenceSession) else ()
+    return {value.name for value in (*session.get_inputs(), *optional)}
+
+
 def needs_openvino(file: str | Path) -> bool:
     """Returns whether a file is a model of OpenVINO, and not of ONNX."""
     return Path(file).suffix == ".xml"

@@ -9,15 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from distill.edge.cached_rows import KEPT_LOGITS
 from distill.edge.model_files import encoder_file
 from distill.errors import UserError
 from distill.export.onnx import save_program
 
 PAST, PRESENT = "past_key_values", "present"
+ONNX_END = 2**62  # Behind the last element of any axis.
 # Sizes of the example, none of them 0, 1, another one or a sum of two, which the exporter would treat as fixed.
 BATCH, TOKENS, CACHED, SOURCE, CACHED_SOURCE = 2, 5, 3, 13, 4
 
@@ -217,3 +222,36 @@ def _save(module: nn.Module, example: Example, outputs: Sequence[str], path: Pat
     elif isinstance(module, _Decoder):
         shapes = (*shapes[:3], shapes[3:])
     save_program(module, values, path, inputs=list(example), outputs=outputs, shapes=shapes)
+    if isinstance(module, _Causal):
+        _let_logits_be_left_out(path)
+
+
+def _let_logits_be_left_out(path: Path) -> None:
+    """Gives a file the optional input `num_logits_to_keep`, the number of last tokens with logits; 0 for all.
+
+    Only the last token of a prompt needs logits, and the head is half of all operations of a small model.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    graph = model.graph
+    producers = {output: node for node in graph.node for output in node.output}
+    head = producers["logits"]
+    while head.op_type != "MatMul":
+        if head.input[0] not in producers:
+            return
+        head = producers[head.input[0]]
+    for name, values in {KEPT_LOGITS: 0, f"{KEPT_LOGITS}_axis": [1], f"{KEPT_LOGITS}_end": [ONNX_END]}.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(values, dtype=np.int64), name))
+    # A constant that is an input as well may be given or not.
+    graph.input.append(helper.make_tensor_value_info(KEPT_LOGITS, TensorProto.INT64, []))
+    first, states = f"{KEPT_LOGITS}_first", f"{KEPT_LOGITS}_states"
+    place = list(graph.node).index(head)
+    nodes = [
+        helper.make_node("Neg", [KEPT_LOGITS], [f"{first}_place"]),
+        helper.make_node("Reshape", [f"{first}_place", f"{KEPT_LOGITS}_axis"], [first]),  # From [] to [1].
+        helper.make_node("Slice", [head.input[0], first, f"{KEPT_LOGITS}_end", f"{KEPT_LOGITS}_axis"], [states]),
+    ]
+    for number, node in enumerate(nodes):
+        node.name = f"{KEPT_LOGITS}_{number}"
+        graph.node.insert(place + number, node)
+    head.input[0] = states
+    onnx.save(model, str(path))

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from distill.edge.model_files import encoder_file, session
+from distill.edge.model_files import encoder_file, input_names, session
 from distill.export.generator import export_generator
 
 TOLERANCE = 1e-4
@@ -121,6 +121,19 @@ def test_causal_logits_are_those_of_torch_with_and_without_caches(kind: str, pad
     is_token = mask.astype(bool)
     assert np.abs(whole - expected)[is_token].max() < TOLERANCE
     assert np.abs(np.concatenate(parts, axis=1) - expected)[is_token].max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_logits_of_all_tokens_but_the_last_ones_may_be_left_out(kind: str, exported: Any) -> None:
+    loaded, ids = session(exported(kind), 1), draw(2, 9)
+    mask = np.ones_like(ids)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": mask.cumsum(axis=1) - 1} | empty(loaded, 2)
+    assert "num_logits_to_keep" in input_names(loaded)
+    whole, caches = step(loaded, inputs)
+    for kept in (1, 3):
+        logits, same = step(loaded, inputs | {"num_logits_to_keep": np.array(kept)})
+        assert np.abs(logits - whole[:, -kept:]).max() < TOLERANCE
+        assert all(np.array_equal(caches[name], same[name]) for name in caches)
 
 
 @pytest.mark.parametrize("kind", PAIRED)
