@@ -194,7 +194,7 @@ def test_the_depth_of_a_decoder_is_refused_where_there_is_none() -> None:
 @every_layout
 @pytest.mark.parametrize(
     "term",
-    [Cosine(half="decoder"), HiddenStateMSE(half="decoder"), CrossAttention(), Cosine(), HiddenStateMSE(),
+    [Cosine(part="decoder"), HiddenStateMSE(part="decoder"), CrossAttention(), Cosine(), HiddenStateMSE(),
      SoftTargets(positions="all")],
     ids=["decoder cosine", "decoder mse", "cross", "cosine", "mse", "soft"],
 )  # fmt: skip
