@@ -108,7 +108,8 @@ class TextPairs:
 
     def _read_target(self, table: Table, row: int) -> list[str]:
         """Returns the references of a row, at least one; raises UserError for a value that is none."""
-        value = table.columns[self.target][row]
+        value: Any = table.columns[self.target][row]
+        references: list[Any]
         if isinstance(value, str) and self.separator is not None:
             references = [part.strip() for part in value.split(self.separator)]
         elif isinstance(value, list | tuple | np.ndarray):

@@ -22,7 +22,7 @@ class Cosine(Term):
     maps the student's states `[B, L, H_student]` to the teacher's width `[B, L, H_teacher]`.
 
     Args:
-        half: whose states are compared, the `encoder`'s, or of an encoder-decoder the `decoder`'s at the tokens of the
+        part: whose states are compared, the `encoder`'s, or of an encoder-decoder the `decoder`'s at the tokens of the
             targets.
     """
 
@@ -30,23 +30,23 @@ class Cosine(Term):
     reads_logits = False
 
     @check_arguments
-    def __init__(self, *, weight: float = 1.0, half: Half = "encoder") -> None:
+    def __init__(self, *, weight: float = 1.0, part: Half = "encoder") -> None:
         super().__init__(weight=weight)
-        self.half, self.needs = half, _HALVES[half]
+        self.part, self.needs = part, _HALVES[part]
         self.projection: nn.Module = nn.Identity()
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         self.projection = _create_projection(student, teacher)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
-        return (teacher_depth,) if self.half == "encoder" else ()
+        return (teacher_depth,) if self.part == "encoder" else ()
 
     def count(self, items: Items) -> Tensor:
-        return _count_tokens(items, self.half)
+        return _count_tokens(items, self.part)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_states = self.projection(_at_tokens(_hidden_states(student, self.half)[-1], items, self.half))
-        teacher_states = _at_tokens(_hidden_states(teacher, self.half)[-1], items, self.half)
+        student_states = self.projection(_at_tokens(_hidden_states(student, self.part)[-1], items, self.part))
+        teacher_states = _at_tokens(_hidden_states(teacher, self.part)[-1], items, self.part)
         if student_states.shape[-1] != teacher_states.shape[-1]:
             raise ValueError(
                 f"cosine got hidden states {student_states.shape[-1]} wide from the student and "
@@ -66,7 +66,7 @@ class HiddenStateMSE(Term):
     Args:
         layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
         embeddings: whether to compare the outputs of the embeddings too.
-        half: whose states are compared, as in `Cosine`.
+        part: whose states are compared, as in `Cosine`.
     """
 
     needs = frozenset({"hidden_states"})
@@ -75,16 +75,16 @@ class HiddenStateMSE(Term):
 
     @check_arguments
     def __init__(
-        self, *, weight: float = 1.0, layers: Layers = "uniform", embeddings: bool = True, half: Half = "encoder"
+        self, *, weight: float = 1.0, layers: Layers = "uniform", embeddings: bool = True, part: Half = "encoder"
     ) -> None:
         super().__init__(weight=weight)
         self.layers = layers if isinstance(layers, str) else list(layers)
         self.embeddings = embeddings
-        self.half, self.needs = half, _HALVES[half]
+        self.part, self.needs = part, _HALVES[part]
         self.projection: nn.Module = nn.Identity()
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        match_layers(self.layers, *(size.depth_of(self.half) for size in (student, teacher)))
+        match_layers(self.layers, *(size.depth_of(self.part) for size in (student, teacher)))
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Creates the projection `W`, which serves all layers and the embeddings, as in the authors' code.
@@ -96,19 +96,19 @@ class HiddenStateMSE(Term):
         self.projection = _create_projection(student, teacher)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
-        if self.half == "decoder":
+        if self.part == "decoder":
             return ()
         return tuple(sorted({layer for _, layer in self._pairs(student_depth, teacher_depth)}))
 
     def count(self, items: Items) -> Tensor:
-        return _count_tokens(items, self.half)
+        return _count_tokens(items, self.part)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_states, teacher_states = (_hidden_states(outputs, self.half) for outputs in (student, teacher))
+        student_states, teacher_states = (_hidden_states(outputs, self.part) for outputs in (student, teacher))
         total = student_states[0].new_zeros((), dtype=torch.float32)
         for student_layer, teacher_layer in self._pairs(len(student_states) - 1, len(teacher_states) - 1):
-            projected = self.projection(_at_tokens(student_states[student_layer], items, self.half)).float()
-            error = projected - _at_tokens(teacher_states[teacher_layer], items, self.half).float()  # [tokens, H]
+            projected = self.projection(_at_tokens(student_states[student_layer], items, self.part)).float()
+            error = projected - _at_tokens(teacher_states[teacher_layer], items, self.part).float()  # [tokens, H]
             total = total + error.square().mean(dim=-1).sum()
         return total, self.count(items)
 

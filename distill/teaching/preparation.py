@@ -23,7 +23,7 @@ from distill.data.mixing import labelled_only
 from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.losses.objective import supervised_objective
-from distill.models.checks import check_length, encoder_size
+from distill.models.checks import check_length, check_target_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import adopt_special_tokens, read_vocabulary
@@ -292,6 +292,7 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     task, splits = preparation.task, preparation.splits
     start = load_start(source, task, splits)
     check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
     if not start.fits or task.info.likelihood != "gaussian":
         return start, None
     train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
@@ -481,9 +482,7 @@ def _finetune(
     )  # fmt: skip
     notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
     metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
-    if task.info.generates:
-        setattr(start.model.config, TRAINED_FOR, task.info.kind)
-    _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
+    _save(start, task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
@@ -510,12 +509,16 @@ def _tune_on_pairs(
         "task": preparation.task.info.name, "data": preparation.splits.sha256, "settings": asdict(settings),
         "notices": [],
     }  # fmt: skip
-    _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
+    _save(
+        start, preparation.task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target
+    )
     return time.perf_counter() - started
 
 
-def _save(start: Start, metadata: Mapping[str, Any], target: Path) -> None:
+def _save(start: Start, task: TaskInfo, metadata: Mapping[str, Any], target: Path) -> None:
     """Caches a fine-tuned teacher with its tokenizer."""
+    if task.generates:
+        setattr(start.model.config, TRAINED_FOR, task.kind)
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
