@@ -116,16 +116,18 @@ def _check_encoder(encoder: PreTrainedModel) -> None:
             "them: take a BERT, a RoBERTa, a DistilBERT or a model with such embeddings"
         )
     width = encoder.config.hidden_size
-    wide = {tuple(layer["attention.query"].weight.shape) for layer in parts}
-    inner = {tuple(layer["ffn"].weight.shape) for layer in parts}
-    if wide != {(width, width)} or len(inner) > 1:
+    sizes = {
+        (layer["attention.query"].get_parameter("weight").shape[0], layer["ffn"].get_parameter("weight").shape[0])
+        for layer in parts
+    }
+    if len(sizes) > 1 or min(sizes)[0] != width:
         raise UserError(f"the layers of this {name} were narrowed, and an encoder-decoder has whole ones: take another")
 
 
 def _configure(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, depths: Mapping[str, int]) -> BartConfig:
     config = encoder.config
-    sizes = {}
-    inner = list_parts(encoder)[0]["ffn"].out_features
+    sizes = dict[str, int]()
+    inner = list_parts(encoder)[0]["ffn"].get_parameter("weight").shape[0]
     for half, depth in depths.items():
         heads = config.num_attention_heads
         sizes |= {f"{half}_layers": depth, f"{half}_attention_heads": heads, f"{half}_ffn_dim": inner}
@@ -149,7 +151,7 @@ def _configure(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dep
 
 def _read_positions(encoder: PreTrainedModel) -> Tensor:
     """Returns the embeddings of the positions, `[P, H]`, with that of the first token type, which all tokens have."""
-    table = encoder.embeddings.position_embeddings.weight[reserved_positions(encoder) :]
+    table: Tensor = encoder.embeddings.position_embeddings.weight[reserved_positions(encoder) :]
     types = getattr(encoder.embeddings, "token_type_embeddings", None)
     return table if types is None else table + types.weight[0]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from distill.builtin.students import encoder_decoder as student_file
+from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.encoder_decoder import EncoderDecoder
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -151,6 +152,15 @@ def test_an_encoder_with_other_layers_is_refused(
     with pytest.raises(UserError) as caught:
         build_encoder_decoder(build(family, tokenizer, **options), tokenizer, "teacher")
     assert any(part in str(caught.value) for part in message.split("|"))
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 1}, {"ffn": [8, 16], "depth": 2}, {"embedding_dim": 8}])
+def test_a_narrowed_encoder_is_refused(
+    encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sizes: dict[str, Any]
+) -> None:
+    narrow = from_teacher(encoder, **sizes)
+    with pytest.raises(UserError, match=r"the (embeddings|layers) of (a|this) \w+ (were narrowed|are not those of)"):
+        build_encoder_decoder(narrow, tokenizer, "teacher")
 
 
 @pytest.mark.parametrize("depth", [0, 5, True])
