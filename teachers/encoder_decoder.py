@@ -83,7 +83,7 @@ class EncoderDecoder:
             start.model, start.tokenizer, "teacher",
             encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers,
         )  # fmt: skip
-        fresh = sorted(name for name, _ in model.named_parameters() if ".encoder_attn." in name)
+        fresh = sorted(name for name, _ in model.named_parameters() if ".encoder_attn" in name)
         return Start(
             model, start.tokenizer, fits=False, reason="its cross-attention is not trained", notices=start.notices,
             fresh=fresh,

@@ -3,10 +3,8 @@
 Rothe et al. (arXiv 1907.12461) initialize both halves of a transformer from a BERT, with cross-attention that is new.
 Here the result is a BART, whose layers are those of a BERT: normalization after each sum, learned positions, a
 normalization of the embeddings, and one table of words for both halves and the output. It is trained, halved, exported
-and run as every other BART. It differs from transformers' EncoderDecoderModel in three things: the output has no
-transformation before the table, LayerNorm adds 1e-5 to the variance, where a BERT adds 1e-12, and the normalization
-behind the cross-attention starts as that behind the self-attention, because a new one would remove the scale that the
-next block was trained with.
+and run as every other BART. It differs from transformers' EncoderDecoderModel in two things: the output has no
+transformation before the table, and LayerNorm adds 1e-5 to the variance, where a BERT adds 1e-12.
 """
 
 from collections.abc import Mapping, Sequence
@@ -178,6 +176,4 @@ def _copy_encoder(
             place = f"model.{half}.layers.{number}"
             for name, target in _PARTS.items():
                 copy_module(f"{place}.{target}", parts[layer][name])
-            if half == "decoder":
-                copy_module(f"{place}.encoder_attn_layer_norm", parts[layer]["attention.LayerNorm"])
     return inherited

@@ -70,7 +70,7 @@ def test_the_tensors_of_both_halves_are_those_of_the_encoder(
     new = {name for name, _ in model.named_parameters()} - inherited.keys()
     assert {name.split(".layers.")[-1].split(".", 1)[-1].rsplit(".", 1)[0] for name in new} == {
         "encoder.embed_positions", "decoder.embed_positions",
-        *(f"encoder_attn.{name}" for name in ("k_proj", "v_proj", "q_proj", "out_proj")),
+        *(f"encoder_attn.{name}" for name in ("k_proj", "v_proj", "q_proj", "out_proj")), "encoder_attn_layer_norm",
     }  # fmt: skip
     used = {name: source.split(".")[2] for name, source in inherited.items() if name.endswith("fc1.weight")}
     assert used == {
@@ -88,7 +88,7 @@ def test_the_loss_is_that_of_a_bert_which_attends_to_an_encoder(
     model = build_encoder_decoder(encoder, tokenizer, "teacher")
     torch.manual_seed(1)
     for name, tensor in model.named_parameters():
-        if ".encoder_attn." in name:
+        if ".encoder_attn" in name:
             torch.nn.init.normal_(tensor, std=0.3)
     decoder = BertModel(BertConfig(**{**encoder.config.to_dict(), "is_decoder": True, "add_cross_attention": True}))
     decoder.eval().load_state_dict(encoder.state_dict(), strict=False)
@@ -193,8 +193,8 @@ def test_a_teacher_is_an_encoder_in_both_halves(directory: Path) -> None:
     assert whole.tokenizer.eos_token == "[SEP]"
     assert len({teacher.fingerprint() for teacher in teachers}) == 2
     assert teachers[0].width() == 16
-    assert all(name.split(".")[4] == "encoder_attn" for name in whole.fresh)
-    assert len(whole.fresh) == 4 * 8
+    assert {name.split(".")[4] for name in whole.fresh} == {"encoder_attn", "encoder_attn_layer_norm"}
+    assert len(whole.fresh) == 4 * 10
     with pytest.raises(UserError, match="teacher both writes a text for a text, and the task needs an AutoModelForMas"):
         teachers[0].load("AutoModelForMaskedLM", None, [])
 
