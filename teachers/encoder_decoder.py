@@ -7,11 +7,10 @@ from pathlib import Path
 
 from distill.errors import UserError
 from distill.models.encoder_decoder import build_encoder_decoder
+from distill.models.forward import SEQ2SEQ
 from distill.models.loading import Start
 
 from .pretrained import Pretrained
-
-AUTO_CLASS = "AutoModelForSeq2SeqLM"
 
 
 class EncoderDecoder:
@@ -20,7 +19,7 @@ class EncoderDecoder:
     Args:
         name: name of the teacher in records and directories.
         path, id, revision, precision, trust_remote_code: of the encoder, as in `Pretrained`.
-        encoder_layers, decoder_layers: as in `build_encoder_decoder`.
+        depth, decoder_depth: as in `build_encoder_decoder`.
     """
 
     is_new = False
@@ -34,14 +33,14 @@ class EncoderDecoder:
         revision: str | None = None,
         precision: str = "float32",
         trust_remote_code: bool = False,
-        encoder_layers: int | None = None,
-        decoder_layers: int | None = None,
+        depth: int | None = None,
+        decoder_depth: int | None = None,
     ) -> None:
         self.encoder = Pretrained(
             name=name, id=id, path=path, revision=revision, precision=precision, trust_remote_code=trust_remote_code
         )
         self.name, self.precision, self.trust_remote_code = name, precision, trust_remote_code
-        self.encoder_layers, self.decoder_layers = encoder_layers, decoder_layers
+        self.depth, self.decoder_depth = depth, decoder_depth
 
     def locate(self) -> Path:
         """Returns the directory of the encoder."""
@@ -53,7 +52,7 @@ class EncoderDecoder:
 
     def fingerprint(self) -> str:
         """Returns a digest of the encoder and the numbers of layers."""
-        parts = [self.encoder.fingerprint(), self.encoder_layers, self.decoder_layers]
+        parts = [self.encoder.fingerprint(), self.depth, self.decoder_depth]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def width(self) -> int:
@@ -73,7 +72,7 @@ class EncoderDecoder:
         Raises:
             UserError: for a task whose models write no text, and an encoder that cannot be one of its halves.
         """
-        if auto_class != AUTO_CLASS:
+        if auto_class != SEQ2SEQ:
             raise UserError(
                 f"teacher {self.name} writes a text for a text, and the task needs an {auto_class}: take task=seq2seq, "
                 f"or +teacher=pretrained with the encoder itself"
@@ -81,7 +80,7 @@ class EncoderDecoder:
         start = self.encoder.load("AutoModel", None, texts)
         model = build_encoder_decoder(
             start.model, start.tokenizer, "teacher",
-            encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers,
+            depth=self.depth, decoder_depth=self.decoder_depth,
         )  # fmt: skip
         fresh = sorted(name for name, _ in model.named_parameters() if ".encoder_attn" in name)
         return Start(

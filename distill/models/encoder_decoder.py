@@ -37,8 +37,8 @@ def build_encoder_decoder(
     tokenizer: PreTrainedTokenizerBase,
     owner: Owner,
     *,
-    encoder_layers: int | None = None,
-    decoder_layers: int | None = None,
+    depth: int | None = None,
+    decoder_depth: int | None = None,
 ) -> BartForConditionalGeneration:
     """Creates a BART from an encoder, in evaluation mode and float32.
 
@@ -49,7 +49,7 @@ def build_encoder_decoder(
     Args:
         encoder: without a head: BERT, RoBERTa, DistilBERT or another with such layers and learned positions.
         owner: of the model, whose options are named in messages.
-        encoder_layers, decoder_layers: number of layers of each half, the first, the last and evenly spaced ones
+        depth, decoder_depth: number of layers of each half, the first, the last and evenly spaced ones
             between them; None for all.
 
     Raises:
@@ -58,8 +58,8 @@ def build_encoder_decoder(
     """
     total = encoder.config.num_hidden_layers
     halves = {
-        "encoder": _choose_layers(f"{owner}.encoder_layers", total, encoder_layers),
-        "decoder": _choose_layers(f"{owner}.decoder_layers", total, decoder_layers),
+        "encoder": _choose_layers(f"{owner}.depth", total, depth),
+        "decoder": _choose_layers(f"{owner}.decoder_depth", total, decoder_depth),
     }
     _check_encoder(encoder)
     _fit_tokenizer(tokenizer)

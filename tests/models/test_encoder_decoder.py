@@ -63,7 +63,7 @@ def test_the_half_that_reads_has_the_outputs_of_the_encoder(family: str, tokeniz
 def test_the_tensors_of_both_halves_are_those_of_the_encoder(
     encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    model = build_encoder_decoder(encoder, tokenizer, "teacher", encoder_layers=3, decoder_layers=2)
+    model = build_encoder_decoder(encoder, tokenizer, "teacher", depth=3, decoder_depth=2)
     inherited: dict[str, str] = model.inherited  # type: ignore[assignment]
     for name, source in inherited.items():
         torch.testing.assert_close(model.get_parameter(name), encoder.get_parameter(source), rtol=0, atol=0)
@@ -167,9 +167,9 @@ def test_a_narrowed_encoder_is_refused(
 def test_a_number_of_layers_that_the_encoder_lacks_is_refused(
     encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, depth: int
 ) -> None:
-    message = f"got student.decoder_layers={depth}, expected a whole number from 1 to 4, the layers of the encoder"
+    message = f"got student.decoder_depth={depth}, expected a whole number from 1 to 4, the layers of the encoder"
     with pytest.raises(UserError, match=message):
-        build_encoder_decoder(encoder, tokenizer, "student", decoder_layers=depth)
+        build_encoder_decoder(encoder, tokenizer, "student", decoder_depth=depth)
 
 
 def test_a_tokenizer_without_ends_is_refused(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -186,7 +186,7 @@ def directory(tmp_path: Path, encoder: PreTrainedModel, tokenizer: PreTrainedTok
 
 
 def test_a_teacher_is_an_encoder_in_both_halves(directory: Path) -> None:
-    teachers = [EncoderDecoder(name="both", path=str(directory), decoder_layers=depth) for depth in (None, 1)]
+    teachers = [EncoderDecoder(name="both", path=str(directory), decoder_depth=depth) for depth in (None, 1)]
     whole, shallow = (teacher.load("AutoModelForSeq2SeqLM", None, []) for teacher in teachers)
     assert (whole.fits, whole.reason) == (False, "its cross-attention is not trained")
     assert (whole.model.config.decoder_layers, shallow.model.config.decoder_layers) == (4, 1)
@@ -203,7 +203,7 @@ def test_a_student_begins_with_an_encoder_of_its_own(
     directory: Path, encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     teacher = build_encoder_decoder(encoder, tokenizer, "teacher")
-    student = student_file.from_teacher(teacher, path=str(directory), encoder_layers=2, decoder_layers=1)
+    student = student_file.from_teacher(teacher, path=str(directory), depth=2, decoder_depth=1)
     assert (student.config.encoder_layers, student.config.decoder_layers) == (2, 1)
     assert student.training
     assert student.vocabulary == tokenizer.get_vocab()
