@@ -144,6 +144,7 @@ class Seq2Seq(ShownTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
             max_length=max_length, classes_are_tokens=True, generates=True,
+            max_target=max_target,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
