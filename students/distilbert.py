@@ -4,7 +4,6 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 """
 
 import copy
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -21,6 +20,7 @@ from distill.models.layers import (
     find_layer_prefix,
     name_in_whole,
     renumber_layer,
+    spread_layers,
 )
 from distill.models.loading import auto_class_of
 from distill.models.long_texts import Attention, LongTexts
@@ -213,7 +213,7 @@ def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[
         if layers == "last":
             return list(range(total - depth, total))
         if layers == "alternate":
-            return _evenly_spaced(total, depth)
+            return spread_layers(total, depth)
         raise UserError(f"student.layers={layers} is unknown, expected alternate, first, last or indices like [0,2,4]")
     if depth is not None:
         raise UserError(f"student.depth={depth} and student.layers={list(layers)} both choose layers: give one of them")
@@ -230,13 +230,6 @@ def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[
     if len(set(chosen)) < len(chosen):
         raise UserError(f"student.layers={chosen} repeats a layer: name each layer once")
     return chosen
-
-
-def _evenly_spaced(total: int, depth: int) -> list[int]:
-    """Returns the first, the last and evenly spaced layers between them, rounded to the nearest, halves down."""
-    if depth == 1:
-        return [0]
-    return [math.ceil(index * (total - 1) / (depth - 1) - 0.5) for index in range(depth)]
 
 
 def _is_distilbert(bert: PreTrainedModel) -> bool:

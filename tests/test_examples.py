@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from tests.documents import NOTEBOOKS, ROOT, SCRIPTS
+from tests.edge.conftest import write_ranking_bundle, write_tag_bundle, write_vector_bundle
 
 LARGEST_NOTEBOOK = 200_000  # Bytes.
 EXAMPLES = ROOT / "examples"
@@ -58,7 +61,7 @@ def test_every_notebook_is_executed_and_shows_nothing_of_the_machine(notebook: P
 
 def test_every_notebook_and_script_has_a_small_run() -> None:
     assert set(SMALLER) == {path.name for path in NOTEBOOKS}
-    assert {*RUNS, "serve_and_ask.py"} == {path.name for path in SCRIPTS}
+    assert {*RUNS, "serve_and_ask.py", "retrieve_and_read.py"} == {path.name for path in SCRIPTS}
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
@@ -116,6 +119,68 @@ def test_without_a_bundle_the_example_says_how_to_make_one(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "no bundle below runs/: run python examples/csv_classifier.py, or give --bundle DIR\n"
+
+
+@pytest.fixture
+def bundles(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """Bundles in which longer passages are further from a question, and score more with it, and data of questions."""
+    for name in ("encoder", "reader", "ranker"):
+        (tmp_path / name).mkdir()
+    write_vector_bundle(tmp_path / "encoder", tokenizer)
+    write_ranking_bundle(tmp_path / "ranker", tokenizer)
+    write_tag_bundle(
+        tmp_path / "reader", tokenizer, decoder="spans", labels=["start", "end"], pair=True, doc_stride=0,
+        decoding={"n_best": 5, "max_answer_length": 2, "null_threshold": None},
+    )  # fmt: skip
+    contexts = ["a film", "a dull film and a moving film", "wonderful acting , a joy , a joy , a joy"]
+    paragraphs = [
+        {"context": context, "qas": [{"question": "a moving film", "answers": [{"text": context}]}]}
+        for context in contexts
+    ]
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    names = {"encoder": "encoder", "reader": "reader", "data": "data.json"}
+    return {name: str(tmp_path / file) for name, file in names.items()}
+
+
+def test_questions_are_answered_from_passages(tmp_path: Path, bundles: dict[str, str]) -> None:
+    options = [part for name, value in bundles.items() for part in (f"--{name}", value)] + ["--model", "fp32"]
+    output = run_example("retrieve_and_read.py", *options, "--k", "1", "3", directory=tmp_path, cache=tmp_path)
+    summary, header, one, three = output.splitlines()
+    assert summary.startswith("3 questions, 3 passages; exact match in its own passage 0.")
+    assert header.split() == ["k", "found", "first", "best", "marginal"]
+    # The nearest passage is that of one question, and all of them are read at the end.
+    assert (one.split()[:2], three.split()[:2]) == (["1", "0.333"], ["3", "1.000"])
+    assert one.split()[2] == one.split()[3]  # Of a single passage.
+    for more, nearest in (((), "a film"), (("--ranker", str(tmp_path / "ranker")), "wonderful acting")):
+        asked = run_example(
+            "retrieve_and_read.py",
+            *options,
+            "--question",
+            "film",
+            "--k",
+            "2",
+            *more,
+            directory=tmp_path,
+            cache=tmp_path,
+        )
+        first, best, marginal, *passages = asked.splitlines()
+        assert [line.split(": ")[0] for line in (first, best, marginal)] == ["first", "best", "marginal"]
+        assert len(passages) == 2
+        assert passages[0].split(")  ")[1].startswith(nearest)
+
+
+def test_answers_are_weighed_by_their_passages() -> None:
+    example = runpy.run_path(str(EXAMPLES / "retrieve_and_read.py"))
+    reading, combine = example["Reading"], example["combine"]
+    readings = [
+        reading(0, 0.4, [("Rome", 0.6), ("Paris", 0.4)]),
+        reading(1, 0.3, [("the Paris", 0.7), ("Rome", 0.1)]),
+        reading(2, 0.3, [("Oslo", 0.9)]),
+    ]
+    # Rome 0.4 * 0.6 + 0.3 * 0.1 = 0.27, Paris 0.16 + 0.21 = 0.37, Oslo 0.27.
+    assert combine(readings) == {"first": "Rome", "best": "Oslo", "marginal": "paris"}
+    assert combine(readings[:2]) == {"first": "Rome", "best": "Rome", "marginal": "paris"}
+    assert combine([reading(0, 1.0, [])]) == {"first": "", "best": "", "marginal": ""}
 
 
 def run_example(name: str, *arguments: str, directory: Path, cache: Path) -> str:

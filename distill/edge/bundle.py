@@ -21,6 +21,7 @@ from distill.edge.generation_options import GenerationOptions
 from distill.edge.generation_settings import GenerationSettings
 from distill.edge.index import RESCORED, Index, Precision, check_dimensions, check_precision, take_dimensions
 from distill.edge.manifest import ABOVE, read_manifest
+from distill.edge.mask_decoder import Masks
 from distill.edge.masks import MaskedTokens
 from distill.edge.model_files import (
     count_bytes,
@@ -33,6 +34,7 @@ from distill.edge.model_files import (
 from distill.edge.onnx_weights import find_weight_files
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
+from distill.edge.refinement import refine_masks
 from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.edge.texts import describe
@@ -233,6 +235,7 @@ class Bundle(Shown):
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
+        rounds: int = 1,
     ) -> Prediction: ...
 
     @overload
@@ -244,6 +247,7 @@ class Bundle(Shown):
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
+        rounds: int = 1,
     ) -> list[Prediction]: ...
 
     def predict(
@@ -254,6 +258,7 @@ class Bundle(Shown):
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
+        rounds: int = 1,
     ) -> Prediction | list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
@@ -274,13 +279,18 @@ class Bundle(Shown):
             batch_size: rows of a forward pass, fewer of long ones; None for that of the bundle.
             truncate: whether to cut a record of more than `max_length` tokens.
             most_rows: windows that a record may have; None for any number.
+            rounds: of predictions of the masks of a text. All are predicted at once; each further round masks the least
+                certain tokens again, fewer each time, and predicts them from the others (`refine_masks`).
 
         Raises:
             LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away, and for
                 one of more windows.
-            UserError: for a record of another form, and a model whose logits are not finite.
+            UserError: for a record of another form, a model whose logits are not finite, and `rounds` below 1, or
+                above it for a bundle that fills no masks.
         """
-        options: dict[str, Any] = {"batch_size": batch_size, "truncate": truncate, "most_rows": most_rows}
+        options: dict[str, Any] = {
+            "batch_size": batch_size, "truncate": truncate, "most_rows": most_rows, "rounds": self._check_rounds(rounds)
+        }  # fmt: skip
         if not isinstance(records, str | Mapping | MaskedTokens):
             return self._predict(self._records(records, pairs), **options)
         if not isinstance(pairs, str | None):
@@ -291,7 +301,7 @@ class Bundle(Shown):
         return prediction
 
     def _predict(
-        self, records: Sequence[Record], *, batch_size: int | None, truncate: bool, most_rows: int | None
+        self, records: Sequence[Record], *, batch_size: int | None, truncate: bool, most_rows: int | None, rounds: int
     ) -> list[Prediction]:
         if self.generates:
             side = self.truncation_side if truncate else None
@@ -304,6 +314,8 @@ class Bundle(Shown):
             if most_rows is not None and len(one.rows) > most_rows:
                 raise LongTextError(number, f"it has {len(one.rows):,} windows, expected {most_rows} at most: cut it")
         outputs = self._run_finite(examples, encoded, batch_size)
+        if rounds > 1:
+            outputs = self._refine(examples, outputs, rounds, batch_size)
         predictions = [
             self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)
         ]
@@ -311,6 +323,31 @@ class Bundle(Shown):
             {**prediction, "truncated": True} if one.is_truncated else prediction
             for prediction, one in zip(predictions, encoded, strict=True)
         ]
+
+    def _check_rounds(self, rounds: int) -> int:
+        check_count("rounds", rounds)
+        if rounds > 1 and not self.decoder.at_positions:
+            kind = self.manifest["kind"]
+            raise UserError(f"got rounds={rounds}, and {self.directory} is of a {kind}, which fills no masks: use 1")
+        return int(rounds)
+
+    def _refine(
+        self, examples: Sequence[Example], outputs: Sequence[list[Items]], rounds: int, batch_size: int | None
+    ) -> list[list[Items]]:
+        """Returns the masks of each example, one row each, with their logits after all rounds."""
+        decoder = cast(Masks, self.decoder)
+
+        def predict(rows: Sequence[MaskedTokens | None]) -> list[NDArray[np.floating]]:
+            encoded = [Encoded([] if row is None else [[row]], is_truncated=False) for row in rows]
+            again = self._run_finite(examples, encoded, batch_size)
+            return [row[0][1] if row else np.empty(0) for row in again]
+
+        tokens = [row for [(row, _)] in outputs]
+        refined = refine_masks(
+            tokens, [logits for [(_, logits)] in outputs], predict,
+            rounds=rounds, mask_id=decoder.mask_id, tokens=decoder.size,
+        )  # fmt: skip
+        return [[items] for items in zip(tokens, refined, strict=True)]
 
     def _refuse_long(self, encoded: Sequence[Encoded]) -> None:
         for number, one in enumerate(encoded, 1):

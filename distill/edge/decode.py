@@ -5,7 +5,8 @@ rows of a record.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -14,6 +15,7 @@ from distill.edge import spans
 from distill.edge.classes import pad_classes, sigmoid, softmax
 from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row
 from distill.edge.mask_decoder import Masks
+from distill.edge.search import check_count
 from distill.edge.splitting import Splitter
 from distill.edge.strings import check_text, escape, shorten
 from distill.edge.texts import Continuations, Targets
@@ -223,11 +225,12 @@ class Spans:
     """Decodes the answer to a question, which is a span of its context.
 
     `answer` is its text, None for no answer, `score` its probability, and `start` and `end` are its code points in the
-    context. A record is `{"question": ..., "context": ...}`, or the two texts as a pair.
+    context. A record is `{"question": ..., "context": ...}`, or the two texts as a pair. With `top_k` in the record a
+    prediction has `answers` too, the most probable ones in the same form, no answer among them if there may be none.
 
     Args:
-        decoding: `n_best` and `max_answer_length` as in `spans.find_answers`, and `null_threshold`: the difference from
-            which on there is no answer, None if there always is one.
+        decoding: `n_best` and `max_answer_length` as in `spans.find_candidates`, and `null_threshold`: the difference
+            from which on there is no answer, None if there always is one.
     """
 
     input_axes = 2
@@ -260,13 +263,17 @@ class Spans:
 
     def read(self, record: Record) -> Example:
         texts: Sequence[object] = ()
+        top_k = None
         if isinstance(record, Mapping):
             texts = [record.get(name) for name in ("question", "context")]
+            top_k = record.get("top_k")
         elif isinstance(record, list | tuple):
             texts = record
+        if top_k is not None:
+            check_count("top_k", top_k, most=self.limits["n_best"], meaning=", the spans that the bundle compares")
         if len(texts) == 2 and all(isinstance(text, str) and text.strip() for text in texts):
             question, context = texts
-            return Example(check_text(str(question)), check_text(str(context)))
+            return Example(check_text(str(question)), check_text(str(context)), top_k=cast(int | None, top_k))
         raise UserError(f'got {shorten(record)}, expected {{"question": ..., "context": ...}}, and no empty text')
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
@@ -286,18 +293,40 @@ class Spans:
         width = max(logits.shape[-1] for _, logits in rows)
         logits = np.concatenate([pad_classes(array, width) for _, array in rows])
         characters = np.concatenate([pad_classes(array, width, spans.NO_CLASS) for array, _ in rows])
-        answers = spans.find_answers(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
-        score = float(answers.probability(self.threshold)[0])
-        if answers.is_null(self.threshold)[0]:
-            return {"answer": None, "score": score, "start": None, "end": None}
-        # A tokenizer may count the space before a word among its characters.
-        text = str(example.pair)[answers.start[0] : answers.end[0]]
-        start = int(answers.start[0]) + len(text) - len(text.lstrip())
-        return {"answer": text.strip(), "score": score, "start": start, "end": start + len(text.strip())}
+        found = spans.find_candidates(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
+        best = found.best()
+        score = float(best.probability(self.threshold)[0])
+        prediction = (
+            _no_answer(score)
+            if best.is_null(self.threshold)[0]
+            else _show_answer(str(example.pair), found.start[0], found.end[0], score)
+        )
+        if example.top_k is None:
+            return prediction
+        shares = found.probabilities(self.threshold).tolist()
+        answers = [
+            _show_answer(str(example.pair), start, end, share)
+            for start, end, share in zip(found.start, found.end, shares, strict=True)
+        ]
+        if self.threshold is not None:
+            answers.append(_no_answer(max(0.0, 1 - sum(shares))))
+            answers.sort(key=itemgetter("score"), reverse=True)
+        return {**prediction, "answers": answers[: example.top_k]}
 
     def format(self, prediction: Prediction) -> str:
         answer = NO_ANSWER if prediction["answer"] is None else escape(prediction["answer"])
         return f"{answer}\t{prediction['score']:.4f}"
+
+
+def _no_answer(score: float) -> Prediction:
+    return {"answer": None, "score": score, "start": None, "end": None}
+
+
+def _show_answer(context: str, start: int, end: int, score: float) -> Prediction:
+    """Returns the answer without the space before it, which a tokenizer may count among the characters of a word."""
+    text = context[start:end]
+    start = int(start) + len(text) - len(text.lstrip())
+    return {"answer": text.strip(), "score": score, "start": start, "end": start + len(text.strip())}
 
 
 class Choices:

@@ -146,10 +146,54 @@ class Answers:
         return np.asarray(np.exp(np.maximum(self.score, null_score) - np.logaddexp(self.mass, null_score)))
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The `n_best` spans of each question, in ascending order of the questions and the best of each first.
+
+    Attributes:
+        question: `[Q]`, the number of each question.
+        null_score: `[Q]`, as in `Answers`.
+        of: `[S]`, the position of the question of each span.
+        start, end, score: `[S]`, as in `Answers`.
+    """
+
+    question: Integers
+    null_score: Floats
+    of: Integers
+    start: Integers
+    end: Integers
+    score: Floats
+
+    def best(self) -> Answers:
+        """Returns the best span of each question."""
+        first = np.searchsorted(self.of, np.arange(len(self.question)))
+        largest = self.score[first]
+        total = np.zeros(len(self.question))
+        np.add.at(total, self.of, np.exp(self.score - largest[self.of]))
+        mass = largest + np.log(total)
+        return Answers(self.question, self.start[first], self.end[first], largest, self.null_score, mass)
+
+    def probabilities(self, threshold: float | None) -> Floats:
+        """Returns the probability of each span, `[S]`, as in `Answers.probability`.
+
+        Those of a question sum to 1, or with a threshold to 1 less the probability of no answer.
+        """
+        mass = self.best().mass
+        total = mass if threshold is None else np.logaddexp(mass, self.null_score - threshold)
+        return np.asarray(np.exp(self.score - total[self.of]))
+
+
 def find_answers(
     logits: Floats, characters: Integers, question: Integers, *, n_best: int, max_answer_length: int
 ) -> Answers:
-    """Returns the best answer to each question.
+    """Returns the best of the spans that `find_candidates` returns for each question."""
+    return find_candidates(logits, characters, question, n_best=n_best, max_answer_length=max_answer_length).best()
+
+
+def find_candidates(
+    logits: Floats, characters: Integers, question: Integers, *, n_best: int, max_answer_length: int
+) -> Candidates:
+    """Returns the best spans of each question.
 
     A span scores the sum of the logit of its start and the logit of its end. Those of the `n_best` best starts of a
     window are compared, over all windows of a question. A span that two windows show counts once, with its better
@@ -175,12 +219,8 @@ def find_answers(
     numbers, group = np.unique(question, return_inverse=True)
     null_score = np.full(len(numbers), np.inf)
     np.minimum.at(null_score, group, starts[:, 0] + ends[:, 0])
-    order, rank, of = _rank(group[window], start, end, score, n_best)
-    best = order[rank == 0]
-    largest = score[best]
-    total = np.zeros(len(numbers))
-    np.add.at(total, of, np.exp(score[order] - largest[of]))
-    return Answers(numbers, start[best], end[best], largest, null_score, largest + np.log(total))
+    order, of = _rank(group[window], start, end, score, n_best)
+    return Candidates(numbers, null_score, of, start[order], end[order], score[order])
 
 
 def _find_spans(
@@ -204,10 +244,8 @@ def _find_spans(
     return window, first, first + length[window, column], score[window, column]
 
 
-def _rank(
-    group: Integers, start: Integers, end: Integers, score: Floats, n_best: int
-) -> tuple[Integers, Integers, Integers]:
-    """Returns the `n_best` different spans of each question, the best first: their positions, ranks and questions."""
+def _rank(group: Integers, start: Integers, end: Integers, score: Floats, n_best: int) -> tuple[Integers, Integers]:
+    """Returns the `n_best` different spans of each question, the best first: their positions and their questions."""
     order = np.lexsort((-score, end, start, group))
     spans = np.stack([group, start, end])[:, order]
     order = order[np.concatenate([[True], (np.diff(spans) != 0).any(axis=0)])]
@@ -215,7 +253,7 @@ def _rank(
     of = group[order]
     rank = np.arange(len(of)) - np.searchsorted(of, of)
     chosen = rank < n_best
-    return order[chosen], rank[chosen], of[chosen]
+    return order[chosen], of[chosen]
 
 
 def fit_threshold(null_difference: Floats, span_metrics: Floats, null_metrics: Floats) -> float:

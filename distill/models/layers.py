@@ -1,5 +1,6 @@
 """The layers of an encoder and the modules inside them, by the names that they have in an ALBERT."""
 
+import math
 from collections.abc import Mapping
 from itertools import chain
 
@@ -52,6 +53,13 @@ def list_layers(model: PreTrainedModel) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == total > 0:
             return list(module)
     raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
+
+
+def spread_layers(total: int, depth: int) -> list[int]:
+    """Returns the first, the last and evenly spaced layers between them, rounded to the nearest, halves down."""
+    if depth == 1:
+        return [0]
+    return [math.ceil(index * (total - 1) / (depth - 1) - 0.5) for index in range(depth)]
 
 
 # The number of layers of a decoder behind an encoder, in configurations.

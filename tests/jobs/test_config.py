@@ -81,7 +81,7 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
             assert values.pop("start") is None
             for key in ("finetune", "bilstm", "contrastive"):
                 hydra.utils.instantiate(values.pop(key))
-        if file.stem == "pretrained":
+        if file.stem in ("pretrained", "encoder_decoder"):
             values["path"] = "."
         elif file.stem == "ensemble":
             values["paths"] = [".", "."]
