@@ -97,6 +97,7 @@ class CausalLM(TextTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="continuation",
             max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
+            generates=True,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> CausalText:
