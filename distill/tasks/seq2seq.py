@@ -7,8 +7,7 @@
 [['1 2', 'one two']]
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -118,6 +117,7 @@ class Seq2Seq(ShownTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
             max_length=max_length, classes_are_tokens=True, generates=True,
+            max_target=max_target,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
