@@ -257,11 +257,24 @@ def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
         )
 
 
+def _check_writing(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for a share of targets by the student where it can write none."""
+    if info.max_target is None:
+        raise UserError(
+            f"student_share of objective {plan.objective.name} has the student write targets, and task={info.name} has "
+            "none: take task=seq2seq, or student_share=0"
+        )
+    if plan.trainer.strategy == "fsdp":
+        raise UserError("student_share has the student write texts, which trainer.strategy=fsdp cannot: take ddp")
+
+
 def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     """Raises UserError for options that contradict each other in a plan for one task."""
     info, objective = task.info, plan.objective
     if source.targets is not None:
         _check_targets(source.targets, plan, info)
+    if objective.writing is not None:
+        _check_writing(plan, info)
     if info.replaces_tokens:
         raise UserError(
             f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
