@@ -58,8 +58,9 @@ class TokenizedExamples(Dataset[Batch]):
             has them one after another. The length of an example is then that of its longest sequence, times the largest
             number of sequences, so that examples with sequences of similar length share a batch. None for examples of
             one sequence.
-        targets: the tokens that a decoder writes for each example, which are columns `labels` and `decoder_attention_mask`
-            `[B, T]` of the batches. They count among the tokens of an example. None for examples without a target.
+        targets: the tokens that a decoder writes for each example, which are columns `labels` and
+            `decoder_attention_mask`, `[B, T]`, of the batches. They count among the tokens of an example. None for
+            examples without a target.
     """
 
     visits: int | None = 1

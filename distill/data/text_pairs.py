@@ -118,7 +118,7 @@ class TextPairs:
         references = [reference for reference in references if not is_missing(reference)]
         if not references or not all(isinstance(reference, str) for reference in references):
             raise UserError(
-                f"{table.place(row)}: column {self.target} is {reprlib.repr(value)}, expected a text, or a list of texts"
+                f"{table.place(row)}: column {self.target} is {reprlib.repr(value)}, expected text, or a list of texts"
             )
         for reference in references:
             check_surrogates(reference, f"{table.place(row)}: column {self.target}")

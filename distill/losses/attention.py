@@ -78,14 +78,14 @@ class AttentionScoreMSE(_AttentionTerm):
 class CrossAttention(Term):
     """Squared error between the attention of decoders to the source, of matched layers.
 
-    `1/A * sum_a sum_l (A_student,a,l - A_teacher,a,l)^2` for each token of a target and each pair of layers, summed over
-    the pairs and averaged over the tokens, with the probabilities A of A heads for the tokens l of the source. It is
-    equation 7 of TinyBERT (Jiao et al., arXiv 1909.10351) for cross-attention, with probabilities in place of scores.
+    `1/A * sum_a sum_l (P_student,a,l - P_teacher,a,l)^2` for each token of a target and each pair of layers, summed
+    over the pairs and averaged over the tokens, with the probabilities P of A heads for the tokens l of the source. It
+    is equation 7 of TinyBERT (Jiao et al., arXiv 1909.10351) for cross-attention, with probabilities and not scores.
     The dropout of the student's attention is in its probabilities.
 
     Args:
-        layers: the layer of the teacher's decoder of each layer of the student's: `uniform`, `last`, or a list of layers
-            counted from 1.
+        layers: the layer of the teacher's decoder of each layer of the student's: `uniform`, `last`, or a list of
+            layers counted from 1.
     """
 
     needs = frozenset({"cross_attentions"})

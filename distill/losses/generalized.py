@@ -18,7 +18,7 @@ Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a n
 
 
 class GeneralizedKD(Term):
-    """Divergence from the teacher's distribution, on a share of texts by the student (Agarwal et al., arXiv 2306.13649).
+    """Divergence from the teacher on a share of texts by the student (Agarwal et al., arXiv 2306.13649).
 
     With the teacher's p and the student's q for each item, `forward` is `KL(p || q)`, `reverse` is `KL(q || p)`, and
     `jsd` is equation 1, `beta KL(p || m) + (1 - beta) KL(q || m)` with `m = beta p + (1 - beta) q`. No gradient goes

@@ -30,8 +30,8 @@ class HardLabels(Term):
 
     Args:
         smoothing: the share of each label that all classes of the item get alike, from 0 up to 1 (Szegedy et al.,
-            arXiv 1512.00567, section 7): `(1 - s) CE + s/C sum_c -log softmax(z)_c`. It is for classes that exclude each
-            other.
+            arXiv 1512.00567, section 7): `(1 - s) CE + s/C sum_c -log softmax(z)_c`. It is for classes of which one is
+            right.
     """
 
     needs_teacher = False

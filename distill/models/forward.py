@@ -133,6 +133,8 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
     names = (*input_names(model), ENCODER_FEATURES, DECODER_INPUTS)
     inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
+    if writes_targets(model):  # A text without a target is its own one.
+        inputs.setdefault(DECODER_INPUTS, batch["input_ids"])
     if part is model and takes_choices(model):
         inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
     accepted = inspect.signature(part.forward).parameters

@@ -50,6 +50,7 @@ from distill.training.settings import check_budget, check_processes
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 1  # Of a fine-tuned teacher in the cache.
 _METADATA = "distill.json"  # Beside its weights.
+TRAINED_FOR = "trained_for"  # The entry of the configuration of a model that writes text: the kind of its task.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
 
@@ -269,7 +270,21 @@ def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
     if not start.fits and splits.head_bias is not None:
         start_head(start.model, splits.head_bias)
     adopt_special_tokens(start.model, start.tokenizer)
-    return replace(start, notices=[*start.notices, *notices])
+    start = replace(start, notices=[*start.notices, *notices])
+    return start if source.finetune is None else _check_training(start, task)
+
+
+def _check_training(start: Start, task: Task) -> Start:
+    """Returns the teacher as one to be fine-tuned if it has a head that may have been trained for something else.
+
+    A head over a vocabulary has no labels by which a task would know it, so that a fine-tuning notes its task.
+    """
+    if not task.info.generates or task.info.raw_text or not start.fits:
+        return start
+    trained_for = getattr(start.model.config, TRAINED_FOR, None)
+    if trained_for == task.info.kind:
+        return start
+    return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
 
 
 def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
@@ -466,6 +481,8 @@ def _finetune(
     )  # fmt: skip
     notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
     metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+    if task.info.generates:
+        setattr(start.model.config, TRAINED_FOR, task.info.kind)
     _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
