@@ -155,7 +155,7 @@ class DistillationModule(L.LightningModule):
         return write_batch(self.student, batch, temperature=writing.sampling_temperature)
 
     def writing_seconds(self, batch: dict[str, Tensor]) -> float:
-        """Returns the mean duration of the student's writing for such a batch, over those that it does not write for."""
+        """Returns the mean duration of the student's writing for such a batch, 0 for the share that it leaves."""
         writing = self.objective.writing
         if writing is None:
             return 0.0
