@@ -23,7 +23,7 @@ from distill.data.mixing import labelled_only
 from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.losses.objective import supervised_objective
-from distill.models.checks import check_length, encoder_size
+from distill.models.checks import check_length, check_target_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import adopt_special_tokens, read_vocabulary
@@ -292,6 +292,7 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     task, splits = preparation.task, preparation.splits
     start = load_start(source, task, splits)
     check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
     if not start.fits or task.info.likelihood != "gaussian":
         return start, None
     train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
