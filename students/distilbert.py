@@ -6,7 +6,6 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 import copy
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import torch
@@ -83,33 +82,28 @@ def from_teacher(
     From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
     of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
     family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
-    layers, of an encoder-decoder in both halves. From a BiLSTM on features it is what it would be from their encoder,
-    with a new head. The student's
-    `inherited` maps the names of its tensors to those of the teacher's tensors that they were copied from.
+    layers, in both halves of an encoder-decoder. From a BiLSTM on features it follows their encoder, with a new head.
+    Its `inherited` maps the names of its tensors to those of the teacher's that they are copies of.
 
     Args:
-        layers: `alternate` (first, last and evenly spaced ones between them), `first`, `last`, or indices from 0.
-            Indices are those of the encoder, and the decoder of an encoder-decoder then has alternate layers.
-        depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
-        decoder_depth: number of layers of the decoder of an encoder-decoder; by default half of the teacher's.
+        layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
+        depth, decoder_depth: number of layers of the encoder and of a decoder behind it; by default half of them.
         init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too, of layers that
             are chosen outside, by students that this function builds. A list has names that combine.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
-        attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
-        task, chunk, chunk_overlap, chunk_pooling: of a student that reads a long text in chunks, as in `Chunking`.
+        attention, window, global_tokens, positions, task, chunk, chunk_overlap, chunk_pooling: of a student for long
+            texts, as in `LongTexts` and `Chunking`.
 
     Raises:
         UserError: if the student cannot have these layers, or such attention or sizes.
     """
     copies, cut = _check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
-    chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    copy_layers = partial(_copy_layers, decoder_depth=decoder_depth)
-    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy_layers
-    cut.check(copies=copies, can_be_cut=follow is copy_layers and chunk is None and not long_texts.is_set)
+    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else _copy_layers
+    cut.check(copies=copies, can_be_cut=follow is _copy_layers and chunk is None and not long_texts.is_set)
     importance = origins.importance if copies and origins is not None else None
-    student = cut.apply(follow(teacher, layers, depth, copies), importance)
-    return chunks.apply(long_texts.apply(student), task, teacher=teacher)
+    student = cut.apply(follow(teacher, layers, depth, copies, decoder_depth), importance)
+    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
 
 
 def _check_init(init: str | Sequence[str]) -> bool:
@@ -129,7 +123,7 @@ def _check_init(init: str | Sequence[str]) -> bool:
 
 
 def _copy_layers(
-    teacher: PreTrainedModel, layers: Layers, depth: int | None, copies: bool, decoder_depth: int | None = None
+    teacher: PreTrainedModel, layers: Layers, depth: int | None, copies: bool, decoder_depth: int | None
 ) -> PreTrainedModel:
     """Creates the student with the attention of its class."""
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
@@ -157,11 +151,15 @@ def _copy_layers(
 
 
 def _follow_encoder(
-    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, copies: bool
+    teacher: FeatureBilstmPreTrainedModel,
+    layers: Layers,
+    depth: int | None,
+    copies: bool,
+    decoder_depth: int | None,
 ) -> PreTrainedModel:
     """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
     transformer = teacher.to_transformer()
-    student = _copy_layers(transformer, layers, depth, copies)
+    student = _copy_layers(transformer, layers, depth, copies, decoder_depth)
     name_in_whole(student, encoder=transformer, whole=teacher)
     return student
 
@@ -182,9 +180,10 @@ def _choose_decoder_layers(teacher: PreTrainedModel, layers: Layers, depth: int 
 
 
 def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[int]:
-    """Returns the indices of the teacher's layers to copy.
+    """Returns the indices of the teacher's layers to copy: `alternate`, `first` or `last` ones, or those of a list.
 
-    `alternate` selects 0, 2, 4, 7, 9, 11 for 6 out of 12 layers, as the authors of DistilBERT did.
+    `alternate` has the first, the last and evenly spaced ones between them. It selects 0, 2, 4, 7, 9, 11 for 6 out of
+    12 layers, as the authors of DistilBERT did.
 
     Raises:
         UserError: if the name is unknown, or indices are out of range, repeated or missing.

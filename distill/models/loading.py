@@ -106,10 +106,7 @@ def load_directory(
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
-    if auto_class == CAUSAL:
-        check_causal(model, str(directory))
-    if auto_class == SEQ2SEQ:
-        check_ends(model, tokenizer, directory)
+    _check_decoder(auto_class, model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
     # The pooler of an encoder is no head of a task.
     missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
@@ -221,8 +218,17 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None
         raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
 
 
-def check_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Raises UserError if an encoder-decoder has no tokens with which a target begins and ends."""
+def _check_decoder(
+    auto_class: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path
+) -> None:
+    """Raises UserError for a decoder that reads in both directions, and without tokens to begin and end a target with.
+
+    Other models than decoders and encoder-decoders stay unchecked.
+    """
+    if auto_class == CAUSAL:
+        check_causal(model, str(directory))
+    if auto_class != SEQ2SEQ:
+        return
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"the tokenizer of {directory} has no eos_token, which ends each target: name one of its tokens "

@@ -39,7 +39,21 @@ LongTargets = Literal["cut", "error"]
 
 
 class PairOptions(TypedDict, total=False):
-    """The options that determine the rows, as in `rows.TableOptions`."""
+    """The options that determine the rows of `Seq2Seq`.
+
+    Attributes:
+        data: a path as `data_dir`, a table, or split -> table, as in `rows.TableOptions`.
+        train: the table of the training split, with `dev` and `test` in place of `data`.
+        dev: the table of the split that selects the checkpoint.
+        test: the table of a split that is scored at the end.
+        data_dir: a directory with `train` and `dev`, or one file.
+        dev_fraction: share of a single file or table, or of train, that is held out as dev, the same in every run.
+        splits: names of each split on the Hub and in the files.
+        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`.
+        train_examples: number of training rows that are used; None for all.
+        dev_examples: number of dev rows that are used; None for all.
+        transfer: further sets in the same columns by name. Every model is scored on them at the end.
+    """
 
     data: Table | TableSplits | str | Path | None
     train: Table | None
@@ -78,7 +92,7 @@ class TargetScores(TokenScores):
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
 
-    def describe(self, splits: LabelledData) -> dict[str, Any]:
+    def describe(self, splits: Any) -> dict[str, Any]:
         return {
             "labels": [],
             "answer": "text",
@@ -87,7 +101,7 @@ class TargetScores(TokenScores):
             "example": '"a sentence"',
         }
 
-    def summary(self, splits: LabelledData) -> str:
+    def summary(self, splits: Any) -> str:
         references = splits.splits["dev"]["references"]
         several = sum(len(of_row) > 1 for of_row in references)
         return f"a text for a text; {several:,} of {len(references):,} examples of dev have several references"
@@ -210,7 +224,7 @@ class Seq2Seq(ShownTask):
 def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Returns whether the tokenizer itself puts the token for the end of a text behind each text."""
     ids: list[int] = tokenizer("a")["input_ids"]
-    return ids[-1] == tokenizer.eos_token_id
+    return bool(ids[-1] == tokenizer.eos_token_id)
 
 
 def _append_end(tokens: "Tokens", end: int) -> "Tokens":

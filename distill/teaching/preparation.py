@@ -482,9 +482,7 @@ def _finetune(
     )  # fmt: skip
     notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
     metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
-    if task.info.generates:
-        setattr(start.model.config, TRAINED_FOR, task.info.kind)
-    _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
+    _save(start, task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
     gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
@@ -511,12 +509,16 @@ def _tune_on_pairs(
         "task": preparation.task.info.name, "data": preparation.splits.sha256, "settings": asdict(settings),
         "notices": [],
     }  # fmt: skip
-    _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
+    _save(
+        start, preparation.task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target
+    )
     return time.perf_counter() - started
 
 
-def _save(start: Start, metadata: Mapping[str, Any], target: Path) -> None:
+def _save(start: Start, task: TaskInfo, metadata: Mapping[str, Any], target: Path) -> None:
     """Caches a fine-tuned teacher with its tokenizer."""
+    if task.generates:
+        setattr(start.model.config, TRAINED_FOR, task.kind)
     with new_entry(target) as temporary:
         start.model.save_pretrained(temporary)
         start.tokenizer.save_pretrained(temporary)
