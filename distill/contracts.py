@@ -137,6 +137,14 @@ class Items:
             classes_are_tokens=True,
         )  # fmt: skip
 
+    def without_labels(self) -> "Items":
+        """Returns the same items, of which none has a label."""
+        import torch
+
+        return replace(
+            self, labels=torch.full_like(self.labels, IGNORED), labelled=torch.zeros_like(self.labelled),
+        )  # fmt: skip
+
     def part(self, first: int, last: int) -> "Items":
         """Returns the items from `first` to `last`, that one excluded."""
         names = ("row", "labels", "labelled", "index", "chosen", "weights", "valid")

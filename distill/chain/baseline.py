@@ -89,6 +89,8 @@ def _find_obstacle(prepared: Prepared) -> str | None:
     plan = prepared.plan
     if any(task.info.raw_text for task in plan.tasks.values()):
         return "a text has no labels"
+    if prepared.source.targets is not None:
+        return "the teacher's texts are in the place of the labels"
     if not plan.objective.needs_teacher:
         return f"objective {plan.objective.name} has no teacher either"
     try:

@@ -17,6 +17,7 @@ from distill.teaching.bank import Search
 from distill.teaching.negatives import mine_negatives
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource
+from distill.teaching.targets import write_targets
 from distill.training import auto
 from distill.training.settings import TrainerSettings
 
@@ -57,6 +58,11 @@ class Encoding:
             self.notes = [] if info.unlabelled == "given" else [_describe_gain(info)]
         if isinstance(data, LabelledData) and not plan.dry_run:
             data = mine_negatives(data, teacher, max_length=info.max_length, cache_dir=plan.cache_dir)
+        if self.source.targets is not None:
+            assert isinstance(data, LabelledData)  # `check_source` has checked the task.
+            data = write_targets(
+                data, teacher, self.source.targets, info=info, cache_dir=plan.cache_dir, dry_run=plan.dry_run
+            )
         self.data = data
         return self._encode(data, teacher.tokenizer)
 

@@ -44,6 +44,7 @@ from distill.tasks.multi import Tasks
 from distill.teaching.labelling import check_given_terms
 from distill.teaching.outputs import check_cache
 from distill.teaching.source import TeacherSource, check_source
+from distill.teaching.targets import TargetSettings
 from distill.training import auto
 from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
 
@@ -243,9 +244,38 @@ def _check_several(plan: Plan) -> None:
             raise UserError(f"{option} {reason}, and task={plan.tasks.name} has several: leave it out")
 
 
+def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for the texts of a teacher where there are no targets that they could replace."""
+    option = f"teacher.beams={targets.beams}"
+    if info.max_target is None:
+        raise UserError(
+            f"{option} replaces the targets of texts, and task={info.name} has none: take task=seq2seq, or leave it out"
+        )
+    if plan.baseline is True:
+        raise UserError(
+            f"{option} puts the teacher's texts in the place of the labels that baseline=true would learn from: train "
+            "the baseline in a run without it"
+        )
+
+
+def _check_writing(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for a share of targets by the student where it can write none."""
+    if info.max_target is None:
+        raise UserError(
+            f"student_share of objective {plan.objective.name} has the student write targets, and task={info.name} has "
+            "none: take task=seq2seq, or student_share=0"
+        )
+    if plan.trainer.strategy == "fsdp":
+        raise UserError("student_share has the student write texts, which trainer.strategy=fsdp cannot: take ddp")
+
+
 def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     """Raises UserError for options that contradict each other in a plan for one task."""
     info, objective = task.info, plan.objective
+    if source.targets is not None:
+        _check_targets(source.targets, plan, info)
+    if objective.writing is not None:
+        _check_writing(plan, info)
     if info.replaces_tokens:
         raise UserError(
             f"job=distill is not for task={info.name}, whose model is trained together with its generator: "

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 from distill.chain.plan import Plan, Student
-from distill.errors import UserError, first_line
+from distill.errors import OptionError, UserError, first_line
 from distill.jobs.conf import config_directory
 from distill.losses import Objective
 from distill.options import show_value
@@ -27,6 +27,7 @@ from distill.teaching.contrastive import read_start
 from distill.teaching.features import Features
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.source import Labeller, SeveralWeights, TeacherSource, make_by_task, make_ensemble
+from distill.teaching.targets import TargetSettings
 
 
 def instantiate(config: DictConfig) -> Any:
@@ -155,6 +156,7 @@ def _source(
     values.pop("cache", None)
     accept_weak = values.pop("accept_weak", False)
     name, sizes = values.pop("features", None), values.pop("bilstm", None)
+    targets = _read_targets(values)
     start, contrastive = values.pop("start", None), None
     if values.pop("contrastive", None) is not None:
         contrastive = read_start(start, instantiate(config.contrastive))
@@ -169,7 +171,7 @@ def _source(
     weights = _create("teacher", values)
     make = partial(
         TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak,
-        features=features, adaptation=adaptation, contrastive=contrastive,
+        features=features, adaptation=adaptation, contrastive=contrastive, targets=targets,
     )  # fmt: skip
     if isinstance(weights, Labeller):
         return make(weights=weights.encoder, labeller=weights)
@@ -178,6 +180,22 @@ def _source(
     if isinstance(weights.members, Mapping):
         return make_by_task({task: make(weights=member) for task, member in weights.members.items()})
     return make_ensemble([make(weights=member) for member in weights.members], weights.weights)
+
+
+def _read_targets(values: dict[Any, Any]) -> TargetSettings | None:
+    """Takes the options of the texts that a teacher writes out of `values`; returns None if it writes none.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+    beams, keep = values.pop("beams", None), values.pop("keep", 1)
+    try:
+        settings = TargetSettings(beams=1 if beams is None else beams, keep=keep)
+    except OptionError as error:
+        raise error.with_prefix("teacher") from error
+    if beams is None and keep != 1:
+        raise OptionError("teacher.keep", show_value(keep), "1 without teacher.beams, which it chooses from")
+    return None if beams is None else settings
 
 
 def student(config: DictConfig) -> Student:

@@ -51,6 +51,7 @@ KINDS = {
     "candidates": Kind("candidates of queries", re.compile(rf"{_HEX}{{20}}")),
     "banks": Kind("banks of sentences", re.compile(rf"{_HEX}{{20}}")),
     "adaptation": Kind("training texts of tasks", re.compile(rf"{_HEX}{{20}}")),
+    "targets": Kind("texts of teachers", re.compile(rf"{_HEX}{{20}}"), whole=False),
     "augmented": Kind("augmented texts", re.compile(rf"{_HEX}{{20}}")),
     "tokens": Kind("tokens", re.compile(rf"{_HEX}{{20}}")),
     "data": Kind("built-in data", re.compile(rf"docstrings-{_HEX}+")),

@@ -6,6 +6,7 @@ from distill.losses.attention import MiniLM as MiniLM
 from distill.losses.attention import MiniLMv2 as MiniLMv2
 from distill.losses.detection import GeneratorLoss as GeneratorLoss
 from distill.losses.detection import ReplacedTokens as ReplacedTokens
+from distill.losses.generalized import GeneralizedKD as GeneralizedKD
 from distill.losses.hidden_states import Cosine as Cosine
 from distill.losses.hidden_states import HiddenStateMSE as HiddenStateMSE
 from distill.losses.hidden_states import PatientKD as PatientKD

@@ -116,6 +116,11 @@ class Objective(nn.Module):
         """Returns whether a term reads logits of tokens that the task does not score."""
         return any(term.reads_every_token for term in self._terms())
 
+    @property
+    def writing(self) -> Term | None:
+        """Returns the term for which the student writes a share of the targets, None without one."""
+        return max((term for term in self._terms() if term.student_share > 0), key=_student_share, default=None)
+
     def unsuited(self, *, likelihood: Likelihood, classes_are_tokens: bool, replaces_tokens: bool = False) -> list[str]:
         """Returns the names of the terms that do not suit such a task."""
         return self.names_where(
@@ -293,3 +298,7 @@ def take_prefix(vectors: Tensor, size: int) -> Tensor:
 def _is_option(value: object) -> bool:
     """Returns whether an attribute of a term is an option for run.json: a number, a string or a list of layers."""
     return isinstance(value, float | str | list) or type(value) is int
+
+
+def _student_share(term: Term) -> float:
+    return term.student_share

@@ -65,6 +65,8 @@ class Term(nn.Module):
         needs_data: the examples that the term learns from, in words, if not every task has them; else empty.
         label_columns: the columns of batches with labels that the term reads by their name. A task must have them.
         targets: the option of the task with another model whose outputs the term learns from, for some terms.
+        student_share: the share of micro-batches whose targets the student writes, from 0 to 1.
+        sampling_temperature: of that writing.
         fits_teacher: whether `fit` must be called with the teacher's logits before the training, after `connect`.
     """
 
@@ -83,6 +85,8 @@ class Term(nn.Module):
     label_columns: frozenset[str] = frozenset()
     targets = ""
     fits_teacher = False
+    student_share = 0.0
+    sampling_temperature = 1.0
 
     def __init__(self, *, weight: float = 1.0) -> None:
         super().__init__()

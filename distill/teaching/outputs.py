@@ -30,6 +30,8 @@ from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.signal import Live, Mean
 from distill.training.module import NOTHING
 
+WRITES = "the student writes some of the texts"
+
 
 def check_cache(cache: OutputCache, objective: Objective, task: Task, *, is_ensemble: bool = False) -> None:
     """Raises UserError if the outputs cannot be cached and must be: for an ensemble, or by `teacher.cache.enabled`."""
@@ -162,7 +164,8 @@ def outputs_for_training(
         return run_live(teacher, task, objective, "a stream shows a text once only")
     first, *others = teacher.members
     hidden = hidden_layers(objective, student=student, teacher=first.model)
-    reason = _obstacle(
+    reason = WRITES if objective.writing is not None else None
+    reason = reason or _obstacle(
         cache, objective, task, hidden_gb=cache.size_gb(examples.tokens, logit_bytes=0, hidden=hidden),
         unnamed_layers=objective.needing_unnamed_layers(
             student.config.num_hidden_layers, first.model.config.num_hidden_layers

@@ -19,6 +19,7 @@ from distill.teaching.contrastive import ContrastiveSettings
 from distill.teaching.features import Features
 from distill.teaching.mixture import normalize_shares
 from distill.teaching.output_cache import OutputCache
+from distill.teaching.targets import TargetSettings
 from distill.training.settings import TrainerSettings
 
 
@@ -137,6 +138,7 @@ class TeacherSource:
         adaptation: of the weights to a text before the fine-tuning; None for none.
         contrastive: the settings of a start on pairs of labelled rows in place of the fine-tuning; None for that.
         labeller: has the class probabilities in place of a head of the weights; None for a model with a head.
+        targets: the texts of the teacher that take the place of those of train; None for those of the data.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -156,6 +158,7 @@ class TeacherSource:
     adaptation: Adaptation | None = None
     contrastive: ContrastiveSettings | None = None
     labeller: Labeller | None = None
+    targets: TargetSettings | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):

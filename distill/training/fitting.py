@@ -320,7 +320,8 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     evaluations += int(settings.soup > 1)  # Of the average.
     scored = evaluations * len(cast(Examples, dev.dataset))
     # The minimum excludes the warm-up and the load of other processes.
-    return min(step_seconds) * (steps + scored / size / 3) + min(optimizer_seconds) * module.total_steps
+    writing = module.writing_seconds(batch) * steps
+    return writing + min(step_seconds) * (steps + scored / size / 3) + min(optimizer_seconds) * module.total_steps
 
 
 @contextmanager

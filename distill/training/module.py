@@ -1,6 +1,7 @@
 """The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
 
 import math
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from distill.tasks.scoring import Scoring
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
 from distill.training.known_gradient import sum_with_gradient
+from distill.training.on_policy import STUDENT_WRITES, write_batch
 from distill.training.strategies import shard_module
 
 _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from each other.
@@ -93,6 +95,7 @@ class DistillationModule(L.LightningModule):
         step, teacher_seconds = self.global_step, self.signal.seconds
         torch.manual_seed(self.seed * 1_000_003 + step + distributed.rank() * _RANK_SEED_STRIDE)
         optimizer = self.optimizers()
+        micro_batches = [self.choose_targets(batch) for batch in micro_batches]
         counts = distributed.all_reduce(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
         sums = torch.zeros_like(counts)
         loss_value = 0.0
@@ -160,8 +163,26 @@ class DistillationModule(L.LightningModule):
         self.train(was_training)
         return dict(zip(self.objective.names, (sums / divisors(counts)).tolist(), strict=True))
 
+    def choose_targets(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the batch, for a share of the batches with targets that the student writes now."""
+        writing = self.objective.writing
+        if writing is None or float(torch.rand(())) >= writing.student_share:
+            return batch
+        return write_batch(self.student, batch, temperature=writing.sampling_temperature)
+
+    def writing_seconds(self, batch: dict[str, Tensor]) -> float:
+        """Returns the mean duration of the student's writing for such a batch, 0 for the share that it leaves."""
+        writing = self.objective.writing
+        if writing is None:
+            return 0.0
+        start = time.perf_counter()
+        write_batch(self.student, batch, temperature=writing.sampling_temperature)
+        return writing.student_share * (time.perf_counter() - start)
+
     def _items(self, batch: Batch) -> Items:
         items = self.task.select(batch)
+        if STUDENT_WRITES in batch:
+            items = items.without_labels()
         return items.with_every_token() if self.objective.reads_every_token else items
 
     def _counts(self, batch: Batch) -> Tensor:

@@ -1,0 +1,306 @@
+"""Sequence-level distillation: a teacher's beams for every training source, written once and cached.
+
+Each file has the texts for some dozen sources and is written atomically with its checksum. A writing that was killed
+goes on with the missing files. The batches of a file depend on its sources alone, so that its texts are those of a
+writing without a break. Two processes that write the same directory at once may write a file twice, with the same
+content.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from distill.console import ProgressMeter, format_duration, print_line, print_notice
+from distill.contracts import TaskInfo
+from distill.data.tables import LabelledData
+from distill.errors import UserError
+from distill.options import STRICT, raise_option_errors
+from distill.storage import mirror
+from distill.storage.cache import check_writable, entry_key, lease
+from distill.storage.files import atomic_file, make_directory
+from distill.tasks.text_metrics import score_sentences
+from distill.teaching.output_cache import library_versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.teaching.prepared import PreparedTeacher
+
+FORMAT = 1  # Of the files of texts.
+SOURCES = 32  # Of a file, which is what a kill can lose; those of a file are one batch.
+Write = Callable[[Sequence[str]], list[list[str]]]  # Returns the texts for each source, the best one first.
+
+
+@raise_option_errors
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
+class TargetSettings:
+    """The texts of a teacher that take the place of the targets of train (Kim and Rush, arXiv 1606.07947, section 3.2).
+
+    Args:
+        beams: of the search for them, each of which is kept in the cache.
+        keep: 1 keeps the most likely text, `nearest` of all beams the one that is nearest to the target by `nearest_by`
+            (section 3.3).
+        nearest_by: the sentence's `chrf` or `bleu`.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    beams: PositiveInt = 4
+    keep: Literal[1, "nearest"] = 1
+    nearest_by: Literal["chrf", "bleu"] = "chrf"
+
+    def choose(self, beams: Sequence[Sequence[str]], references: Sequence[str]) -> list[str]:
+        """Returns one text for each source.
+
+        Args:
+            beams: the texts for each source, the most likely one first.
+            references: the target of each source.
+        """
+        if self.keep == 1:
+            return [texts[0] for texts in beams]
+        chosen = []
+        for texts, reference in zip(beams, references, strict=True):
+            scores = score_sentences(texts, [[reference]] * len(texts), self.nearest_by)
+            chosen.append(texts[int(scores.argmax())])
+        return chosen
+
+
+class WrittenTexts:
+    """The texts of a teacher for different sources, in the files of one directory.
+
+    Attributes:
+        damaged: the files that did not match their checksum, which are written again.
+    """
+
+    def __init__(self, directory: Path, sources: Sequence[str]) -> None:
+        """Opens the directory.
+
+        Args:
+            sources: different ones. Files have those of similar length, which fill a batch without much padding.
+        """
+        self.directory = directory
+        order = np.argsort([len(source) for source in sources], kind="stable")
+        self._files = [
+            [sources[row] for row in order[first : first + SOURCES]] for first in range(0, len(sources), SOURCES)
+        ]
+        self.damaged: list[Path] = []
+        self._texts = [self._read(number) for number in range(len(self._files))]
+
+    def missing(self) -> list[int]:
+        """Returns the numbers of the files that are not written."""
+        return [number for number, texts in enumerate(self._texts) if texts is None]
+
+    @property
+    def missing_sources(self) -> int:
+        return sum(len(self._files[number]) for number in self.missing())
+
+    @property
+    def sources(self) -> int:
+        return sum(map(len, self._files))
+
+    def write(self, write: Write) -> None:
+        """Writes the missing files, and shows the progress."""
+        check_writable(self.directory)
+        make_directory(self.directory)
+        lease(self.directory)
+        done = self.sources - self.missing_sources
+        with ProgressMeter("the teacher's texts", self.sources, done=done, unit="sources") as meter:
+            for number in self.missing():
+                self._add(number, write(self._files[number]))
+                meter.advance(len(self._files[number]))
+
+    def by_source(self) -> dict[str, list[str]]:
+        """Returns the texts for each source; raises ValueError if files are missing."""
+        if missing := self.missing():
+            raise ValueError(f"{len(missing)} files of {self.directory} are missing: write them first")
+        pairs: Iterator[tuple[str, list[str]]] = (
+            pair
+            for sources, texts in zip(self._files, self._texts, strict=True)
+            for pair in zip(sources, texts or [], strict=True)
+        )
+        return dict(pairs)
+
+    def estimate_seconds(self, write: Write) -> float:
+        """Returns the duration of writing what is missing, by that of the texts for the longest sources among them."""
+        missing = self.missing()
+        if not missing:
+            return 0.0
+        few = self._files[missing[-1]][-4:]
+        begin = time.perf_counter()
+        write(few)
+        return (time.perf_counter() - begin) / len(few) * self.missing_sources
+
+    def _add(self, number: int, texts: list[list[str]]) -> None:
+        content = {"sources": self._files[number], "texts": texts}
+        with atomic_file(self._path(number)) as temporary:
+            temporary.write_text(json.dumps({"sha256": _digest(content), **content}, ensure_ascii=False), "utf-8")
+        self._texts[number] = texts
+
+    def _path(self, number: int) -> Path:
+        return self.directory / f"{number:05}.json"
+
+    def _read(self, number: int) -> list[list[str]] | None:
+        """Returns the texts of a file, None if it is missing or damaged."""
+        path = self._path(number)
+        if not path.is_file():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            digest = content.pop("sha256")
+            if digest == _digest(content) and content["sources"] == self._files[number]:
+                texts: list[list[str]] = content["texts"]
+                return texts
+        except (OSError, ValueError, KeyError, AttributeError):
+            pass
+        self.damaged.append(path)
+        return None
+
+
+@dataclass(frozen=True)
+class BeamWriter:
+    """Writes texts with a model of transformers by beam search, without sampling.
+
+    A decoder alone continues the source, and its texts are the continuations.
+
+    Args:
+        max_source: tokens that a source is cut to.
+        max_target: the most tokens of a text.
+    """
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    beams: int
+    max_source: int
+    max_target: int
+
+    @torch.inference_mode()
+    def __call__(self, sources: Sequence[str]) -> list[list[str]]:
+        """Returns the texts for each source, the most likely one first."""
+        inputs = encode_sources(self.model, self.tokenizer, sources, self.max_source)
+        ids = self.model.generate(
+            **inputs, num_beams=self.beams, num_return_sequences=self.beams, do_sample=False,
+            max_new_tokens=self.max_target, pad_token_id=pad_token(self.tokenizer),
+        )  # fmt: skip
+        if not self.model.config.is_encoder_decoder:
+            ids = ids[:, inputs["input_ids"].shape[1] :]
+        texts = [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+        return [texts[first : first + self.beams] for first in range(0, len(texts), self.beams)]
+
+
+def encode_sources(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", sources: Sequence[str], max_length: int
+) -> dict[str, torch.Tensor]:
+    """Returns `input_ids` and `attention_mask` `[B, L]` on the model's device; a decoder's padding is on the left."""
+    rows = [tokenizer(source, truncation=True, max_length=max_length)["input_ids"] for source in sources]
+    width, is_decoder = max(map(len, rows)), not model.config.is_encoder_decoder
+    ids = torch.full((len(rows), width), pad_token(tokenizer))
+    mask = torch.zeros_like(ids)
+    for row, tokens in enumerate(rows):
+        span = slice(width - len(tokens), width) if is_decoder else slice(0, len(tokens))
+        ids[row, span] = torch.tensor(tokens, dtype=torch.long)
+        mask[row, span] = 1
+    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+
+
+def pad_token(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns the id of the token for padding, or that for the end of a text in its place."""
+    pad: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return pad
+
+
+def check_writes(model: "PreTrainedModel", name: str, option: str) -> None:
+    """Raises UserError for a model that cannot write texts.
+
+    Args:
+        name: of the model in the message.
+        option: that asks for texts.
+    """
+    if not model.can_generate():
+        raise UserError(
+            f"{option} needs a model that writes text, and {name} is a {type(model).__name__}, which does not: take a "
+            "decoder or an encoder-decoder, or leave the option out"
+        )
+
+
+def open_texts(sources: Sequence[str], writer: BeamWriter, *, fingerprint: str, cache_dir: Path) -> WrittenTexts:
+    """Opens the texts of a teacher for these sources.
+
+    Args:
+        fingerprint: digest of everything that the teacher's outputs depend on.
+    """
+    different = list(dict.fromkeys(sources))
+    options = (writer.beams, writer.max_source, writer.max_target)
+    key = entry_key("targets", FORMAT, fingerprint, library_versions(), writer.model.device.type, options, different)
+    directory = cache_dir / "targets" / key[:20]
+    mirror.try_fetch(directory)
+    lease(directory)
+    texts = WrittenTexts(directory, different)
+    if texts.damaged:
+        print_notice(f"{directory}: {len(texts.damaged):,} files are damaged and are written again")
+    return texts
+
+
+def write_targets(
+    data: LabelledData,
+    teacher: "PreparedTeacher",
+    settings: TargetSettings,
+    *,
+    info: TaskInfo,
+    cache_dir: Path,
+    dry_run: bool,
+) -> LabelledData:
+    """Returns the data with the teacher's texts as the targets of train, cached or written.
+
+    A dry run plans with the targets of the data, and prints the estimate of the writing.
+
+    Raises:
+        UserError: for a teacher that cannot write.
+    """
+    model, train = teacher.running(), data.splits["train"]
+    check_writes(model, f"teacher {teacher.resolved}", f"teacher.beams={settings.beams}")
+    assert info.max_target is not None
+    writer = BeamWriter(model, teacher.tokenizer, settings.beams, info.max_length, info.max_target)
+    texts = open_texts(train["source"], writer, fingerprint=teacher.fingerprint, cache_dir=cache_dir)
+    if texts.missing():
+        duration = format_duration(texts.estimate_seconds(writer))
+        print_line(
+            f"Targets  the teacher writes {settings.beams} texts for each of {texts.missing_sources:,} of "
+            f"{texts.sources:,} sources once, about {duration}: {texts.directory}"
+        )
+        if dry_run:
+            return data
+        texts.write(writer)
+        mirror.try_send(texts.directory)
+    beams = texts.by_source()
+    chosen = settings.choose([beams[source] for source in train["source"]], train["target"])
+    return replace_targets(data, chosen).with_option(f"targets={settings} {teacher.fingerprint}")
+
+
+def replace_targets(data: LabelledData, targets: Sequence[str]) -> LabelledData:
+    """Returns the data with other targets of train; a row whose target is empty is left out.
+
+    Raises:
+        UserError: if all are empty.
+    """
+    train = data.splits["train"]
+    rows = [row for row, target in enumerate(targets) if target]
+    if not rows:
+        raise UserError("the teacher's texts are all empty: train it first, or leave teacher.beams out")
+    if len(rows) < len(train):
+        print_notice(f"{len(train) - len(rows):,} of {len(train):,} texts of the teacher are empty and are left out")
+    replaced = train.with_columns(target=list(targets)).select(np.array(rows))
+    return replace(data, splits={**data.splits, "train": replaced})
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
