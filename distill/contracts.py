@@ -1,6 +1,6 @@
 """The contracts between the rooms: what a task, a teacher's outputs and tokenized examples offer to the others.
 
-Letters for shapes: B batch, L length, H hidden, N examples, n items, C classes, V vocabulary.
+Letters for shapes: B batch, L length, T length of a target, H hidden, N examples, n items, C classes, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 VECTOR_SETTINGS = "sentence_vector"  # The entry of a model's configuration that says how vectors of texts are pooled.
 ENCODER_FEATURES = "inputs_embeds"  # The column of batches with the features of tokens, `[S, L, F]`.
+DECODER_INPUTS = "decoder_input_ids"  # The column `[B, T]` of the tokens that a decoder reads before each target.
+TARGET_MASK = "decoder_attention_mask"  # The column `[B, T]` of batches with targets, 1 for their tokens.
 PAIR_CLASSES = "pair_classes"  # The column of batches with the class of a pair of texts, NaN for examples without one.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 SOURCE_VECTORS = "source_vectors"  # The column `[B, D]` of the source encoder's vectors, NaN for examples without one.
@@ -72,14 +74,15 @@ class Items:
             labels of the item and 0 for others; NaN for an item without labels.
         labelled: `[n]` (bool), whether an item has a label.
         likelihood: the meaning of the logits.
-        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`; None where items are examples, or
-            every token has several.
+        index: `[n]`, the token of each item, counted over the whole batch `[B * L]`, of targets `[B * T]`; None where
+            items are examples, or every token has several.
         weights: `[n]`, the weight of each item in losses on the labels; None weighs all alike.
         chosen: `[n]` (bool), the items that the task scores; None for all. The others are tokens that a term with
             `positions=all` reads besides.
         valid: `[n, C]` (bool), the classes that an item can have; None for all.
         classes_are_tokens: whether the classes are the tokens of a vocabulary.
         first: the position of the first item among all items of the batch.
+        is_complete: whether the items are all tokens that a model can predict, so that no term reads others besides.
     """
 
     batch: Batch
@@ -93,6 +96,7 @@ class Items:
     valid: "Tensor | None" = None
     classes_are_tokens: bool = False
     first: int = 0
+    is_complete: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,9 +116,9 @@ class Items:
     def with_every_token(self) -> "Items":
         """Returns all tokens of the batch but the padding, of which these are `chosen`, in the order of the batch.
 
-        Other items than the tokens of a vocabulary stay as they are.
+        Other items than the tokens of a vocabulary stay as they are, and so do complete ones.
         """
-        if not self.classes_are_tokens or self.index is None:
+        if not self.classes_are_tokens or self.index is None or self.is_complete:
             return self
         mask = self.batch["attention_mask"]
         labels = self.labels.new_full((mask.numel(),), IGNORED)
@@ -165,10 +169,13 @@ class Outputs:
         logits: `[n, C]` at the items; None if there are none, or `head` or `soften` computes them.
         hidden_states: of the embeddings and each layer, `[B, L, H]`.
         attentions: of each layer, `[B, A, L, L]`.
+        cross_attentions: of each layer of a decoder to the source, `[B, A, T, L]`.
+        decoder: the hidden states and attentions of the decoder of an encoder-decoder, whose encoder has the others;
+            `[B, T, H]` and `[B, A, T, T]`.
         segment_logits: `[B, 2]`, for models that predict the order of two segments.
         replaced: `[n]` (bool), whether the token of an item is another one than in the text, for models that detect it.
         generator: the outputs at the labelled items of the model that has sampled tokens in their place.
-        last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens.
+        last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens; of a decoder `[B, T, H]`.
         decode: computes logits `[n, V]` from hidden states `[n, H]` with the model's head; of the same tasks.
         states: `[n, D]`, the hidden states from which `decode` computes the logits of the items; of the same tasks.
         attention_vectors: queries, keys and values by layer, counted from 1; only of the layers that are read.
@@ -182,6 +189,8 @@ class Outputs:
     logits: "Tensor | None" = None
     hidden_states: "Sequence[Tensor] | None" = None
     attentions: "Sequence[Tensor] | None" = None
+    cross_attentions: "Sequence[Tensor] | None" = None
+    decoder: "Outputs | None" = None
     segment_logits: "Tensor | None" = None
     replaced: "Tensor | None" = None
     generator: "Outputs | None" = None

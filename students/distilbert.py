@@ -6,6 +6,7 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 import copy
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,7 +16,13 @@ from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.chunking import Chunking, ChunkPooling
 from distill.models.forward import model_class
-from distill.models.layers import find_layer_prefix, name_in_whole, renumber_layer
+from distill.models.layers import (
+    count_decoder_layers,
+    decoder_layers_option,
+    find_layer_prefix,
+    name_in_whole,
+    renumber_layer,
+)
 from distill.models.loading import auto_class_of
 from distill.models.long_texts import Attention, LongTexts
 from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
@@ -53,6 +60,7 @@ def from_teacher(
     *,
     layers: Layers = "alternate",
     depth: int | None = None,
+    decoder_depth: int | None = None,
     init: str | Sequence[str] = "teacher",
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
@@ -75,12 +83,15 @@ def from_teacher(
     From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
     of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
     family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
-    layers. From a BiLSTM on features it is what it would be from their encoder, with a new head. The student's
+    layers, of an encoder-decoder in both halves. From a BiLSTM on features it is what it would be from their encoder,
+    with a new head. The student's
     `inherited` maps the names of its tensors to those of the teacher's tensors that they were copied from.
 
     Args:
         layers: `alternate` (first, last and evenly spaced ones between them), `first`, `last`, or indices from 0.
+            Indices are those of the encoder, and the decoder of an encoder-decoder then has alternate layers.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
+        decoder_depth: number of layers of the decoder of an encoder-decoder; by default half of the teacher's.
         init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too, of layers that
             are chosen outside, by students that this function builds. A list has names that combine.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
@@ -93,8 +104,9 @@ def from_teacher(
     copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     chunks = Chunking(chunk, chunk_overlap, chunk_pooling)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy_layers
-    cut.check(copies=copies, can_be_cut=follow is copy_layers and chunk is None and not long_texts.is_set)
+    copy = partial(copy_layers, decoder_depth=decoder_depth)
+    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
+    cut.check(copies=copies, can_be_cut=follow is copy and chunk is None and not long_texts.is_set)
     importance = origins.importance if copies and origins is not None else None
     student = cut.apply(follow(teacher, layers, depth, copies=copies), importance)
     return chunks.apply(long_texts.apply(student), task, teacher=teacher)
@@ -117,28 +129,40 @@ def check_init(init: str | Sequence[str]) -> bool:
 
 
 def copy_layers(
-    teacher: PreTrainedModel, layers: Layers, depth: int | None, *, copies: bool, own_class: bool = False
+    teacher: PreTrainedModel,
+    layers: Layers,
+    depth: int | None,
+    *,
+    copies: bool,
+    own_class: bool = False,
+    decoder_depth: int | None = None,
 ) -> PreTrainedModel:
     """Creates the student with the attention of its class.
 
     Args:
         copies: whether tensors of the teacher are copied.
         own_class: whether it is of the teacher's class from a BERT too.
+        decoder_depth: layers of the decoder of an encoder-decoder; None for as many as `depth` makes.
     """
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
+    decoder_layers = _choose_decoder_layers(teacher, layers, decoder_depth)
     if type(teacher.config) is BertConfig and not own_class and _is_distilbert(teacher):
         student = _create_distilbert(teacher, len(teacher_layers))
         inherited = _map_bert_tensors(teacher, student, teacher_layers)
     else:
-        student, inherited = _create_same_class(teacher, teacher_layers)
+        student, inherited = _create_same_class(teacher, teacher_layers, decoder_layers)
         if copies:
             _check_layers(teacher, student, teacher_layers)
+            if decoder_layers is not None:
+                _check_layers(teacher, student, decoder_layers, decoder=True)
     student.float()
     if copies:
         _copy_tensors(teacher, student, inherited)
     else:
         inherited = {}
     student.config.teacher_layers = teacher_layers
+    if decoder_layers is not None:
+        student.config.teacher_decoder_layers = decoder_layers
     # An attribute of the object only, which is not saved.
     student.inherited = inherited  # type: ignore[assignment]
     return student.train()
@@ -152,6 +176,21 @@ def _follow_encoder(
     student = copy_layers(transformer, layers, depth, copies=copies)
     name_in_whole(student, encoder=transformer, whole=teacher)
     return student
+
+
+def _choose_decoder_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None) -> list[int] | None:
+    """Returns the indices of the layers of an encoder-decoder's decoder to copy, None for a model without one."""
+    total = count_decoder_layers(teacher.config)
+    if total is None:
+        if depth is not None:
+            raise UserError(
+                f"student.decoder_depth={depth} is for a teacher with an encoder and a decoder, and the teacher is a "
+                f"{type(teacher).__name__}: leave it out, or take student.depth"
+            )
+        return None
+    if depth is not None and not (isinstance(depth, int) and not isinstance(depth, bool) and 1 <= depth <= total):
+        raise UserError(f"student.decoder_depth={depth} is out of range: the teacher's decoder has {total} layers")
+    return choose_layers(total, layers if isinstance(layers, str) else "alternate", depth)
 
 
 def choose_layers(total: int, layers: Layers, depth: int | None = None) -> list[int]:
@@ -265,22 +304,29 @@ def _map_bert_tensors(
 
 
 def _create_same_class(
-    teacher: PreTrainedModel, teacher_layers: Sequence[int]
+    teacher: PreTrainedModel, teacher_layers: Sequence[int], decoder_layers: Sequence[int] | None
 ) -> tuple[PreTrainedModel, dict[str, str]]:
     """Returns a model of the teacher's class with fewer layers and random weights, and student -> teacher tensor."""
-    prefix = find_layer_prefix(teacher)
+    chosen = {find_layer_prefix(teacher): teacher_layers}
     config = copy.deepcopy(teacher.config)
     config.num_hidden_layers = len(teacher_layers)
     for name in _PER_LAYER:
         values = getattr(config, name, None)
         if isinstance(values, list | tuple):
             setattr(config, name, [values[index] for index in teacher_layers])
+    if decoder_layers is not None and (option := decoder_layers_option(config)) is not None:
+        chosen[find_layer_prefix(teacher, decoder=True)] = decoder_layers
+        setattr(config, option, len(decoder_layers))
     student = type(teacher)(config)
-    student_layers = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(teacher_layers)}
+    numbers = {
+        prefix: {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(of_half)}
+        for prefix, of_half in chosen.items()
+    }
     student_tensors = dict(student.named_parameters())
     inherited = {}
     for teacher_name, tensor in teacher.named_parameters():
-        student_name = renumber_layer(teacher_name, prefix, student_layers)
+        prefix = next((prefix for prefix in numbers if teacher_name.startswith(prefix)), None)
+        student_name = teacher_name if prefix is None else renumber_layer(teacher_name, prefix, numbers[prefix])
         if student_name is None or student_name not in student_tensors:
             continue
         if student_tensors[student_name].shape == tensor.shape:
@@ -288,9 +334,11 @@ def _create_same_class(
     return student, inherited
 
 
-def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int]) -> None:
+def _check_layers(
+    teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int], *, decoder: bool = False
+) -> None:
     """Raises UserError if a layer would compute something else in its place in the student than in the teacher."""
-    prefix = find_layer_prefix(teacher)
+    prefix = find_layer_prefix(teacher, decoder=decoder)
     if getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False) and list(teacher_layers) != list(
         range(len(teacher_layers))
     ):
@@ -318,6 +366,10 @@ def _copy_tensors(teacher: PreTrainedModel, student: PreTrainedModel, inherited:
     teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
     for student_name, teacher_name in inherited.items():
         student_tensors[student_name].copy_(teacher_tensors[teacher_name])
+    student_buffers = dict(student.named_buffers())
+    for name, buffer in teacher.named_buffers():
+        if name.endswith("final_logits_bias") and name in student_buffers:  # That of BART and its relatives.
+            student_buffers[name].copy_(buffer)
     if isinstance(student.config, DistilBertConfig) and type(teacher.config) is BertConfig:
         # A DistilBERT adds no token-type row, and its first layer was trained with one.
         token_types = teacher.base_model.embeddings.token_type_embeddings.weight

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from distill.console import ProgressMeter
 from distill.edge import cores
-from distill.edge.model_files import count_bytes, session, timed_name
+from distill.edge.model_files import count_bytes, timed_name
+from distill.edge.whole_texts import open_model
 
 TURNS = 4
 RUNS_PER_TURN = 2  # At least.
@@ -38,7 +39,7 @@ class Candidate:
 
 def load_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
     """Loads an exported file of a format such as `fp32` with the session of the edge runtime."""
-    loaded, name = session(path, threads), timed_name(format, path)
+    loaded, name = open_model(path, threads), timed_name(format, path)
     return Candidate(model, name, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)))
 
 

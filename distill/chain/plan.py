@@ -18,10 +18,11 @@ from distill.contracts import Data, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.data.vocabulary_texts import check_texts
 from distill.edge.decode import DECODERS
+from distill.edge.model_files import needs_openvino
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import OptionError, UserError, first_line
 from distill.export.abstention import check_abstention
-from distill.export.formats import check_formats
+from distill.export.formats import FORMATS, check_formats
 from distill.export.settings import ExportSettings
 from distill.losses import (
     Cosine,
@@ -356,6 +357,7 @@ def check_export(export: ExportSettings, task: Task) -> None:
         return
     if export.enabled is not False:
         check_formats(export.formats)
+        _check_runtimes(export, task.info)
     check_texts(export.vocabulary_texts, "export.vocabulary_texts")
     if export.dimensions and task.info.likelihood != "vector":
         raise OptionError("export.dimensions", show_value(list(export.dimensions)), "[], because task "
@@ -363,6 +365,14 @@ def check_export(export: ExportSettings, task: Task) -> None:
     if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
         raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
                           f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
+
+
+def _check_runtimes(export: ExportSettings, info: TaskInfo) -> None:
+    """Raises UserError for a format whose runtime does not run a model that writes text."""
+    unsuited = [name for name in export.formats if info.generates and needs_openvino(FORMATS[name].file)]
+    if unsuited:
+        raise OptionError("export.formats", show_value(list(export.formats)), f"none of {', '.join(unsuited)}, because "
+                          f"OpenVINO does not run the caches of a model of task {info.name} ({info.kind})")  # fmt: skip
 
 
 def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:

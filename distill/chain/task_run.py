@@ -26,11 +26,10 @@ from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
-from distill.export.bundle import FILES, Exported, wrap_file, write_bundle
+from distill.export.bundle import FILES, Exported, export_model, wrap_file, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.model2vec import write_model2vec
-from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
+from distill.export.quantization import Material, write_dynamic, write_with_encoder
 from distill.export.recipe_search import closest, describe
 from distill.export.sensitivity import describe_sensitivity
 from distill.losses.objective import supervised_objective
@@ -356,8 +355,9 @@ class TaskRun:
         try:
             if not has_entry(directory):
                 with new_entry(directory) as temporary:
-                    export_onnx(teacher, temporary / FILES["fp32"], tokenizer=tokenizer)
-                    write_dynamic(Material(temporary / FILES["fp32"], bits), temporary / FILES["int8"])
+                    export_model(teacher, temporary / FILES["fp32"], tokenizer=tokenizer, info=self.task.info)
+                    material = Material(temporary / FILES["fp32"], bits, ties=self.task.info.generates)
+                    write_with_encoder(write_dynamic, material, temporary / FILES["int8"])
                     for file in FILES.values():
                         session(temporary / file)
         except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from distill.contracts import IGNORED, BatchOptions, EncodedSplits, Examples, Loader
+from distill.contracts import IGNORED, TARGET_MASK, BatchOptions, EncodedSplits, Examples, Loader
 from distill.data import token_cache
 from distill.errors import UserError
 
@@ -58,6 +58,8 @@ class TokenizedExamples(Dataset[Batch]):
             has them one after another. The length of an example is then that of its longest sequence, times the largest
             number of sequences, so that examples with sequences of similar length share a batch. None for examples of
             one sequence.
+        targets: the tokens that a decoder writes for each example, which are columns `labels` and `decoder_attention_mask`
+            `[B, T]` of the batches. They count among the tokens of an example. None for examples without a target.
     """
 
     visits: int | None = 1
@@ -72,6 +74,7 @@ class TokenizedExamples(Dataset[Batch]):
         items_per_example: float = 1.0,
         classes_per_item: float | None = None,
         valid: np.ndarray | None = None,
+        targets: token_cache.Tokens | None = None,
     ) -> None:
         self.digest, self.truncated = encoded.digest, encoded.truncated
         self.items_per_example, self.classes_per_item = items_per_example, classes_per_item
@@ -83,6 +86,9 @@ class TokenizedExamples(Dataset[Batch]):
         if valid is not None:
             self._group(valid)
         self.longest = int(self._lengths.max())
+        self._targets = targets
+        if targets is not None:
+            self._add_targets(targets)
         self._columns: Mapping[str, np.ndarray] = (
             {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
         )
@@ -100,6 +106,13 @@ class TokenizedExamples(Dataset[Batch]):
         self._per_example["valid"] = valid
         self.digest = hashlib.sha256(f"{self.digest} {self._counts.tolist()}".encode()).hexdigest()
 
+    def _add_targets(self, targets: token_cache.Tokens) -> None:
+        """Makes every example of its tokens and those of its target."""
+        lengths = np.diff(targets.offsets)
+        self.lengths, self.tokens = self.lengths + lengths, self.tokens + lengths
+        self.items_per_example = float(lengths.mean())
+        self.digest = hashlib.sha256(f"{self.digest} {targets.digest}".encode()).hexdigest()
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -107,6 +120,8 @@ class TokenizedExamples(Dataset[Batch]):
         chosen = np.asarray(indices)
         rows = self.take(chosen)
         batch = pad_columns(rows.columns, rows.lengths, longest=self.longest, padding=self.padding, left=self.pads_left)
+        if self._targets is not None:
+            batch |= pad_targets(self._targets, chosen)
         batch["example_id"] = chosen
         return {name: torch.from_numpy(array) for name, array in (batch | rows.per_example).items()}
 
@@ -155,6 +170,20 @@ def pad_columns(
         batch[name] = np.full(mask.shape, padding[name], dtype=dtype)
         batch[name][mask] = values
     return {**batch, "attention_mask": mask.astype(np.int64)}
+
+
+def pad_targets(targets: token_cache.Tokens, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns `labels` and `decoder_attention_mask`, `[B, T]`, of the targets of these examples.
+
+    They are padded behind their tokens, because a decoder reads from left to right.
+    """
+    lengths = np.diff(targets.offsets)
+    positions = token_positions(targets.offsets[:-1][chosen], lengths[chosen])
+    batch = pad_columns(
+        {"labels": targets.columns["input_ids"][positions]}, lengths[chosen], longest=int(lengths.max()),
+        padding={"labels": IGNORED}, left=False,
+    )  # fmt: skip
+    return {"labels": batch["labels"], TARGET_MASK: batch["attention_mask"]}
 
 
 def padded_length(longest: int, most: int) -> int:

@@ -28,7 +28,6 @@ from distill.edge.model_files import (
     encoder_file,
     list_model_files,
     needs_openvino,
-    session,
     shared_file,
 )
 from distill.edge.onnx_weights import find_weight_files
@@ -36,8 +35,9 @@ from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
 from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
-from distill.edge.texts import SEQ2SEQ, WRITERS, describe
+from distill.edge.texts import describe
 from distill.edge.truncation import Truncation, chunk_texts
+from distill.edge.whole_texts import TARGET, WholeTexts, open_model, pad_right
 from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
@@ -45,6 +45,7 @@ MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
 # Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
+MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
 MOST_PAIRS = 2**24
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 OneRecord = str | Mapping[str, Any] | MaskedTokens
@@ -127,7 +128,7 @@ class Bundle(Shown):
         if self.threshold is not None and "probability" not in decoder.fields:
             raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
         path = self.directory / models[self.model]
-        encoder = encoder_file(path) if self.manifest["decoder"] == SEQ2SEQ else None
+        encoder = encoder_file(path) if decoder.targets else None
         self._check_files(path, encoder)
         self.tokenizer = self._load_tokenizer()
         if max_length is not None:
@@ -135,12 +136,9 @@ class Bundle(Shown):
         self.decoder = self._create_decoder(decoder, top_k)
         self._check_weights(path)
         self.threads = cores.count_cores() if threads is None else int(threads)
-        self.session = session(path, self.threads)
-        self._writer: tuple[CachedModel, GenerationSettings] | None = None
-        if self.manifest["decoder"] in WRITERS:
-            self._writer = self._load_writer(encoder)
-        else:
-            self._check_model(path)
+        self.session = open_model(path, self.threads)
+        self._check_model(path)
+        self._writer = self._load_writer(encoder) if decoder.generates else None
 
     def __repr__(self) -> str:
         return describe_call("Bundle", str(self.directory), model=self.model)
@@ -163,7 +161,8 @@ class Bundle(Shown):
     @property
     def input_names(self) -> list[str]:
         """The names of the model's inputs."""
-        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else [])]
+        targets = [TARGET] if self.decoder.targets else []
+        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else []), *targets]
 
     def item_logits(
         self,
@@ -456,6 +455,7 @@ class Bundle(Shown):
         batch_size = self.batch_size if batch_size is None else batch_size
         check_count("batch_size", batch_size)
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
+        batch_size = self._limit_logits(rows, batch_size)
         owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
         done = 0
@@ -473,6 +473,13 @@ class Bundle(Shown):
                 report(done / len(rows))
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
+
+    def _limit_logits(self, rows: Sequence[Row], batch_size: int) -> int:
+        """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
+        if not self.decoder.generates or not rows:
+            return batch_size
+        longest = max(len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row)
+        return max(1, min(batch_size, MOST_LOGITS // (longest * self._width())))
 
     def index(
         self,
@@ -619,8 +626,8 @@ class Bundle(Shown):
     def _select_items(self, example: Example, row: Row, logits: NDArray[np.floating]) -> Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
-            tokens = max(len(sequence.ids) for sequence in row)
-            is_left = self.manifest["padding_side"] == "left"
+            tokens = max(len(sequence.target if self.decoder.targets else sequence.ids) for sequence in row)
+            is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
             logits = logits[:, logits.shape[1] - tokens :] if is_left else logits[:, :tokens]
         return self.decoder.select(example, row, logits)
 
@@ -643,6 +650,8 @@ class Bundle(Shown):
             inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
         if self.decoder.at_positions:
             inputs[POSITIONS] = self._locate(sequences, length)
+        if self.decoder.targets:
+            inputs[TARGET] = pad_right([sequence.target for sequence in sequences])
         return inputs
 
     def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
@@ -752,12 +761,13 @@ class Bundle(Shown):
         """Returns the model that writes text, and how its texts begin and end."""
         try:
             settings = GenerationSettings.read(self.manifest.get("generation"))
-            if encoder is None:
-                return CachedModel(self.session), settings
-            if settings.start is None:
-                raise UserError("generation has start null, expected the token that the decoder begins with")
-            self._check_weights(encoder)
-            return CachedModel(self.session, session(encoder, self.threads), settings.start), settings
+            if not isinstance(self.session, WholeTexts):
+                raise UserError(f"{self.manifest['models'][self.model]} has no caches of keys and values")
+            if encoder is not None:
+                if settings.start is None:
+                    raise UserError("generation has start null, expected the token that the decoder begins with")
+                self._check_weights(encoder)
+            return CachedModel(self.session.decoder, self.session.encoder, settings.start), settings
         except UserError as error:
             raise UserError(f"{self.directory} is damaged: {error}") from error
 
@@ -774,7 +784,8 @@ class Bundle(Shown):
                 )
         shapes = {value.name: value.shape for value in self.session.get_outputs()}
         shape, axes = shapes.get("logits", []), self.decoder.axes
-        has_labels = not self.decoder.encodes and not self.decoder.at_positions
+        at_tokens = self.decoder.at_positions or self.decoder.generates
+        has_labels = not self.decoder.encodes and not at_tokens
         is_known = shape and isinstance(shape[-1], int) and has_labels
         classes = shape[-1] if is_known else len(self.labels)
         if len(shape) != axes or classes != len(self.labels):
@@ -782,7 +793,7 @@ class Bundle(Shown):
                 f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
             )
         tokens = self.tokenizer.get_vocab_size()
-        if self.decoder.at_positions and isinstance(shape[-1], int) and shape[-1] < tokens:
+        if at_tokens and isinstance(shape[-1], int) and shape[-1] < tokens:
             raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
 
 
@@ -834,11 +845,10 @@ def _count_tokens(rows: Sequence[Row]) -> int:
 
 def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]:
     name, labels = manifest["decoder"], manifest["labels"]
-    decoders: Mapping[str, type[Decoder]] = {**decode.DECODERS, **WRITERS}
-    if name not in decoders:
-        known = ", ".join(decoders)
+    if name not in decode.DECODERS:
+        known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
-    decoder = decoders[name]
+    decoder = decode.DECODERS[name]
     if not decoder.accepts(len(labels)):
         raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
     return decoder

@@ -16,6 +16,7 @@ from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Re
 from distill.edge.mask_decoder import Masks
 from distill.edge.splitting import Splitter
 from distill.edge.strings import check_text, escape, shorten
+from distill.edge.texts import Continuations, Targets
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
@@ -40,6 +41,8 @@ class _WholeText:
     classes_are_tokens = False
     encodes = False
     at_positions = False
+    generates = False
+    targets = False
     ranks = False
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
@@ -161,6 +164,8 @@ class Tags:
     classes_are_tokens = False
     encodes = False
     at_positions = False
+    generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -232,6 +237,8 @@ class Spans:
     classes_are_tokens = True
     encodes = False
     at_positions = False
+    generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -307,6 +314,8 @@ class Choices:
     classes_are_tokens = False
     encodes = False
     at_positions = False
+    generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -416,6 +425,8 @@ class Vectors:
     classes_are_tokens = False
     encodes = True
     at_positions = False
+    generates = False
+    targets = False
     ranks = False
 
     @staticmethod
@@ -455,7 +466,7 @@ class Vectors:
 
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
-    "vectors": Vectors, "masks": Masks, "ranking": Ranking,
+    "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuations, "seq2seq": Targets,
 }  # fmt: skip
 
 

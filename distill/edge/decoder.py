@@ -34,9 +34,9 @@ class Example:
     """A record in the form that a tokenizer reads: a text, the second text of a pair, and the words to tag.
 
     With `choices`, the text is a question, and `context` the text that it is about, or the text is a query and they are
-    its documents. With `more`, all texts are
-    encoded by themselves. With `tokens`, there is no text, and nothing is left to be tokenized. `top_k` is the number
-    of pieces that are wanted for each mask; None for that of the decoder.
+    its documents. With `more`, all texts are encoded by themselves. With `tokens`, there is no text, and nothing is
+    left to be tokenized. `target` is the text that a model with an encoder writes for it. `top_k` is the number of
+    pieces that are wanted for each mask; None for that of the decoder.
     """
 
     text: str
@@ -46,6 +46,7 @@ class Example:
     context: str | None = None
     more: tuple[str, ...] = ()
     tokens: MaskedTokens | None = None
+    target: str | None = None
     top_k: int | None = None
 
     def sequences(self) -> list[str | tuple[str, str]]:
@@ -93,6 +94,8 @@ class Decoder(Protocol):
     cuts: bool  # Whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
     # Whether the classes are the tokens of a text, so that logits of another tokenizer cannot be compared.
     classes_are_tokens: bool
+    generates: bool  # Whether the model writes text: its classes are the tokens of the vocabulary, at every token.
+    targets: bool  # Whether the logits are those of a `target`, which the sequences of a row have then.
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         """Takes the fields of bundle.json; raises UserError if `decoding` lacks a value or has an invalid one."""

@@ -31,6 +31,8 @@ class Masks:
     classes_are_tokens = True
     encodes = False
     at_positions = True
+    generates = False
+    targets = False
     ranks = False
 
     @staticmethod

@@ -69,9 +69,15 @@ def list_model_files(path: Path) -> list[Path]:
     return [path, *[data for data in (data_file(path), shared_file(path)) if data.is_file()][:1]]
 
 
+def list_with_encoder(path: Path) -> list[Path]:
+    """Returns the files of a model, and those of the encoder if there is one beside it."""
+    encoder = encoder_file(path)
+    return [*list_model_files(path), *(list_model_files(encoder) if encoder.is_file() else ())]
+
+
 def count_bytes(path: Path) -> int:
     """Returns the size of a model with all of its files."""
-    return sum(file.stat().st_size for file in list_model_files(path))
+    return sum(file.stat().st_size for file in list_with_encoder(path))
 
 
 def session(path: Path, threads: int | None = None) -> Session:

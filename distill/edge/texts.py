@@ -1,21 +1,26 @@
 """The decoder of models that write text, whose items are texts that have been written."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from distill.edge.decoder import Example, Floats, Items, Prediction, Record, Row
 from distill.edge.generation import Writing
+from distill.edge.masks import MaskedTokens
 from distill.edge.strings import check_text, escape, shorten
+from distill.edge.truncation import Truncation
 from distill.errors import UserError
 
 
-class Texts:
+class Continuations:
     """Makes predictions of texts that a model has written: `text`, its `tokens` and its `finish`.
 
     `tokens` are the ids, `finish` is `stop` at a stop string, `eos` at an end token and `length` at the last token that
     a text may have. A beam search adds its `score`.
+
+    Where a whole text is scored in place of being continued, its items are all tokens but the first one.
     """
 
     input_axes = 2
@@ -26,27 +31,31 @@ class Texts:
     encodes = False
     at_positions = False
     ranks = False
+    generates = True
+    targets = False
 
     @staticmethod
     def accepts(labels: int) -> bool:
         return labels == 0
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        pass
+        self.tokenizer = tokenizer
 
     def parse(self, line: str) -> Record:
         return line
 
     def read(self, record: Record) -> Example:
+        if isinstance(record, MaskedTokens):
+            return Example("", tokens=record)
         if not isinstance(record, str):
             raise UserError(f"got {shorten(record)}, expected a text")
         return Example(check_text(record))
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        return [row]
+        return [row if example.tokens is None else [example.tokens]]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
-        return row, logits
+        return row, logits[0, :-1]
 
     def truncated_item(self) -> Floats | None:
         return None
@@ -59,13 +68,66 @@ class Texts:
         return escape(prediction["text"])
 
 
+@dataclass(frozen=True)
+class SourceTokens:
+    """The row of a model with an encoder: the tokens of a source `[L]`, and those that the decoder reads `[T]`."""
+
+    ids: Sequence[int]
+    type_ids: Sequence[int]
+    attention_mask: Sequence[int]
+    target: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Targets(Continuations):
+    """The decoder of a model with an encoder, whose predictions are those of `Continuations`.
+
+    Where it is scored, a record is `{"source": ..., "target": ...}`, and the items are the tokens of the target.
+
+    Args:
+        decoding: `start`, the token that a target begins after, `end`, the one that ends it, which is put behind it if
+            the tokenizer does not, and `max_target`, the tokens that it is cut to.
+    """
+
+    targets = True
+
+    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        super().__init__(labels, pair, decoding, tokenizer)
+        self.start, self.end, self.max_target = (decoding.get(name) for name in ("start", "end", "max_target"))
+
+    def read(self, record: Record) -> Example:
+        if not isinstance(record, Mapping):
+            return super().read(record)
+        source, target = record.get("source"), record.get("target")
+        if not isinstance(source, str) or not isinstance(target, str):
+            raise UserError(f'got {shorten(record)}, expected {{"source": ..., "target": ...}}')
+        return Example(check_text(source), target=check_text(target))
+
+    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+        if example.target is None:
+            return [row]
+        if self.start is None or self.end is None or self.max_target is None:
+            raise ValueError("a target cannot be scored, because decoding lacks start, end or max_target")
+        [source], ids = row, self._tokenize(example.target, side)
+        # The decoder reads each token to predict the next one.
+        target = [self.start, *ids[:-1]]
+        return [[SourceTokens(source.ids, source.type_ids, source.attention_mask, target)]]
+
+    def _tokenize(self, target: str, side: str) -> list[int]:
+        ends = self.tokenizer.encode("a").ids[-1:] == [self.end]
+        truncation = Truncation(self.tokenizer, max_length=self.max_target - (not ends), side=side, offsets=False)
+        [(encoding, _)] = truncation.encode([target])
+        return [*encoding.ids, *([] if ends else [self.end])]
+
+    def select(self, example: Example, row: Row, logits: Floats) -> Items:
+        return row, logits[0]
+
+
 def describe(writing: Writing) -> Prediction:
     """Returns a text that has ended as a prediction."""
     prediction: Prediction = {"text": writing.text, "tokens": writing.tokens, "finish": writing.finish}
     if writing.score is not None:
         prediction["score"] = writing.score
     return prediction | ({"truncated": True} if writing.is_truncated else {})
-
-
-CONTINUATION, SEQ2SEQ = "continuation", "seq2seq"  # The decoders of models without and with an encoder.
-WRITERS: Mapping[str, type[Texts]] = {CONTINUATION: Texts, SEQ2SEQ: Texts}

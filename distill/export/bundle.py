@@ -13,13 +13,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Data, Scores, Task
+from distill.contracts import Data, Scores, Task, TaskInfo
 from distill.data.vocabulary_texts import read_texts
 from distill.edge import bundle as edge
 from distill.edge.decoder import Record
 from distill.edge.manifest import FORMAT
-from distill.edge.model_files import count_bytes, list_model_files, session
+from distill.edge.model_files import count_bytes, list_with_encoder, session
 from distill.edge.processor import ANY, weight_bits
+from distill.edge.whole_texts import open_model
 from distill.errors import NumericalError, UserError
 from distill.export.abstention import measure_abstention
 from distill.export.formats import FLOAT32, FORMATS, INT8
@@ -36,9 +37,11 @@ from distill.export.gate import (
     measure_resolution,
     recommended,
 )
+from distill.export.generation import describe_generation
+from distill.export.generator import export_generator
 from distill.export.graph import remove_model
 from distill.export.onnx import export_onnx
-from distill.export.quantization import RECIPES, Material
+from distill.export.quantization import RECIPES, Material, write_with_encoder
 from distill.export.recipe_search import Attempt, RecipeSearch
 from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
 from distill.export.settings import ExportSettings
@@ -54,6 +57,7 @@ CALIBRATION_BATCH = 8
 LOGITS_AT_ONCE = 2**26  # 256 MiB in float32.
 COMPARED = 256  # Examples on which a file with another vocabulary is compared with torch.
 FP32_LOGIT_DIFF = 1e-3
+INPUTS = ("input_ids", "attention_mask")  # Of a model that writes text.
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,11 @@ def write_bundle(
         teacher: the name and the metrics of the teacher, to be shown beside those of the student.
     """
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
-    export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits)
+    export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
     _save_tokenizer(reader, directory / "tokenizer.json")
-    about = {"teacher": teacher, "decoding": dict(scores["dev"].decoding)}
-    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | about
+    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | {"teacher": teacher}
+    manifest["decoding"] |= scores["dev"].decoding
     _update(manifest, directory, {"fp32": fp32.name})
     scorer = Scorer(edge.Bundle(directory, model="fp32", threads=torch.get_num_threads()), splits, scores)
     fp32_scores = scorer.score_splits(fp32)
@@ -133,10 +137,10 @@ def wrap_file(
     splits: Data,
 ) -> None:
     """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
-    for path in list_model_files(file):
+    for path in list_with_encoder(file):
         (directory / path.name).symlink_to(path.absolute())
     _save_tokenizer(tokenizer, directory / "tokenizer.json")
-    manifest = _create_manifest(model=model, tokenizer=tokenizer, task=task, splits=splits) | {"decoding": {}}
+    manifest = _create_manifest(model=model, tokenizer=tokenizer, task=task, splits=splits)
     _update(manifest, directory, {FLOAT32: file.name})
 
 
@@ -147,19 +151,29 @@ def export_float32(
     tokenizer: PreTrainedTokenizerBase,
     settings: ExportSettings,
     data: Data,
+    info: TaskInfo,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Writes a float32 file; returns the model and the tokenizer whose vocabulary it has.
 
     Args:
         settings: whether the vocabulary is cut, and further texts that it is cut for.
         data: the data whose texts it is cut for.
+        info: of the task.
     """
     if settings.vocabulary == "task":
         further = read_texts(settings.vocabulary_texts, "export.vocabulary_texts")
         labelled = itertools.chain(data.labelled_texts(), further)
         model, tokenizer = cut_vocabulary(model, tokenizer, labelled, data.unlabelled_texts())
-    export_onnx(model, path, tokenizer=tokenizer)
+    export_model(model, path, tokenizer=tokenizer, info=info)
     return model, tokenizer
+
+
+def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, info: TaskInfo) -> None:
+    """Writes a model as float32 ONNX, with caches if the models of its task write text."""
+    if info.generates:
+        export_generator(model, path)
+    else:
+        export_onnx(model, path, tokenizer=tokenizer)
 
 
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
@@ -209,8 +223,9 @@ def _quantize(
     feeds = scorer.calibration(settings)
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
         int8 = f"{INT8}-{target}" if number else INT8
+        material = Material(fp32, bits, feeds, ties=scorer.bundle.decoder.generates)
         search = RecipeSearch(
-            Material(fp32, bits, feeds), target, scorer.scoring, scorer.scores, scorer.score, settings,
+            material, target, scorer.scoring, scorer.scores, scorer.score, settings,
             scorer.resolution, retrain=retrain,
         )  # fmt: skip
         tried = search.run(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS["fp16"].file))
@@ -229,7 +244,7 @@ def _convert(fp32: Path, formats: Sequence[str]) -> dict[str, _Name]:
         format = FORMATS[name]
         path = fp32.with_name(format.file)
         if format.write is not None:
-            format.write(Material(fp32, 8), path)
+            write_with_encoder(format.write, Material(fp32, 8), path)
             print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {format.recipe}")
             names[name] = _Name(format.file, format.recipe, ANY)
     return names
@@ -369,15 +384,16 @@ class Scorer:
     def _count_together(self, bundle: edge.Bundle, reference: Scores) -> int | None:
         """Returns the number of examples whose logits fit into memory at once; None for all."""
         width = next(value.shape[-1] for value in bundle.session.get_outputs() if value.name == "logits")
-        if not self.bundle.decoder.at_positions or not isinstance(width, int):
+        decoder = self.bundle.decoder
+        if not (decoder.at_positions or decoder.generates) or not isinstance(width, int):
             return None
         items = len(reference.labels) / (int(reference.example_id.max()) + 1)
-        return max(BATCH, int(LOGITS_AT_ONCE / (items * width)))
+        return max(1 if decoder.generates else BATCH, int(LOGITS_AT_ONCE / (items * width)))
 
     def _load(self, path: Path) -> edge.Bundle:
         """Returns the bundle with another file."""
         bundle = copy.copy(self.bundle)
-        bundle.model, bundle.session = path.name, session(path, bundle.threads)
+        bundle.model, bundle.session = path.name, open_model(path, bundle.threads)
         return bundle
 
     def _place(self, rows: Sequence[np.ndarray], reference: Scores) -> Scores:
@@ -518,9 +534,11 @@ def _create_manifest(
         "positive": about.get("positive"),
         **splits.scoring.describe_functions(),
         "max_length": task.info.max_length,
+        "decoding": _describe_targets(model, tokenizer, about) if "max_target" in about else {},
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
-        "inputs": input_names(model, tokenizer),
+        **({"generation": describe_generation(model)} if task.info.generates else {}),
+        "inputs": [name for name in input_names(model, tokenizer) if name in INPUTS or not task.info.generates],
         "padding": {
             "input_ids": tokenizer.pad_token_id,
             "attention_mask": 0,
@@ -539,9 +557,17 @@ def _create_manifest(
     }
 
 
+def _describe_targets(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what a decoder needs to tokenize a target: the tokens around it, and the tokens that it is cut to."""
+    start = int(model.config.decoder_start_token_id)
+    return {"start": start, "end": tokenizer.eos_token_id, "max_target": about["max_target"]}
+
+
 def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:
     """Writes bundle.json with the names of the models, and the SHA-256 of every file."""
-    paths = [path for file in models.values() for path in list_model_files(directory / file)]
+    paths = [path for file in models.values() for path in list_with_encoder(directory / file)]
     manifest["models"] = dict(models)
     manifest["files"] = {path.name: hash_file(path) for path in (*paths, directory / "tokenizer.json")}
     write_json(directory / "bundle.json", manifest)

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from distill.edge.model_files import data_file, list_model_files
+from distill.edge.model_files import data_file, encoder_file, list_model_files
 from distill.export.onnx import EXTERNAL_DATA_BYTES
 
 LARGE_TABLE = 50_000  # Numbers; the rows of a smaller table have no scales of their own, and the table stays in float.
@@ -63,6 +63,8 @@ def save(model: onnx.ModelProto, path: Path) -> None:
 def move(source: Path, target: Path) -> None:
     """Renames a model; one with large weights is written anew, because it names its second file."""
     remove_model(target)
+    if encoder_file(source).is_file():
+        move(encoder_file(source), encoder_file(target))
     if len(list_model_files(source)) > 1:
         save(onnx.load(str(source)), target)
         remove_model(source)
@@ -95,15 +97,18 @@ def find_tables(model: onnx.ModelProto) -> dict[str, int]:
     }
 
 
-def quantize_tables(model: onnx.ModelProto) -> None:
+def quantize_tables(model: onnx.ModelProto, *, leave: Iterable[str] = ()) -> None:
     """Turns each large embedding table `[V, H]` into int8 with a scale for every row.
 
     A look-up becomes two look-ups and a product. With one scale for the whole table, as the quantizer of onnxruntime
     has it, the error of MiniLM's table is six times as large.
     A table of one column stays, because its scales would be as large as itself.
+
+    Args:
+        leave: names of the nodes whose tables stay.
     """
     widths = {tensor.name: tensor.dims[-1] for tensor in model.graph.initializer if tensor.dims}
-    tables = {name for name, size in find_tables(model).items() if size >= LARGE_TABLE}
+    tables = {name for name, size in find_tables(model).items() if size >= LARGE_TABLE and name not in leave}
     uses: dict[str, int] = {}
     for node in model.graph.node:
         for name in node.input:
@@ -129,7 +134,53 @@ def quantize_tables(model: onnx.ModelProto) -> None:
         _replace(model, node, replacement)
 
 
-def smooth(model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: float) -> None:
+def find_tied_tables(model: onnx.ModelProto) -> dict[str, str]:
+    """Returns the matrices `[H, V]` of heads that are a transposed table of embeddings, by the node of the look-up."""
+    known, tables = constants(model), find_tables(model)
+    heads = {product.weight: numpy_helper.to_array(known[product.weight]) for product in find_products(model)}
+    tied = {}
+    for node in model.graph.node:
+        if tables.get(node.name, 0) >= LARGE_TABLE:
+            table = numpy_helper.to_array(known[node.input[0]])
+            same = [name for name, head in heads.items() if head.shape[::-1] == table.shape and (table == head.T).all()]
+            if same:
+                tied[node.name] = same[0]
+    return tied
+
+
+def tie_tables(model: onnx.ModelProto, tied: Mapping[str, str]) -> None:
+    """Makes look-ups read the columns of the head's matrix `[H, V]`, quantized or not, so that it is stored once.
+
+    The scale of a quantized column is that of the table's row.
+
+    Args:
+        tied: as `find_tied_tables` returns it, before the matrices were quantized.
+    """
+    for node in [node for node in model.graph.node if node.name in tied]:
+        known, name, ids, output = constants(model), tied[node.name], node.input[1], node.output[0]
+        columns, rows, scales = (f"{output}_{part}" for part in ("columns", "rows", "scales"))
+        is_quantized = f"{name}_quantized" in known
+        matrix = f"{name}_quantized" if is_quantized else name
+        nodes = [  # From [H, B, S] to [B, S, H].
+            helper.make_node("Gather", [matrix, ids], [columns], name=columns, axis=1),
+            helper.make_node("Transpose", [columns], [rows if is_quantized else output], name=rows, perm=[1, 2, 0]),
+        ]
+        if is_quantized:
+            floats, last = f"{output}_floats", f"{output}_last_axis"
+            model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), last))
+            nodes += [
+                helper.make_node("Cast", [rows], [floats], name=floats, to=TensorProto.FLOAT),
+                helper.make_node("Gather", [f"{name}_scale", ids], [scales], name=scales),
+                helper.make_node("Unsqueeze", [scales, last], [f"{scales}_wide"], name=f"{scales}_wide"),
+                helper.make_node("Mul", [floats, f"{scales}_wide"], [output], name=f"{output}_product"),
+            ]
+        _replace(model, node, nodes)
+    drop_unused(model)
+
+
+def smooth(
+    model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: float, *, leave: Iterable[str] = ()
+) -> None:
     """Moves the outliers of the activations into the weights that they are multiplied with.
 
     One scale holds for all channels of an activation, so that a channel with values far above the others takes the
@@ -140,8 +191,10 @@ def smooth(model: onnx.ModelProto, largest: Mapping[str, np.ndarray], quantile: 
     Args:
         largest: the largest absolute value of each channel `[I]` of the input of each product.
         quantile: of the channels, whose value no channel exceeds afterwards.
+        leave: names of the matrices that stay as they are.
     """
-    for products in _join_products(find_products(model)):
+    left = set(leave)
+    for products in _join_products([product for product in find_products(model) if product.weight not in left]):
         sources = list(dict.fromkeys(product.source for product in products))
         values = np.maximum.reduce([largest[source] for source in sources])
         limit = np.quantile(values, quantile)
@@ -217,8 +270,9 @@ def quiet_quantizer() -> Iterator[None]:
 
 
 def remove_model(path: Path) -> None:
-    """Deletes the files of a model."""
-    for file in (path, data_file(path)):
+    """Deletes the files of a model, with those of its encoder."""
+    encoder = encoder_file(path)
+    for file in (path, data_file(path), encoder, data_file(encoder)):
         file.unlink(missing_ok=True)
 
 

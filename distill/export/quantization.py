@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from distill.edge.model_files import list_model_files, session
+from distill.edge.model_files import encoder_file, list_model_files
+from distill.edge.whole_texts import open_model
 from distill.export import graph
 from distill.storage.files import detecting_full_disk
 
@@ -38,11 +39,14 @@ class Material:
         fp32: the float32 file.
         bits: of an int8 weight that are used: 8, or 7 for a processor that would saturate on more.
         feeds: returns batches of calibration text, for recipes that measure activations.
+        ties: whether a table of embeddings that is the head's matrix too is stored once. A look-up then takes longer,
+            which a model that reads one token at a time does not notice.
     """
 
     fp32: Path
     bits: int
     feeds: Callable[[], Iterable[Feed]] = lambda: ()
+    ties: bool = False
 
     def graph(self) -> onnx.ModelProto:
         """Returns a new copy of the graph, which a recipe may change."""
@@ -63,8 +67,10 @@ class Material:
         graph.save(model, path)
         largest: dict[str, np.ndarray] = {}
         try:
-            run = session(path, torch.get_num_threads())
+            run = open_model(path, torch.get_num_threads(), encoder=encoder_file(self.fp32))
+            inputs = {value.name for value in run.get_inputs()}
             for feed in self.feeds():
+                feed = {name: values for name, values in feed.items() if name in inputs}
                 for name, values in zip(names, run.run(names, feed), strict=True):
                     channels = np.abs(values).reshape(-1, values.shape[-1]).max(axis=0)
                     largest[name] = np.maximum(largest.get(name, channels), channels)
@@ -81,14 +87,19 @@ def write_dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), s
         smoothed: whether outliers of the activations are moved into the weights first (`graph.smooth`).
     """
     model = material.graph()
+    tied = graph.find_tied_tables(model) if material.ties else {}
     if smoothed:
-        graph.smooth(model, material.largest, QUANTILE)
-    graph.quantize_tables(model)
+        graph.smooth(model, material.largest, QUANTILE, leave=tied.values())
+    graph.quantize_tables(model, leave=tied)
     with _quantizer(model, path) as files:
         quantize_dynamic(
             **files, weight_type=QuantType.QInt8, per_channel=True, reduce_range=material.bits == 7,
             op_types_to_quantize=["MatMul", "LSTM"], nodes_to_exclude=list(keep),
         )  # fmt: skip
+    if tied:
+        quantized = onnx.load(str(path))
+        graph.tie_tables(quantized, tied)
+        graph.save(quantized, path)
 
 
 def write_static(material: Material, path: Path) -> None:
@@ -137,6 +148,13 @@ def write_float16(material: Material, path: Path) -> None:
     model = onnx.load(str(material.fp32))  # With a table that embeddings and head share, if they do.
     graph.halve_weights(model)
     graph.save(model, path)
+
+
+def write_with_encoder(write: Callable[..., None], material: Material, path: Path, **options: Any) -> None:
+    """Writes the file of a model and, if it has one, that of its encoder, by the same recipe."""
+    write(material, path, **options)
+    if (encoder := encoder_file(material.fp32)).is_file():
+        write(replace(material, fp32=encoder), encoder_file(path), **options)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from distill.export.gate import (
     describe_blindness,
     judge,
 )
-from distill.export.quantization import RECIPES, Material, Recipe
+from distill.export.quantization import RECIPES, Material, Recipe, write_with_encoder
 from distill.export.settings import ExportSettings
 from distill.tasks.scoring import Scoring
 
@@ -154,10 +154,10 @@ class RecipeSearch:
             assert self.retrain is not None
             trained = path.with_suffix(".fp32")
             self.retrain(trained)
-            recipe.write(replace(self.material, fp32=trained), path)
+            write_with_encoder(recipe.write, replace(self.material, fp32=trained), path)
             graph.remove_model(trained)
         else:
-            recipe.write(self.material, path)
+            write_with_encoder(recipe.write, self.material, path)
         return []
 
     def _compare(self, path: Path) -> Comparison:
@@ -177,7 +177,7 @@ class RecipeSearch:
         kept: list[str] = []
         for name in order[: max(1, evaluations - len(measured))]:
             kept.append(name)
-            recipe.write(self.material, path, keep=kept)
+            write_with_encoder(recipe.write, self.material, path, keep=kept)
             comparison = self._compare(path)
             if self._accepts(judge(comparison, self.settings), comparison):
                 break
@@ -194,7 +194,7 @@ class RecipeSearch:
         return sorted(excess, key=lambda name: -excess[name])
 
     def _error(self, recipe: Recipe, path: Path, keep: list[str]) -> float:
-        recipe.write(self.material, path, keep=keep)
+        write_with_encoder(recipe.write, self.material, path, keep=keep)
         column = self.scoring.compared_column
         values, expected = (scores.columns[column] for scores in (self.score(path), self.reference["dev"]))
         return float(np.square(values - expected).mean())

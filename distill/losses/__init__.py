@@ -1,6 +1,7 @@
 """Loss terms and their weighted sum. `distill` has the same names."""
 
 from distill.losses.attention import AttentionScoreMSE as AttentionScoreMSE
+from distill.losses.attention import CrossAttention as CrossAttention
 from distill.losses.attention import MiniLM as MiniLM
 from distill.losses.attention import MiniLMv2 as MiniLMv2
 from distill.losses.detection import GeneratorLoss as GeneratorLoss

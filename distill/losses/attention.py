@@ -1,6 +1,7 @@
 """Loss terms that compare attention: its scores, its distributions, and the relations between its vectors."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from distill.contracts import AttentionVectors, Items, Outputs
 from distill.errors import UserError
 from distill.losses.layer_map import Layers, match_layers
-from distill.losses.term import EncoderSize, Term, mask_logits
+from distill.losses.term import EncoderSize, Term, count_items, mask_logits
 from distill.options import check_arguments
 
 TeacherLayer = Annotated[int, Field(ge=1)] | None
@@ -72,6 +73,53 @@ class AttentionScoreMSE(_AttentionTerm):
             )
             total = total + error.masked_fill(padding, 0.0).square().mean(dim=1).sum()
         return total, self.count(items)
+
+
+class CrossAttention(Term):
+    """Squared error between the attention of decoders to the source, of matched layers.
+
+    `1/A * sum_a sum_l (A_student,a,l - A_teacher,a,l)^2` for each token of a target and each pair of layers, summed over
+    the pairs and averaged over the tokens, with the probabilities A of A heads for the tokens l of the source. It is
+    equation 7 of TinyBERT (Jiao et al., arXiv 1909.10351) for cross-attention, with probabilities in place of scores.
+    The dropout of the student's attention is in its probabilities.
+
+    Args:
+        layers: the layer of the teacher's decoder of each layer of the student's: `uniform`, `last`, or a list of layers
+            counted from 1.
+    """
+
+    needs = frozenset({"cross_attentions"})
+    reads_logits = False
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform") -> None:
+        super().__init__(weight=weight)
+        self.layers = layers if isinstance(layers, str) else list(layers)
+
+    def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        match_layers(self.layers, student.depth_of("decoder"), teacher.depth_of("decoder"))
+        _check_heads(student, teacher)
+
+    def count(self, items: Items) -> Tensor:
+        return count_items(items)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        layers, teacher_layers = _cross_attentions(student), _cross_attentions(teacher)
+        total = torch.zeros((), device=items.labels.device)
+        for student_layer, teacher_layer in match_layers(self.layers, len(layers), len(teacher_layers)):
+            probabilities, expected = (
+                of.transpose(1, 2).flatten(0, 1)[items.index].float()  # [n, A, L]
+                for of in (layers[student_layer - 1], teacher_layers[teacher_layer - 1])
+            )
+            total = total + (probabilities - expected).square().sum(dim=-1).mean(dim=-1).sum()
+        return total, self.count(items)
+
+
+def _cross_attentions(outputs: Outputs) -> Sequence[Tensor]:
+    """Returns the attention of each layer of the decoder to the source, `[B, A, T, L]`."""
+    if outputs.decoder is None or outputs.decoder.cross_attentions is None:
+        raise ValueError("got outputs without cross-attention, expected [B, A, T, L] of two encoder-decoders")
+    return outputs.decoder.cross_attentions
 
 
 class MiniLM(_AttentionTerm):

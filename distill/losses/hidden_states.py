@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from distill.contracts import Items, Likelihood, Outputs
 from distill.errors import UserError
 from distill.losses.layer_map import Layers, match_layers
-from distill.losses.term import EncoderSize, Term
+from distill.losses.term import EncoderSize, Half, Term, count_items
 from distill.options import check_arguments
+
+_HALVES = {"encoder": frozenset({"hidden_states"}), "decoder": frozenset({"decoder_hidden_states"})}
 
 
 class Cosine(Term):
@@ -18,30 +20,33 @@ class Cosine(Term):
 
     From Sanh et al., arXiv 1910.01108, section 3. Unlike in the paper, the widths may differ. A learned projection then
     maps the student's states `[B, L, H_student]` to the teacher's width `[B, L, H_teacher]`.
+
+    Args:
+        half: whose states are compared, the `encoder`'s, or of an encoder-decoder the `decoder`'s at the tokens of the
+            targets.
     """
 
     needs = frozenset({"hidden_states"})
     reads_logits = False
 
-    def __init__(self, *, weight: float = 1.0) -> None:
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, half: Half = "encoder") -> None:
         super().__init__(weight=weight)
+        self.half, self.needs = half, _HALVES[half]
         self.projection: nn.Module = nn.Identity()
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         self.projection = _create_projection(student, teacher)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
-        return (teacher_depth,)
+        return (teacher_depth,) if self.half == "encoder" else ()
 
     def count(self, items: Items) -> Tensor:
-        return items["attention_mask"].sum()
+        return _count_tokens(items, self.half)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        if student.hidden_states is None or teacher.hidden_states is None:
-            raise ValueError("cosine got outputs without hidden states, expected [B, L, H] of both models")
-        tokens = items["attention_mask"].bool()
-        student_states = self.projection(student.hidden_states[-1][tokens])
-        teacher_states = teacher.hidden_states[-1][tokens]
+        student_states = self.projection(_at_tokens(_hidden_states(student, self.half)[-1], items, self.half))
+        teacher_states = _at_tokens(_hidden_states(teacher, self.half)[-1], items, self.half)
         if student_states.shape[-1] != teacher_states.shape[-1]:
             raise ValueError(
                 f"cosine got hidden states {student_states.shape[-1]} wide from the student and "
@@ -61,6 +66,7 @@ class HiddenStateMSE(Term):
     Args:
         layers: the teacher's layer of each student layer: `uniform`, `last`, or a list of layers counted from 1.
         embeddings: whether to compare the outputs of the embeddings too.
+        half: whose states are compared, as in `Cosine`.
     """
 
     needs = frozenset({"hidden_states"})
@@ -68,14 +74,17 @@ class HiddenStateMSE(Term):
     maps_layers = True
 
     @check_arguments
-    def __init__(self, *, weight: float = 1.0, layers: Layers = "uniform", embeddings: bool = True) -> None:
+    def __init__(
+        self, *, weight: float = 1.0, layers: Layers = "uniform", embeddings: bool = True, half: Half = "encoder"
+    ) -> None:
         super().__init__(weight=weight)
         self.layers = layers if isinstance(layers, str) else list(layers)
         self.embeddings = embeddings
+        self.half, self.needs = half, _HALVES[half]
         self.projection: nn.Module = nn.Identity()
 
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
-        match_layers(self.layers, student.layers, teacher.layers)
+        match_layers(self.layers, *(size.depth_of(self.half) for size in (student, teacher)))
 
     def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Creates the projection `W`, which serves all layers and the embeddings, as in the authors' code.
@@ -87,18 +96,19 @@ class HiddenStateMSE(Term):
         self.projection = _create_projection(student, teacher)
 
     def teacher_layers(self, student_depth: int, teacher_depth: int) -> tuple[int, ...]:
+        if self.half == "decoder":
+            return ()
         return tuple(sorted({layer for _, layer in self._pairs(student_depth, teacher_depth)}))
 
     def count(self, items: Items) -> Tensor:
-        return items["attention_mask"].sum()
+        return _count_tokens(items, self.half)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_states, teacher_states = _hidden_states(student), _hidden_states(teacher)
-        tokens = items["attention_mask"].bool()
+        student_states, teacher_states = (_hidden_states(outputs, self.half) for outputs in (student, teacher))
         total = student_states[0].new_zeros((), dtype=torch.float32)
         for student_layer, teacher_layer in self._pairs(len(student_states) - 1, len(teacher_states) - 1):
-            projected = self.projection(student_states[student_layer][tokens]).float()  # [tokens, H]
-            error = projected - teacher_states[teacher_layer][tokens].float()
+            projected = self.projection(_at_tokens(student_states[student_layer], items, self.half)).float()
+            error = projected - _at_tokens(teacher_states[teacher_layer], items, self.half).float()  # [tokens, H]
             total = total + error.square().mean(dim=-1).sum()
         return total, self.count(items)
 
@@ -172,8 +182,21 @@ def _create_projection(student: EncoderSize, teacher: EncoderSize) -> nn.Module:
     return nn.Identity() if student.width == teacher.width else nn.Linear(student.width, teacher.width, bias=False)
 
 
-def _hidden_states(outputs: Outputs) -> Sequence[Tensor]:
-    """Returns the hidden states `[B, L, H]` of the embeddings and of each layer."""
-    if outputs.hidden_states is None:
-        raise ValueError("got outputs without hidden states, expected [B, L, H] of both models")
-    return outputs.hidden_states
+def _hidden_states(outputs: Outputs, half: Half = "encoder") -> Sequence[Tensor]:
+    """Returns the hidden states `[B, L, H]` of the embeddings and of each layer, of a decoder `[B, T, H]`."""
+    of_half = outputs if half == "encoder" else outputs.decoder
+    if of_half is None or of_half.hidden_states is None:
+        raise ValueError(f"got outputs without hidden states of the {half}, expected [B, L, H] of both models")
+    return of_half.hidden_states
+
+
+def _at_tokens(states: Tensor, items: Items, half: Half) -> Tensor:
+    """Returns the states `[tokens, H]` at all tokens but the padding: those of the source or of the targets."""
+    if half == "encoder":
+        return states[items["attention_mask"].bool()]
+    return states.flatten(0, 1)[items.index]
+
+
+def _count_tokens(items: Items, half: Half) -> Tensor:
+    """Returns the number of tokens without padding, `[]`."""
+    return items["attention_mask"].sum() if half == "encoder" else count_items(items)

@@ -1,6 +1,9 @@
 """Loss terms that learn from the labels of the data."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from distill.contracts import IGNORED, Items, Outputs
@@ -13,6 +16,9 @@ from distill.losses.term import (
     mask_logits,
     squared_error_sum,
 )
+from distill.options import check_arguments
+
+Smoothing = Annotated[float, Field(ge=0, lt=1, description="a number of at least 0 and below 1")]
 
 
 class HardLabels(Term):
@@ -21,9 +27,21 @@ class HardLabels(Term):
     Where an item has any number of labels, it is the mean binary cross-entropy of the C labels y with the sigmoid s,
     `-1/C sum_c (y_c log s(z_c) + (1 - y_c) log(1 - s(z_c)))`, as `torch.nn.BCEWithLogitsLoss` has it.
     With weights of the items it is `sum_i w_i CE_i / sum_i w_i`, as `torch.nn.CrossEntropyLoss(weight=...)` has it.
+
+    Args:
+        smoothing: the share of each label that all classes of the item get alike, from 0 up to 1 (Szegedy et al.,
+            arXiv 1512.00567, section 7): `(1 - s) CE + s/C sum_c -log softmax(z)_c`. It is for classes that exclude each
+            other.
     """
 
     needs_teacher = False
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, smoothing: Smoothing = 0.0) -> None:
+        super().__init__(weight=weight)
+        self.smoothing = float(smoothing)
+        if smoothing:
+            self.likelihoods = frozenset({"softmax"})
 
     def count(self, items: Items) -> Tensor:
         return items.labelled.sum() if items.weights is None else items.weights[items.labelled].sum()
@@ -35,7 +53,23 @@ class HardLabels(Term):
             return squared_error_sum(logits[items.labelled], targets), self.count(items)
         if items.likelihood == "sigmoid":
             return binary_cross_entropy_sum(logits[items.labelled], items.labels[items.labelled]), self.count(items)
-        return cross_entropy_sum(mask_logits(logits, items.valid), items.labels, items.weights), self.count(items)
+        logits = mask_logits(logits, items.valid)
+        total = cross_entropy_sum(logits, items.labels, items.weights)
+        if self.smoothing:
+            total = (1 - self.smoothing) * total + self.smoothing * _uniform_sum(logits, items)
+        return total, self.count(items)
+
+
+def _uniform_sum(logits: Tensor, items: Items) -> Tensor:
+    """Returns the sum of the cross-entropies of the labelled items to all of their classes alike."""
+    labelled = items.labelled
+    log_probs = logits[labelled].float().log_softmax(dim=-1)
+    if items.valid is None:
+        losses = -log_probs.mean(dim=-1)
+    else:
+        valid = items.valid[labelled]
+        losses = -log_probs.masked_fill(~valid, 0.0).sum(dim=-1) / valid.sum(dim=-1)
+    return (losses if items.weights is None else losses * items.weights[labelled]).sum()
 
 
 class MaskedLanguageModelling(HardLabels):

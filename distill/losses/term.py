@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from distill.contracts import IGNORED, Items, Likelihood, Outputs
+
+Half = Literal["encoder", "decoder"]  # Of an encoder-decoder; other models are encoders alone.
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class EncoderSize:
         heads: attention heads of a layer; None without attention.
         attention_width: of the queries, keys and values of all heads; None without attention.
         is_nested: whether prefixes of the vectors of texts are to be vectors themselves; `width` may be that of one.
+        decoder_layers: number of layers of the decoder of an encoder-decoder, None without one.
     """
 
     width: int
@@ -28,6 +32,11 @@ class EncoderSize:
     heads: int | None = None
     attention_width: int | None = None
     is_nested: bool = False
+    decoder_layers: int | None = None
+
+    def depth_of(self, half: Half) -> int:
+        """Returns the number of layers of one half; 0 for the decoder of a model without one."""
+        return self.layers if half == "encoder" else self.decoder_layers or 0
 
 
 class Term(nn.Module):
@@ -39,7 +48,7 @@ class Term(nn.Module):
     Attributes:
         weight: factor of the term in the objective's sum, 0 or more; a term of weight 0 is left out.
         needs: outputs that the term reads besides logits: a subset of `hidden_states`, `attentions`,
-            `attention_vectors`.
+            `attention_vectors`, and of an encoder-decoder `decoder_hidden_states` and `cross_attentions`.
         maps_layers: whether the term reads hidden states of several layers. Both models must then give those of the
             embeddings and of every layer, all of one width.
         compares_heads: whether the term compares attention scores head by head. They must be plain products of

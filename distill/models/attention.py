@@ -27,10 +27,11 @@ def find_projections(model: PreTrainedModel) -> list[tuple[nn.Module, tuple[nn.L
     """Returns the attention modules of a model in the order of its layers, each with its projections.
 
     These are three linear layers for queries, keys and values, or one for all of them. A model that shares one set of
-    weights has one module for all layers.
+    weights has one module for all layers. Of an encoder-decoder they are those of its encoder.
     """
     found = []
-    for module in model.base_model.modules():
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    for module in encoder.modules():
         children = dict(module.named_children())
         for names in _PROJECTIONS:
             linear = tuple(layer for name in names if isinstance(layer := children.get(name), nn.Linear))

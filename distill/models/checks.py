@@ -9,12 +9,13 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import AttentionVectors, Examples, Likelihood, Task
+from distill.contracts import DECODER_INPUTS, AttentionVectors, Examples, Likelihood, Task
 from distill.errors import UserError
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
-from distill.models.forward import run_model
+from distill.models.forward import run_model, writes_targets
+from distill.models.layers import count_decoder_layers
 from distill.models.long_texts import attends_locally
 from distill.models.modeling_chunked import ChunkedPreTrainedModel
 
@@ -161,7 +162,8 @@ def encoder_size(model: PreTrainedModel) -> EncoderSize:
     width = attention_width(model)
     heads = None if width is None else model.config.num_attention_heads
     return EncoderSize(
-        model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width
+        model.config.hidden_size, model.config.num_hidden_layers, heads=heads, attention_width=width,
+        decoder_layers=count_decoder_layers(model.config),
     )  # fmt: skip
 
 
@@ -197,9 +199,12 @@ def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str,
 def run_sample(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> Any:
     """Returns the model's output for one text of four tokens."""
     tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
+    batch = {"input_ids": tokens, "attention_mask": tokens}
+    if writes_targets(model):
+        batch[DECODER_INPUTS] = tokens
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # The checks report errors themselves.
-    output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, needs)
+    output = run_model(model, batch, needs)
     transformers.logging.set_verbosity(verbosity)
     return output
 

@@ -1,7 +1,8 @@
 """Forward passes of a whole model, or of its encoder and its head separately."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 
-from distill.contracts import ENCODER_FEATURES, Outputs
+from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, Outputs
 from distill.models.attention import layers_of, record_attention
 from distill.models.pooling import pool, vector_settings
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POSITIONS = "positions"  # An input of exported files alone, as in `run_exported`.
+SEQ2SEQ = "AutoModelForSeq2SeqLM"
 ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the weights and runs the encoder.
 
 
@@ -26,6 +28,18 @@ def collect_outputs(output: ModelOutput, logits: Tensor | None = None) -> Output
         hidden_states=output.get("hidden_states"),
         attentions=output.get("attentions"),
         attention_vectors=output.get("attention_vectors"),
+        decoder=_decoder_outputs(output),
+    )
+
+
+def _decoder_outputs(output: ModelOutput) -> Outputs | None:
+    """Returns the outputs of the second half of an encoder-decoder, None of another model."""
+    if "encoder_last_hidden_state" not in output:
+        return None
+    return Outputs(
+        hidden_states=output.get("decoder_hidden_states"),
+        attentions=output.get("decoder_attentions"),
+        cross_attentions=output.get("cross_attentions"),
     )
 
 
@@ -40,7 +54,12 @@ def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozen
 def run_encoder(
     model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()
 ) -> ModelOutput:
-    """Runs the encoder without the model's head: `last_hidden_state [B, L, H]`, and the outputs that terms need."""
+    """Runs the encoder without the model's head: `last_hidden_state [B, L, H]`, and the outputs that terms need.
+
+    Of an encoder-decoder both halves run, and the last hidden states are those of its decoder, `[B, T, H]`.
+    """
+    if not _has_inner_model(model):
+        return _run(model, _without_head(model), batch, needs)
     return _run(model, model.base_model, batch, needs)
 
 
@@ -50,6 +69,8 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
     Model families have different names for their heads, so the whole `forward` runs, with an encoder that returns these
     states. `encoded` is the output of the encoder, whose pooled output the head may read.
     """
+    if not _has_inner_model(model):
+        return ModelOutput(logits=model.get_output_embeddings()(states.unsqueeze(0)))
     output = _StatesOnly(last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None))
     head = _with_encoder(model, _FixedEncoder(model.base_model, output))
     ids = states.new_zeros((1, len(states)), dtype=torch.long)
@@ -110,7 +131,8 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
-    inputs: dict[str, Any] = {name: batch[name] for name in (*input_names(model), ENCODER_FEATURES) if name in batch}
+    names = (*input_names(model), ENCODER_FEATURES, DECODER_INPUTS)
+    inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if part is model and takes_choices(model):
         inputs = {name: tensor.unsqueeze(1) for name, tensor in inputs.items()}  # [S, 1, L]
     accepted = inspect.signature(part.forward).parameters
@@ -118,11 +140,36 @@ def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], 
         inputs["use_cache"] = False  # Of keys and values, which only generation reads.
     if "global_attention_mask" in accepted and _has_head(model, "AutoModelForQuestionAnswering"):
         inputs["global_attention_mask"] = _mask_question(model, batch["input_ids"])
-    output: ModelOutput = part(
-        **inputs,
-        output_hidden_states="hidden_states" in needs,
-        output_attentions="attentions" in needs,
-    )
+    with _returned_probabilities(model, needs):
+        output: ModelOutput = part(
+            **inputs,
+            output_hidden_states=not needs.isdisjoint(("hidden_states", "decoder_hidden_states")),
+            output_attentions=not needs.isdisjoint(("attentions", "cross_attentions")),
+        )
+    return _name_halves(output)
+
+
+@contextmanager
+def _returned_probabilities(model: PreTrainedModel, needs: frozenset[str]) -> Iterator[None]:
+    """Computes attention so that it returns its probabilities, where a term needs those of a decoder to the source."""
+    implementation = getattr(model.config, "_attn_implementation", None)
+    if "cross_attentions" not in needs or implementation == "eager":
+        yield
+        return
+    model.set_attn_implementation("eager")  # The only one that returns probabilities.
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+
+
+def _name_halves(output: ModelOutput) -> ModelOutput:
+    """Gives the outputs of the encoder of an encoder-decoder the names that they have without a decoder."""
+    for name in ("hidden_states", "attentions"):
+        if f"encoder_{name}" in output:
+            output[name] = output[f"encoder_{name}"]
+    if "encoder_last_hidden_state" in output and "last_hidden_state" not in output:
+        output["last_hidden_state"] = output.logits  # Those of a model without its head, as in `_without_head`.
     return output
 
 
@@ -147,7 +194,13 @@ def takes_choices(model: PreTrainedModel) -> bool:
 
 def predicts_tokens(model: PreTrainedModel) -> bool:
     """Returns whether the model has a head over its vocabulary, for masked tokens."""
-    return _has_head(model, "AutoModelForMaskedLM")
+    # A BART is registered for masked tokens too.
+    return _has_head(model, "AutoModelForMaskedLM") and not writes_targets(model)
+
+
+def writes_targets(model: PreTrainedModel) -> bool:
+    """Returns whether the model is an encoder-decoder that writes a text for a text."""
+    return _has_head(model, SEQ2SEQ)
 
 
 def _has_head(model: PreTrainedModel, auto_class: str) -> bool:
@@ -163,6 +216,18 @@ def model_class(auto_class: str, config_class: type[PreTrainedConfig]) -> type[P
     classes = mapping[config_class]
     first: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple | list) else classes
     return first
+
+
+def _has_inner_model(model: PreTrainedModel) -> bool:
+    """Returns whether all but the head is a module of its own, which it is not in a T5 that writes a text."""
+    return model.base_model is not model or not writes_targets(model)
+
+
+def _without_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns an object with the model's modules whose `logits` are the states that the head reads; no copy."""
+    head = model.get_output_embeddings()
+    [name] = [name for name, module in model.named_children() if module is head]
+    return _with_module(model, name, nn.Identity())
 
 
 class _StatesOnly(BaseModelOutputWithPoolingAndCrossAttentions):
@@ -192,9 +257,14 @@ class _FixedEncoder:
 
 def _with_encoder(model: PreTrainedModel, encoder: _FixedEncoder) -> PreTrainedModel:
     """Returns an object with the model's modules and this encoder; the model is not changed."""
+    return _with_module(model, model.base_model_prefix, encoder)
+
+
+def _with_module(model: PreTrainedModel, name: str, module: object) -> PreTrainedModel:
+    """Returns an object with the model's modules but one; the model is not changed."""
     viewed = object.__new__(type(model))  # `copy.copy` would call the constructor of a model that FSDP has sharded.
     # An attribute of the object comes before a module of the same name.
-    viewed.__dict__.update({**model.__dict__, model.base_model_prefix: encoder})
+    viewed.__dict__.update({**model.__dict__, name: module})
     return viewed
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from torch import nn
-from transformers import AlbertConfig, PreTrainedModel
+from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.errors import UserError
 from distill.models.modeling_shared_albert import SharedAlbertConfig, group_of
@@ -54,15 +54,37 @@ def list_layers(model: PreTrainedModel) -> list[nn.Module]:
     raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
 
 
-def find_layer_prefix(model: PreTrainedModel) -> str:
+# The number of layers of a decoder behind an encoder, in configurations.
+_DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
+
+
+def decoder_layers_option(config: PreTrainedConfig) -> str | None:
+    """Returns the name of the number of layers of a decoder behind an encoder, None for a model without one."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return None
+    return next((name for name in _DECODER_LAYERS if isinstance(getattr(config, name, None), int)), None)
+
+
+def count_decoder_layers(config: PreTrainedConfig) -> int | None:
+    """Returns the number of layers of a decoder behind an encoder, None for a model without one."""
+    name = decoder_layers_option(config)
+    return None if name is None else int(getattr(config, name))
+
+
+def find_layer_prefix(model: PreTrainedModel, *, decoder: bool = False) -> str:
     """Returns the name of the encoder's list of layers, with a dot at its end.
+
+    Args:
+        decoder: whether to return that of the decoder behind the encoder.
 
     Raises:
         UserError: for an encoder whose layers are not separate modules.
     """
-    total = model.config.num_hidden_layers
+    total = count_decoder_layers(model.config) if decoder else model.config.num_hidden_layers
+    half = model.get_decoder() if decoder else model
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == total and total > 0:
+        is_inside = half is model or any(module is part for part in half.modules())
+        if isinstance(module, nn.ModuleList) and is_inside and len(module) == total and total > 0:
             return f"{name}."
     raise UserError(
         f"a {type(model).__name__} has no {total} separate layers to choose from (it may share one set of "

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from distill.errors import UserError, first_line
 from distill.models.causality import check_causal, check_reads_both_sides
-from distill.models.forward import model_class
+from distill.models.forward import SEQ2SEQ, model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
@@ -150,7 +150,7 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
     if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
         raise UserError(
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
-            f"{config.model_type}: take one of another family, such as BERT, RoBERTa or DeBERTa-v2"
+            f"{config.model_type}: take one of another family, such as {_FAMILIES.get(auto_class, _ENCODERS)}"
         )
     return config
 
@@ -294,8 +294,10 @@ HEADS = (
 )
 ENCODER = "AutoModel"  # Has no head.
 CAUSAL = "AutoModelForCausalLM"
+_ENCODERS = "BERT, RoBERTa or DeBERTa-v2"
+_FAMILIES = {SEQ2SEQ: "T5 (T5ForConditionalGeneration) or BART (BartForConditionalGeneration)"}
 # In this order, because a language model may be registered for pre-training too.
-AUTO_CLASSES = (*HEADS, "AutoModelForMaskedLM", CAUSAL, "AutoModelForPreTraining", ENCODER)
+AUTO_CLASSES = (*HEADS, SEQ2SEQ, "AutoModelForMaskedLM", CAUSAL, "AutoModelForPreTraining", ENCODER)
 
 
 def auto_class_of(model: PreTrainedModel) -> str:

@@ -15,6 +15,7 @@ from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.regression import Regression
 from distill.tasks.replaced_tokens import ReplacedTokenDetection
 from distill.tasks.reranking import Reranking
+from distill.tasks.seq2seq import Seq2Seq
 from distill.tasks.token_classification import TokenClassification
 
 __all__ = [
@@ -29,13 +30,14 @@ __all__ = [
     "Regression",
     "ReplacedTokenDetection",
     "Reranking",
+    "Seq2Seq",
     "TokenClassification",
 ]
 
 # The classes of one task; a run of several has a bundle for each of them.
 CLASSES: tuple[Any, ...] = (
     BidirectionalLM, CausalLM, Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression,
-    ReplacedTokenDetection, Reranking, TokenClassification,
+    ReplacedTokenDetection, Reranking, Seq2Seq, TokenClassification,
 )  # fmt: skip
 _AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}
 

@@ -351,7 +351,7 @@ def _predict_frequencies(counts: np.ndarray, scores: Scores) -> Scores:
 
 
 class SequenceRecords(Sequence[MaskedTokens]):
-    """Masked sequences as an exported student reads them, made when they are read."""
+    """Sequences as an exported student reads them, made when they are read."""
 
     def __init__(self, sequences: "Sequences") -> None:
         self.sequences = sequences
@@ -372,13 +372,15 @@ class SequenceRecords(Sequence[MaskedTokens]):
         text = batch["attention_mask"] == 1
         ids = batch["input_ids"][text]
         types = batch["token_type_ids"][text] if "token_type_ids" in batch else np.zeros_like(ids)
-        positions = np.flatnonzero(batch["labels"][text] != IGNORED)
+        # A causal model has no labels of its own: it predicts the token behind each one.
+        labels = batch["labels"][text] if "labels" in batch else ids[1:]
+        positions = np.flatnonzero(labels != IGNORED)
         return MaskedTokens(ids, types, np.ones_like(ids), positions)  # type: ignore[arg-type]  # Arrays are sequences.
 
 
 @dataclass(frozen=True)
 class TextSplit:
-    """The masked sequences of one split."""
+    """The sequences of one split, masked or not."""
 
     sequences: "Sequences"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, get_scheduler
 
-from distill.contracts import Batch, Items, Learnable, Outputs, Signal
+from distill.contracts import TARGET_MASK, Batch, Items, Learnable, Outputs, Signal
 from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors, in_chunks
@@ -204,7 +204,8 @@ class DistillationModule(L.LightningModule):
     @staticmethod
     def _count_tokens(micro_batches: list[dict[str, Tensor]]) -> list[int]:
         """Returns the numbers of tokens without padding, of tokens with padding, and of examples."""
-        masks = [batch["attention_mask"] for batch in micro_batches]
+        names = ("attention_mask", TARGET_MASK)
+        masks = [batch[name] for batch in micro_batches for name in names if name in batch]
         tokens = sum(int(mask.sum()) for mask in masks)
         return [tokens, sum(mask.numel() for mask in masks), sum(len(batch["example_id"]) for batch in micro_batches)]
 

@@ -1,0 +1,88 @@
+"""Sessions that read whole texts in one pass, also with a model that writes text token by token."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distill.edge.model_files import Session, encoder_file, session
+
+PAST = "past_key_values."
+TARGET = "decoder_input_ids"  # An input of an encoder-decoder here: the tokens that its decoder reads.
+
+
+class _Input(NamedTuple):
+    name: str
+    shape: Sequence[Any]
+
+
+class WholeTexts:
+    """A model that writes text, run on whole texts: its caches are empty, and nobody reads those that it returns.
+
+    A causal model has the inputs `input_ids [B, L]` and `attention_mask [B, L]`, and an encoder-decoder
+    `decoder_input_ids [B, T]` too. Texts may be padded on either side.
+
+    Args:
+        decoder: has caches, as `export.generator` writes it.
+        encoder: of an encoder-decoder; None for a causal model.
+    """
+
+    def __init__(self, decoder: Session, encoder: Session | None) -> None:
+        self.decoder, self.encoder = decoder, encoder
+        self.shapes = {value.name: value.shape for value in decoder.get_inputs()}
+
+    def run(self, names: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.floating]]:
+        """Returns the outputs of these names."""
+        rows, mask = len(inputs["input_ids"]), inputs["attention_mask"]
+        feed: dict[str, Any] = {
+            name: np.zeros((rows, shape[1], 0, shape[3]), dtype=np.float32)
+            for name, shape in self.shapes.items()
+            if name.startswith(PAST)
+        }
+        if self.encoder is None:
+            positions = (mask.cumsum(axis=1) - 1).clip(min=0)
+            feed |= {"input_ids": inputs["input_ids"], "attention_mask": mask, "position_ids": positions}
+        else:
+            source = {"input_ids": inputs["input_ids"], "attention_mask": mask}
+            [states] = self.encoder.run(["last_hidden_state"], source)
+            feed |= {
+                "input_ids": inputs[TARGET], "encoder_attention_mask": mask, "encoder_hidden_states": states,
+            }  # fmt: skip
+        return self.decoder.run(names, {name: value for name, value in feed.items() if name in self.shapes})
+
+    def get_inputs(self) -> Sequence[Any]:
+        """Returns the inputs that `run` takes."""
+        if self.encoder is None:
+            return [_Input(name, self.shapes[name]) for name in ("input_ids", "attention_mask")]
+        return [*self.encoder.get_inputs(), _Input(TARGET, self.shapes["input_ids"])]
+
+    def get_outputs(self) -> Sequence[Any]:
+        """Returns the outputs of the decoder."""
+        return self.decoder.get_outputs()
+
+
+def pad_right(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """Returns rows of tokens as `[B, T]`, padded with 0, which no token before it reads."""
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return padded
+
+
+def open_model(path: Path, threads: int | None = None, *, encoder: Path | None = None) -> Session:
+    """Returns a session that reads whole texts: that of a model without caches itself, else `WholeTexts`.
+
+    Args:
+        threads: as in `model_files.session`.
+        encoder: the file of the encoder, if there is one; None for the one beside `path`.
+
+    Raises:
+        UserError: if a file cannot be loaded.
+    """
+    loaded = session(path, threads)
+    if not any(value.name.startswith(PAST) for value in loaded.get_inputs()):
+        return loaded
+    beside = encoder_file(path) if encoder is None else encoder
+    return WholeTexts(loaded, session(beside, threads) if beside.is_file() else None)

@@ -1,0 +1,42 @@
+"""The key `generation` of bundle.json: what a device must know to write text with a model."""
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from distill.export.generator import generator_caches, takes_positions
+
+MAX_NEW_TOKENS = 64  # Where a call gives no number, and the model has no other.
+
+
+def describe_generation(model: PreTrainedModel) -> dict[str, Any]:
+    """Returns the special tokens, the lengths and the sizes of caches of a model that writes text.
+
+    A generation configuration that was saved with the model comes before its configuration.
+    """
+    config, own = model.config, getattr(model, "generation_config", None)
+
+    def find(name: str) -> Any:
+        value = getattr(own, name, None)
+        return getattr(config, name, None) if value is None else value
+
+    eos = find("eos_token_id")
+    layers, heads, width = generator_caches(model)
+    length = find("max_new_tokens") or (find("max_length") if config.is_encoder_decoder else None)
+    return {
+        "eos": sorted({int(token) for token in (eos if isinstance(eos, list | tuple) else [eos]) if token is not None}),
+        "pad": find("pad_token_id"),
+        "start": find("decoder_start_token_id") if config.is_encoder_decoder else None,
+        "max_new_tokens": int(length or MAX_NEW_TOKENS),
+        "positions": _count_positions(model),
+        "layers": layers, "heads": heads, "head_width": width,
+        "positions_input": not config.is_encoder_decoder and takes_positions(model),
+        "forced_bos": find("forced_bos_token_id"), "forced_eos": find("forced_eos_token_id"),
+        "length_penalty": find("length_penalty"), "early_stopping": find("early_stopping"),
+    }  # fmt: skip
+
+
+def _count_positions(model: PreTrainedModel) -> int | None:
+    """Returns the tokens that a model has positions for; None for one with relative positions, which has no limit."""
+    number = getattr(model.config, "max_position_embeddings", None)
+    return None if number is None else int(number)

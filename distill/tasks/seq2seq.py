@@ -1,0 +1,207 @@
+"""A text for a text: the items are the tokens of the target, each predicted from the source and the tokens before it.
+
+>>> from distill.tasks import Seq2Seq
+>>> train = [{"source": "3 1 2", "target": "1 2 3"}]
+>>> task = Seq2Seq(train=train, dev=[{"source": "2 1", "target": ["1 2", "one two"]}])
+>>> task.read(None).splits["dev"]["references"]
+[['1 2', 'one two']]
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+
+import numpy as np
+from pydantic import Field
+
+from distill.console import print_notice
+from distill.contracts import DECODER_INPUTS, IGNORED, Batch, Examples, Items, Outputs, Scores, TaskInfo
+from distill.data.sources import check_memory
+from distill.data.tables import LabelledData, Split, text_split
+from distill.data.text_pairs import ADVICE, MissingTarget, TextPairs
+from distill.errors import UserError
+from distill.losses import HardLabels
+from distill.options import check_arguments
+from distill.tasks import rows
+from distill.tasks.masked_lm import TokenScores
+from distill.tasks.overview import ShownTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.data.batching import TokenizedExamples
+    from distill.data.token_cache import Tokens
+
+LongTargets = Literal["cut", "error"]
+
+
+@dataclass(frozen=True)
+class TargetScores(TokenScores):
+    """The cross-entropies and the predictions of the tokens of the targets, each after the right ones before it.
+
+    Args:
+        settings: None, because targets are not packed.
+        max_target: tokens of a target.
+    """
+
+    names = ("loss", "perplexity", "accuracy")
+
+    settings: Any = None
+    max_target: int | None = None
+
+    def fit_decoder(self, scores: Scores) -> dict[str, Any]:
+        return {}
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": [],
+            "answer": "text",
+            "pipeline_tag": "text2text-generation",
+            "prediction": "Writes a text for a text.",
+            "example": '"a sentence"',
+            "max_target": self.max_target,
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        several = sum(len(references) > 1 for references in splits.splits["dev"]["references"])
+        return (
+            f"a text for a text; {several:,} of {len(splits.splits['dev']):,} examples of dev have several references"
+        )
+
+
+class Seq2Seq(ShownTask):
+    """A text for a text, such as a summary, a simplification or a translation.
+
+    Models are encoder-decoders of `AutoModelForSeq2SeqLM`. A row of train with several references is a row for each of
+    them. Of dev and test the first reference is the target, whose tokens have a log-likelihood.
+
+    Args:
+        source: the column of the text to read.
+        target: the column of the text to write, or of a list of references.
+        separator: text between several references in the column of targets; None for one.
+        prefix: text that is put before each source, as T5 has it for several tasks.
+        max_length: tokens that a source is cut to.
+        max_target: tokens of a target, the last of which ends it.
+        long_targets: whether longer targets are `cut`, or an `error`.
+        missing: whether rows without a source or a target are an `error`, or left out (`drop`).
+        name: names the task in records and directories.
+        options: those of `rows.TableOptions`.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+        UserError: for data of a type that cannot be read.
+    """
+
+    kinds = ("seq2seq",)
+    auto_class = "AutoModelForSeq2SeqLM"
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        source: str | int = "source",
+        target: str | int = "target",
+        separator: Annotated[str, Field(min_length=1)] | None = None,
+        prefix: str = "",
+        max_length: rows.MaxLength = 128,
+        max_target: rows.MaxLength = 128,
+        long_targets: LongTargets = "cut",
+        missing: MissingTarget = "error",
+        name: str = "seq2seq",
+        **options: Unpack[rows.TableOptions],
+    ) -> None:
+        source, target = str(source), str(target)
+        self.source = rows.table_source(name=name, text=(source,), label=(target,), **options)
+        check_memory(self.source, [(source,), (target,)], ADVICE)
+        self.pairs = TextPairs(
+            rows=self.source, source=source, target=target, separator=separator, prefix=prefix, missing=missing
+        )
+        self.max_target, self.long_targets = max_target, long_targets
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
+            max_length=max_length, classes_are_tokens=True, generates=True,
+        )  # fmt: skip
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        """Reads every split.
+
+        Raises:
+            UserError: for a file or column that is missing, and a row without a source or a target.
+        """
+        data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
+        return replace(data, scoring=TargetScores(max_target=self.max_target), terms={"hard": HardLabels()})
+
+    def encode(
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> dict[str, Examples]:
+        """Tokenizes sources and targets, these with the token for the end of a text as their last one.
+
+        Raises:
+            UserError: for a tokenizer without such a token, and for longer targets than `max_target` where they are an
+                error.
+        """
+        check_end(tokenizer)
+
+        def encode(name: str, split: Split) -> "TokenizedExamples":
+            return self._encode(split, tokenizer, cache_dir, name=name)
+
+        return rows.encode_splits(data, encode, lambda pool: pool)
+
+    def _encode(
+        self, split: Split, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None, *, name: str
+    ) -> "TokenizedExamples":
+        from distill.data import token_cache
+        from distill.data.batching import TokenizedExamples
+
+        sources, targets = text_split(split["source"]), text_split(split["target"])
+        tokens = token_cache.tokenize_split(sources, tokenizer, self.info.max_length, cache_dir)
+        adds_end = ends_texts(tokenizer)
+        written = token_cache.tokenize_split(targets, tokenizer, self.max_target - (not adds_end), cache_dir)
+        if written.truncated:
+            counted = f"{name}: {written.truncated:,} of {len(split):,} targets have more than {self.max_target} tokens"
+            if self.long_targets == "error":
+                raise UserError(f"{counted}: raise task.max_target, or set task.long_targets=cut")
+            print_notice(f"{counted} and are cut: raise task.max_target to keep them whole")
+        return TokenizedExamples(
+            tokens, tokenizer, targets=written if adds_end else _append_end(written, tokenizer.eos_token_id)
+        )
+
+    def select(self, batch: Batch) -> Items:
+        """The tokens of the targets, in the order of the batch."""
+        labels = batch["labels"].flatten()
+        index = (labels != IGNORED).nonzero().squeeze(-1)
+        chosen = labels[index].long()
+        return Items(
+            batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
+            classes_are_tokens=True, is_complete=True,
+        )  # fmt: skip
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        """Runs both halves without the head, which computes logits at the items alone."""
+        from distill.models.chunked_logits import run_encoder_pass
+
+        inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
+
+
+def check_end(tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises UserError for a tokenizer without a token for the end of a text, or one for padding."""
+    for name in ("eos", "pad"):
+        if getattr(tokenizer, f"{name}_token_id") is None:
+            raise UserError(
+                f"the tokenizer has no {name}_token, which {'ends each target' if name == 'eos' else 'fills batches'}: "
+                f"name one of its tokens (tokenizer.{name}_token = ...) and save it again beside the model"
+            )
+
+
+def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Returns whether the tokenizer itself puts the token for the end of a text behind each text."""
+    ids: list[int] = tokenizer("a")["input_ids"]
+    return ids[-1] == tokenizer.eos_token_id
+
+
+def _append_end(tokens: "Tokens", end: int) -> "Tokens":
+    """Returns the tokens of each example with the token for its end behind them."""
+    ids = np.insert(tokens.columns["input_ids"], tokens.offsets[1:], end)
+    offsets = tokens.offsets + np.arange(len(tokens.offsets))
+    return replace(tokens, columns={"input_ids": ids}, offsets=offsets)

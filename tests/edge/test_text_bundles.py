@@ -1,0 +1,305 @@
+"""Tests of bundles that write text: equal to `generate` of transformers, on the command line, and on bad input."""
+
+import functools
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.edge.__main__ import main
+from distill.edge.bundle import Bundle
+from distill.edge.generation_options import GenerationOptions
+from distill.edge.model_files import encoder_file
+from distill.errors import UserError
+from distill.export.generator import export_generator
+from distill.storage.files import hash_file, write_json
+from tests.edge.conftest import write_toy_bundle
+from tests.export.test_generator import VOCABULARY, make_model
+
+START, END, STOP = 1, 2, "</s>"
+KINDS = {"gpt2": "continuation", "t5": "seq2seq", "bart": "seq2seq"}
+SETTINGS: dict[str, Any] = {
+    "eos": [END], "pad": 0, "start": START, "max_new_tokens": 20, "positions": 48, "forced_bos": None,
+    "forced_eos": None, "length_penalty": 1.0, "early_stopping": False,
+}  # fmt: skip
+
+
+def make_tokenizer(kind: str) -> Tokenizer:
+    """Returns a tokenizer of one token for each word `w0`, `w1` and so on; sources end with the end token."""
+    words = {f"w{token}": token for token in range(VOCABULARY) if token != END} | {STOP: END}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if kind != "gpt2":
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {STOP}", special_tokens=[(STOP, END)])
+    tokenizer.add_special_tokens([STOP])
+    return tokenizer
+
+
+def write_text_bundle(directory: Path, kind: str, *, file: Path | None = None, **settings: Any) -> None:
+    """Writes the bundle of a model with random weights; `file` is one of the same kind that was written before."""
+    path = directory / "model.fp32.onnx"
+    if file is None:
+        export_generator(make_model(kind), path)
+    else:
+        for source, link in ((file, path), (encoder_file(file), encoder_file(path))):
+            if source.is_file():
+                link.symlink_to(source)
+    make_tokenizer(kind).save(str(directory / "tokenizer.json"))
+    names = ["input_ids", "attention_mask"]
+    files = [one for one in (path, encoder_file(path), directory / "tokenizer.json") if one.is_file()]
+    content = {
+        "format": 1, "kind": "causal_lm" if kind == "gpt2" else "seq2seq", "decoder": KINDS[kind], "decoding": {},
+        "labels": [], "pair": False, "max_length": 32, "truncation_side": "right", "doc_stride": None, "inputs": names,
+        "padding": dict.fromkeys(names, 0), "padding_side": "right", "models": {"fp32": path.name},
+        "recommended": "fp32", "metrics": {}, "gates": {}, "thresholds": {}, "targets": {}, "batch_sizes": {},
+        "generation": SETTINGS | ({"positions": None} if kind == "t5" else {}) | settings,
+        "files": {one.name: hash_file(one) for one in files},
+    }  # fmt: skip
+    write_json(directory / "bundle.json", content)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that returns the bundle of a kind of model, written once."""
+
+    @functools.cache
+    def write(kind: str) -> Path:
+        directory = tmp_path_factory.mktemp(kind)
+        write_text_bundle(directory, kind)
+        return directory
+
+    return write
+
+
+@pytest.fixture
+def causal(written: Any) -> Path:
+    """The bundle of a GPT-2."""
+    directory: Path = written("gpt2")
+    return directory
+
+
+def draw_prompts(count: int, *, most: int = 20) -> list[list[int]]:
+    """Returns random tokens, other than those for the start and the end of a text."""
+    random = np.random.default_rng(0)
+    return [random.integers(4, VOCABULARY, random.integers(1, most)).tolist() for _ in range(count)]
+
+
+def to_text(tokens: list[int]) -> str:
+    return " ".join(f"w{token}" for token in tokens)
+
+
+def generate(model: PreTrainedModel, prompt: list[int], **options: Any) -> tuple[list[int], float | None, list[float]]:
+    """Returns the new tokens of `generate`, the score of a beam, and the gap of the two best logits of each step."""
+    is_causal = not model.config.is_encoder_decoder
+    tokens = torch.tensor([prompt if is_causal else [*prompt, END]])
+    extra = {} if is_causal else {"decoder_start_token_id": START}
+    output = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, eos_token_id=END, pad_token_id=0,
+        output_scores=True, output_logits=True, return_dict_in_generate=True,
+        **{"max_new_tokens": 20, "forced_eos_token_id": None, "bos_token_id": None} | extra | options,
+    )  # fmt: skip
+    best = [step[0].topk(2).values for step in output.logits]
+    score = float(output.sequences_scores[0]) if options.get("num_beams", 1) > 1 else None
+    return output.sequences[0, len(prompt) if is_causal else 1 :].tolist(), score, [float(a - b) for a, b in best]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_of_100_prompts_are_those_of_transformers(kind: str, written: Any) -> None:
+    prompts, bundle = draw_prompts(100), Bundle(written(kind), threads=1)
+    texts = bundle.generate_all(map(to_text, prompts), max_new_tokens=10, batch_size=25)
+    compared = 0
+    for prompt, text in zip(prompts, texts, strict=True):
+        expected, _, margins = generate(make_model(kind), prompt, max_new_tokens=10)
+        clear = next((number for number, margin in enumerate(margins) if margin < 1e-4), len(expected))
+        assert text["tokens"][:clear] == expected[:clear]
+        compared += clear
+    assert compared > 900
+    assert len({tuple(text["tokens"]) for text in texts}) > 50
+
+
+BEAMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "four": ({"beams": 4}, {}, {"num_beams": 4}),
+    "long": ({"beams": 3}, {"length_penalty": 2.0}, {"num_beams": 3, "length_penalty": 2.0}),
+    "early": (
+        {"beams": 3}, {"early_stopping": True, "length_penalty": -1.0},
+        {"num_beams": 3, "early_stopping": True, "length_penalty": -1.0},
+    ),
+    "never": (
+        {"beams": 2}, {"early_stopping": "never", "length_penalty": 0.5},
+        {"num_beams": 2, "early_stopping": "never", "length_penalty": 0.5},
+    ),
+    "forced": (
+        {"beams": 4}, {"forced_bos": 9, "forced_eos": END},
+        {"num_beams": 4, "forced_bos_token_id": 9, "forced_eos_token_id": END},
+    ),
+    "penalty": ({"beams": 3, "repetition_penalty": 1.4}, {}, {"num_beams": 3, "repetition_penalty": 1.4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BEAMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_beams_and_their_scores_are_those_of_transformers(kind: str, case: str, written: Any, tmp_path: Path) -> None:
+    if kind == "gpt2" and case == "forced":
+        pytest.skip("a causal model has no forced first token")
+    options, settings, theirs = BEAMS[case]
+    write_text_bundle(tmp_path, kind, file=written(kind) / "model.fp32.onnx", **settings)
+    prompts = draw_prompts(8)
+    texts = Bundle(tmp_path, threads=1).generate_all(map(to_text, prompts), max_new_tokens=8, **options)
+    for prompt, text in zip(prompts, texts, strict=True):
+        expected, score, _ = generate(make_model(kind), prompt, max_new_tokens=8, **theirs)
+        assert text["tokens"] == expected
+        assert text["score"] == pytest.approx(score, rel=1e-3, abs=1e-4)
+
+
+def test_a_penalty_of_repetition_is_that_of_transformers(causal: Path) -> None:
+    prompts = draw_prompts(8)
+    texts = Bundle(causal, threads=1).generate_all(map(to_text, prompts), repetition_penalty=1.5)
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert text["tokens"] == generate(make_model("gpt2"), prompt, repetition_penalty=1.5)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_make_the_text_and_come_one_by_one(kind: str, written: Any) -> None:
+    bundle, prompt = Bundle(written(kind), threads=1), to_text(draw_prompts(1)[0])
+    [whole] = bundle.generate_all([prompt], max_new_tokens=6)
+    pieces = list(bundle.generate(prompt, max_new_tokens=6))
+    assert "".join(pieces) == whole["text"]
+    assert len(pieces) == sum(token != END for token in whole["tokens"]) > 1
+    assert "".join(bundle.generate(prompt, max_new_tokens=6, beams=2))
+
+
+def test_a_bundle_of_a_stop_string_ends_before_it(causal: Path) -> None:
+    bundle, prompt = Bundle(causal, threads=1), to_text(draw_prompts(1)[0])
+    [whole] = bundle.generate_all([prompt])
+    third = whole["text"].split()[2]
+    [cut] = bundle.generate_all([prompt], stop=[third])
+    assert cut["finish"] == "stop"
+    assert cut["text"] == whole["text"].partition(third)[0]
+    assert "".join(bundle.generate(prompt, stop=third)) == cut["text"]
+    [searched] = bundle.generate_all([prompt], stop=["w"], beams=2)
+    assert (searched["text"], searched["finish"]) == (" ", "stop")
+
+
+def test_a_seed_repeats_the_texts_in_any_batch(causal: Path) -> None:
+    bundle, prompts = Bundle(causal, threads=1), list(map(to_text, draw_prompts(6)))
+    options: dict[str, Any] = {"temperature": 2.0, "top_k": 20, "top_p": 0.95, "seed": 4, "max_new_tokens": 5}
+    texts = bundle.generate_all(prompts, **options)
+    assert bundle.generate_all(prompts, batch_size=1, **options) == texts
+    assert "".join(bundle.generate(prompts[0], **options)) == texts[0]["text"]
+    assert bundle.generate_all(prompts, **options | {"seed": 5}) != texts
+
+
+def test_requests_that_join_an_encoder_decoder_have_the_texts_of_their_own(written: Any) -> None:
+    bundle, prompts = Bundle(written("bart"), threads=1), list(map(to_text, draw_prompts(3)))
+    expected = bundle.generate_all(prompts, max_new_tokens=5)
+    generator, options = bundle.generator(), GenerationOptions(max_new_tokens=5)
+    writings = generator.start(prompts[:2], options)
+    generator.step()
+    writings += generator.start(prompts[2:], options)
+    while generator.running:
+        generator.step()
+    assert [writing.tokens for writing in writings] == [text["tokens"] for text in expected]
+
+
+def test_an_encoder_that_is_asked_to_generate_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    message = "is of a classification and writes no text: call predict instead"
+    for call in (Bundle(tmp_path).generate, Bundle(tmp_path).generate_all):
+        with pytest.raises(UserError, match=message):
+            call("a film")
+    assert main([str(tmp_path), "generate", "a film"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_prompts_beyond_the_positions_are_refused_or_cut(causal: Path, written: Any) -> None:
+    long = to_text(draw_prompts(1, most=2)[0] * 60)
+    for kind in ("gpt2", "bart"):
+        bundle = Bundle(written(kind), threads=1)
+        tokens = 60 if kind == "gpt2" else 61
+        with pytest.raises(UserError, match=f"of {tokens} tokens, and the model has 48 positions: shorten it, or give"):
+            bundle.generate_all(["w5", long])
+        [cut] = bundle.generate_all([long], truncate="left", max_new_tokens=4)
+        assert cut["truncated"]
+        assert len(cut["tokens"]) <= 4
+    assert "truncated" not in Bundle(written("t5"), threads=1).generate_all([long], max_new_tokens=2)[0]
+
+
+def test_an_empty_source_is_refused(written: Any) -> None:
+    with pytest.raises(UserError, match="got '  ', expected a source with text"):
+        Bundle(written("t5"), threads=1).generate("  ")
+
+
+def test_settings_that_a_decoder_needs_are_refused_if_they_are_missing(written: Any, tmp_path: Path) -> None:
+    for number, (settings, message) in enumerate(
+        [
+            ({"start": None}, "is damaged: generation has start null, expected the token that the decoder begins with"),
+            ({"eos": None}, "is damaged: generation has eos None, expected a list of tokens"),
+        ]
+    ):
+        (tmp_path / str(number)).mkdir()
+        write_text_bundle(tmp_path / str(number), "bart", file=written("bart") / "model.fp32.onnx", **settings)
+        with pytest.raises(UserError, match=message):
+            Bundle(tmp_path / str(number))
+
+
+def test_a_bundle_without_its_encoder_is_refused(written: Any, tmp_path: Path) -> None:
+    write_text_bundle(tmp_path, "t5", file=written("t5") / "model.fp32.onnx")
+    (tmp_path / "model.fp32.encoder.onnx").unlink()
+    with pytest.raises(UserError, match=r"is incomplete: model.fp32.encoder.onnx is missing"):
+        Bundle(tmp_path)
+
+
+def test_the_command_writes_a_line_for_each_prompt(causal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = list(map(to_text, draw_prompts(3)))
+    expected = Bundle(causal).generate_all(prompts, max_new_tokens=5)
+    assert main([str(causal), "generate", *prompts, "--max-new-tokens", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"{text['text']}\t{prompt}" for text, prompt in zip(expected, prompts, strict=True)]
+    assert main([str(causal), "generate", "--json", "--max-new-tokens", "5", *prompts]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert records == [{"prompt": prompt, **text} for text, prompt in zip(expected, prompts, strict=True)]
+
+
+def test_the_command_streams_and_reads_lines(
+    causal: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = to_text(draw_prompts(1)[0])
+    text = "".join(Bundle(causal).generate(prompt, max_new_tokens=5))
+    assert main([str(causal), "generate", prompt, "--stream", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{prompt}\n\n{prompt}\n".encode())))
+    assert main([str(causal), "generate", "--max-new-tokens", "5"]) == 0
+    assert capsys.readouterr().out == f"{text}\t{prompt}\n\n{text}\t{prompt}\n"
+
+
+def test_an_empty_argument_begins_with_the_start_token(causal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(causal), "generate", "", "--max-new-tokens", "5"]) == 0
+    expected, _, _ = generate(make_model("gpt2"), [START], max_new_tokens=5)
+    assert capsys.readouterr().out == f" {to_text(expected)}\t\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "w5", "--beams", "0"], "got beams=0, expected a whole number from 1 to 64"),
+        (["generate", "w5", "--temperature", "0"], "got temperature=0.0, expected a number above 0"),
+        (["generate", "w5", "--temperature", "nan"], "got temperature=nan, expected a number above 0"),
+        (["generate", "w5", "--temperature=-1"], "got temperature=-1.0, expected a number above 0"),
+        (["generate", "w5", "--temperature", "1", "--top-p", "2"], "got top_p=2.0, expected a number above 0"),
+        (["w5", "--temperature", "1"], "got --temperature, which is for texts that a bundle writes: BUNDLE generate"),
+    ],
+)
+def test_options_of_the_command_that_cannot_be_are_refused(
+    causal: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main([str(causal), *arguments]) == 2
+    assert message in capsys.readouterr().err
