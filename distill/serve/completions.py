@@ -96,7 +96,7 @@ class CompletionForm:
     def failure(self, reason: str) -> object:
         return describe_error(500, reason)
 
-    def _object(self, choices: list[object], **more: Any) -> dict[str, Any]:
+    def _object(self, choices: Sequence[object], **more: Any) -> dict[str, Any]:
         return {
             "id": self._id, "object": "text_completion", "created": self._created, "model": self.name,
             "choices": choices, **more,

@@ -46,7 +46,7 @@ class Measurements:
         )  # fmt: skip
         tokens = Counter("distill_tokens", "Tokens of texts that have ended", ("model",), registry=self.registry)
         for name, model in models.items():
-            waiting.labels(name).set_function(lambda model=model: model.batcher.waiting() + model.scheduler.waiting())
+            waiting.labels(name).set_function(model.waiting)
             model.batcher.sizes.append(sizes.labels(name).observe)
             running.labels(name).set_function(model.scheduler.running)
             model.scheduler.sizes.append(steps.labels(name).observe)

@@ -59,6 +59,10 @@ class ServedModel:
             "batch_size": self.batch_size or self.bundle.batch_size, "generates": self.bundle.generates, **fields,
         }  # fmt: skip
 
+    def waiting(self) -> int:
+        """Returns the number of requests that wait, and of texts that wait to be written."""
+        return self.batcher.waiting() + self.scheduler.waiting()
+
     def is_working(self, seconds: float) -> bool:
         """Returns whether requests are answered, and nothing has been computed for longer than some seconds."""
         return self.batcher.is_working(seconds) and self.scheduler.is_working(seconds)

@@ -53,10 +53,15 @@ class Job:
     def __init__(self, stepper: Stepper, prompts: Sequence[Prompt], options: GenerationOptions) -> None:
         self.stepper, self.options = stepper, options
         self.texts = [_Text(self, number, prompt) for number, prompt in enumerate(prompts)]
-        self.is_cancelled = False
+        self.is_cancelled = self._has_failed = False
         self.joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pieces: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
         self._open = len(self.texts)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for its texts any more."""
+        return self.is_cancelled or self._has_failed
 
     def cancel(self) -> None:
         """Ends the pieces. The texts are dropped before the next step."""
@@ -65,11 +70,11 @@ class Job:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yields pieces until all texts have ended, or the job is cancelled; raises what the model raised."""
-        while self._open and not self.is_cancelled:
+        while self._open:
             piece = await self._pieces.get()
             if isinstance(piece, Exception):
                 raise piece
-            if piece is None:
+            if piece is None or self.is_cancelled:
                 return
             self._open -= piece.writing is not None
             yield piece
@@ -80,7 +85,7 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """Ends the pieces with an error."""
-        self.is_cancelled = True
+        self._has_failed = True
         self._pieces.put_nowait(error)
 
 
@@ -141,7 +146,7 @@ class Scheduler:
 
     def waiting(self) -> int:
         """Returns the number of texts that wait."""
-        return sum(not text.job.is_cancelled for text in self._waiting)
+        return sum(not text.job.is_over for text in self._waiting)
 
     def running(self) -> int:
         """Returns the number of texts that are written."""
@@ -172,8 +177,8 @@ class Scheduler:
     async def _work(self) -> None:
         while True:
             await self._arrived.wait()
-            leaving = [text for text in self._running if text.job.is_cancelled]
-            joining = self._take(sum(text.rows for text in self._running if not text.job.is_cancelled))
+            leaving = [text for text in self._running if text.job.is_over]
+            joining = self._take(sum(text.rows for text in self._running if not text.job.is_over))
             if leaving or joining:
                 await self._run(_change, leaving, joining)
                 self._running = [text for text in self._running if text not in leaving] + joining
@@ -200,7 +205,7 @@ class Scheduler:
         taken: list[_Text] = []
         while self._waiting:
             text = self._waiting[0]
-            if not text.job.is_cancelled:
+            if not text.job.is_over:
                 rows += text.rows
                 if rows > self.rows and rows > text.rows:
                     break
