@@ -149,7 +149,7 @@ def test_the_text_of_a_client_that_leaves_is_dropped(writer: Path, start: Start,
     wait_until(lambda: has_gone(running))
     held.allowed.release()  # The step that has begun.
     assert held.has_dropped.wait(PATIENCE)
-    assert held.sizes == [1] * 4
+    assert len(held.sizes) <= 4  # Of 19: none after it has left.
     held.allowed.release(10_000)
     *_, last = open_stream(running, {"prompt": PROMPT, "max_new_tokens": 5})
     assert last == write(writer, max_new_tokens=5)
