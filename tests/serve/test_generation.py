@@ -215,7 +215,7 @@ def test_a_model_that_fails_ends_its_streams_with_the_reason(writer: Path, start
 
 def test_completions_have_the_shape_of_openai(writer: Path, start: Start) -> None:
     running = start(f"text={writer}")
-    body = {"model": "text", "prompt": [PROMPT, "w9"], "max_tokens": 6, "temperature": 0}
+    body: dict[str, Any] = {"model": "text", "prompt": [PROMPT, "w9"], "max_tokens": 6, "temperature": 0}
     expected = [write(writer, prompt, max_new_tokens=6)["text"] for prompt in body["prompt"]]
     answer = running.ask(body, "/v1/completions")
     assert answer.status == 200
