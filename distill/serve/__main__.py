@@ -26,7 +26,8 @@ LIMITS = {
     "records": "most records in a request",
     "characters": "most characters in a text",
     "total": "most characters of all texts in a request",
-    "rows": "most windows of a context, choices, masks, documents, or texts of a list, in a record",
+    "rows": "most windows, choices, masks, documents, or texts of a list, in a record, and most prompts in a request",
+    "new_tokens": "most tokens of a text that is written",
     "body": "most bytes in a request",
     "seconds": "most for a body to arrive, for an answer, and for a client to read it",
     "held": "most bytes of requests and answers in memory; others get the status 503",
@@ -64,7 +65,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8000, help="default %(default)s; 0 for any that is free")
     parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     parser.add_argument("--threads", type=int, help="number of threads; by default one for each usable core")
-    parser.add_argument("--batch-size", type=int, help="records in a forward pass; by default as the bundle recommends")
+    parser.add_argument(
+        "--batch-size", type=int,
+        help="records in a forward pass, or texts that are written together; by default as the bundle recommends",
+    )  # fmt: skip
     for name, words in LIMITS.items():
         default = getattr(Limits, name)
         parser.add_argument(

@@ -20,7 +20,9 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.strings import shorten
 from distill.errors import first_line
 from distill.serve.batcher import FullError
+from distill.serve.completions import CompletionForm
 from distill.serve.documentation import render_documentation
+from distill.serve.generation import Generation, PlainForm
 from distill.serve.measurements import Measurements
 from distill.serve.middleware import AccessMiddleware, refuse
 from distill.serve.models import ServedModel, only
@@ -64,10 +66,61 @@ RANKING_BODY = {
         }
     },
 }
+TEXT_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "description": "A prompt with the options of Bundle.generate. With stream (the default), the answer is "
+                "server-sent events.",
+                "properties": {
+                    "prompt": {"type": "string"},
+                    "stream": {"type": "boolean"},
+                    "max_new_tokens": {"type": "integer"},
+                    "temperature": {"type": "number"},
+                    "top_k": {"type": "integer"},
+                    "top_p": {"type": "number"},
+                    "seed": {"type": "integer"},
+                    "beams": {"type": "integer"},
+                    "stop": {"type": "array", "items": {"type": "string"}},
+                    "repetition_penalty": {"type": "number"},
+                    "truncate": {"type": "string"},
+                },
+                "required": ["prompt"],
+            },
+            "example": {"prompt": "Once upon a time", "max_new_tokens": 40},
+        }
+    },
+}
+COMPLETION_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "description": "As OpenAI's completions.",
+                "properties": {
+                    "model": {"type": "string"},
+                    "prompt": {"description": "a text, or a list of texts"},
+                    "max_tokens": {"type": "integer"},
+                    "temperature": {"type": "number"},
+                    "top_p": {"type": "number"},
+                    "seed": {"type": "integer"},
+                    "stop": {"description": "a text, or a list of texts"},
+                    "stream": {"type": "boolean"},
+                    "stream_options": {"type": "object"},
+                },
+                "required": ["prompt"],
+            },
+            "example": {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
+        }
+    },
+}
 NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
 RANK_ONLY, RANK_NAMED = {"requestBody": RANKING_BODY}, {"requestBody": RANKING_BODY, "parameters": [NAME]}
-
+TEXT_ONLY, TEXT_NAMED = {"requestBody": TEXT_BODY}, {"requestBody": TEXT_BODY, "parameters": [NAME]}
 
 Answer = Callable[[ServedModel, Request], Awaitable[Response]]
 
@@ -99,12 +152,14 @@ class Service:
         self.measurements = Measurements(models)
         self.is_ready = False
         self._reader = ThreadPoolExecutor(max_workers=1)
+        self._generation = Generation(limits, self.measurements, thread=self._reader, log=log)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Starts the queues; at the end, answers all that waits in them."""
         for model in self.models.values():
             model.batcher.start()
+            model.scheduler.start()
         watch = asyncio.create_task(self._watch()) if self.reload_seconds else None
         self.is_ready = True
         yield
@@ -113,17 +168,20 @@ class Service:
             watch.cancel()
         for model in self.models.values():
             await model.batcher.stop(self.limits.seconds)
+            await model.scheduler.stop(self.limits.seconds)
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def find_fault(self) -> str | None:
         """Returns why requests are not answered, None if they are."""
         if not self.is_ready:
             return "the server is stopping"
-        stuck = [name for name, model in self.models.items() if not model.batcher.is_working(self.limits.seconds)]
+        stuck = [name for name, model in self.models.items() if not model.is_working(self.limits.seconds)]
         return f"{', '.join(stuck)} does not answer" if stuck else None
 
     async def predict(self, model: ServedModel, request: Request) -> Response:
         """Answers with the predictions, in the order of the records."""
+        if model.generator is not None:
+            return refuse(422, f"the model {model.name} writes text: post to /generate")
         return await self._answer(model, request, None, lambda predictions: {"predictions": predictions})
 
     async def rank(self, model: ServedModel, request: Request) -> Response:
@@ -131,6 +189,14 @@ class Service:
         if not model.bundle.decoder.ranks:
             return refuse(422, f"the model {model.name} ranks no documents: post to /predict")
         return await self._answer(model, request, find_ranking, lambda predictions: predictions[0])
+
+    async def generate(self, model: ServedModel, request: Request) -> Response:
+        """Answers with the text that follows a prompt, or its pieces as they come."""
+        return await self._generation.answer(request, PlainForm(model, self.limits))
+
+    async def complete(self, request: Request) -> Response:
+        """Answers with texts in the form of OpenAI's completions."""
+        return await self._generation.answer(request, CompletionForm(self.models, self.limits))
 
     async def _answer(
         self,
@@ -269,6 +335,18 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/{name}/rank", openapi_extra=RANK_NAMED, summary="That order by one of several models")
     async def rank_with(request: Request) -> Response:
         return await answer_named(request, service.rank)
+
+    @app.post("/generate", openapi_extra=TEXT_ONLY, summary="The text that the only model writes after a prompt")
+    async def generate(request: Request) -> Response:
+        return await answer_only(request, "generate", service.generate)
+
+    @app.post("/{name}/generate", openapi_extra=TEXT_NAMED, summary="That text by one of several models")
+    async def generate_with(request: Request) -> Response:
+        return await answer_named(request, service.generate)
+
+    @app.post("/v1/completions", openapi_extra={"requestBody": COMPLETION_BODY}, summary="Texts, as OpenAI has them")
+    async def complete(request: Request) -> Response:
+        return await service.complete(request)
 
 
 def _add_pages(app: FastAPI) -> None:

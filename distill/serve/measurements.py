@@ -15,8 +15,9 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass
 class Measured:
-    """A request whose status is known at the end."""
+    """A request whose status is known at the end, and its model once it is read."""
 
+    model: str
     status: int = 500
 
 
@@ -35,17 +36,28 @@ class Measurements:
         sizes = Histogram(
             "distill_batch_records", "Records that ran together", ("model",), buckets=SIZES, registry=self.registry
         )
-        waiting = Gauge("distill_waiting_requests", "Requests in the queue", ("model",), registry=self.registry)
+        waiting = Gauge(
+            "distill_waiting_requests", "Requests and texts to write in the queue", ("model",), registry=self.registry
+        )
+        running = Gauge("distill_running_texts", "Texts that are written", ("model",), registry=self.registry)
+        steps = Histogram(
+            "distill_step_texts", "Texts of a step, which adds a token to each", ("model",), buckets=SIZES,
+            registry=self.registry,
+        )  # fmt: skip
+        tokens = Counter("distill_tokens", "Tokens of texts that have ended", ("model",), registry=self.registry)
         for name, model in models.items():
-            waiting.labels(name).set_function(model.batcher.waiting)
+            waiting.labels(name).set_function(model.waiting)
             model.batcher.sizes.append(sizes.labels(name).observe)
+            running.labels(name).set_function(model.scheduler.running)
+            model.scheduler.sizes.append(steps.labels(name).observe)
+            model.scheduler.lengths.append(tokens.labels(name).inc)
 
     @contextlib.contextmanager
     def time(self, model: str) -> Iterator[Measured]:
         """Counts a request with its status, and how long it took."""
-        measured, started = Measured(), time.perf_counter()
+        measured, started = Measured(model), time.perf_counter()
         try:
             yield measured
         finally:
-            self._seconds.labels(model).observe(time.perf_counter() - started)
-            self._requests.labels(model, str(measured.status)).inc()
+            self._seconds.labels(measured.model).observe(time.perf_counter() - started)
+            self._requests.labels(measured.model, str(measured.status)).inc()

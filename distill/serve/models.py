@@ -12,6 +12,7 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.manifest import NAME
 from distill.errors import DistillError, UserError, first_line
 from distill.serve.batcher import Batcher
+from distill.serve.scheduler import Scheduler
 from distill.serve.settings import Limits
 
 Signature = tuple[int, int, int]
@@ -23,7 +24,7 @@ PROBES: Sequence[Record] = (
 
 
 class ServedModel:
-    """A bundle with its queue.
+    """A bundle with its queues.
 
     Args:
         name: of the model in paths.
@@ -42,9 +43,11 @@ class ServedModel:
         self._most_rows = limits.rows
         self._signature = _sign(directory)
         self.bundle = self._load()
+        self.generator = self.bundle.generator() if self.bundle.generates else None
         self.batcher = Batcher(
             self._predict, waiting=limits.waiting, records=limits.batch_records, characters=limits.batch_characters
         )  # fmt: skip
+        self.scheduler = Scheduler(waiting=limits.waiting, rows=self.batch_size or self.bundle.batch_size)
 
     def describe(self) -> dict[str, object]:
         """Returns what a client may want to know of the model."""
@@ -53,8 +56,16 @@ class ServedModel:
         fields = {name: manifest.get(name) for name in names}
         return {
             "name": self.name, "file": self.bundle.model, "gate": self.bundle.caution or "passed",
-            "batch_size": self.batch_size or self.bundle.batch_size, **fields,
+            "batch_size": self.batch_size or self.bundle.batch_size, "generates": self.bundle.generates, **fields,
         }  # fmt: skip
+
+    def waiting(self) -> int:
+        """Returns the number of requests that wait, and of texts that wait to be written."""
+        return self.batcher.waiting() + self.scheduler.waiting()
+
+    def is_working(self, seconds: float) -> bool:
+        """Returns whether requests are answered, and nothing has been computed for longer than some seconds."""
+        return self.batcher.is_working(seconds) and self.scheduler.is_working(seconds)
 
     async def reload_if_changed(self, thread: ThreadPoolExecutor) -> str | None:
         """Loads the bundle again if bundle.json is another file than before; requests go on with the old one.
@@ -68,9 +79,11 @@ class ServedModel:
         if signature is None or signature == self._signature:
             return None
         try:
-            self.bundle = await asyncio.get_running_loop().run_in_executor(thread, self._load)
+            bundle = await asyncio.get_running_loop().run_in_executor(thread, self._load)
         except DistillError as error:
             return f"{self.name} changed and cannot be loaded, the old one is served: {error}"
+        self.bundle, self.generator = bundle, bundle.generator() if bundle.generates else None
+        self.scheduler.rows = self.batch_size or bundle.batch_size
         self._signature = signature
         return f"{self.name} changed and was loaded again"
 
@@ -92,7 +105,10 @@ class ServedModel:
 
 
 def check_predicts(bundle: Bundle) -> None:
-    """Predicts a record of the form that the bundle reads; raises what that raises."""
+    """Predicts a record of the form that the bundle reads, or writes a token; raises what that raises."""
+    if bundle.generates:
+        bundle.generate_all(["a"], max_new_tokens=1)
+        return
     mask = getattr(bundle.decoder, "mask_token", None)
     for record in PROBES if mask is None else [mask]:
         try:

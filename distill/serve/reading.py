@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -15,6 +15,7 @@ from distill.edge.strings import SHOWN, shorten
 from distill.errors import UserError, first_line
 from distill.serve.settings import Limits
 
+Read = TypeVar("Read")
 FORMS = ("texts", "pairs", "inputs")
 RANKING = ("query", "documents")
 KEYS = ("text", "top_k", "tokens", "question", "context", "choices", *RANKING)  # Of records; others are dropped.
@@ -44,24 +45,34 @@ async def read_records(
     """Returns the records of a request and their costs in characters.
 
     Args:
+        thread: reads large bodies.
         find: returns the records of the content of a request; None for those of one of `FORMS`.
+    """
+    find = find or _find_records
+    return await read_content(request, limits, thread, lambda content: _check_records(find(content), bundle, limits))
+
+
+async def read_content(
+    request: Request, limits: Limits, thread: ThreadPoolExecutor, read: Callable[[object], Read]
+) -> Read:
+    """Returns what `read` returns for the content of a request.
+
+    Args:
         thread: reads large bodies one after the other, so that small requests are answered meanwhile.
     """
-    body, find = await _read_body(request, limits), find or _find_records
+    body = await _read_body(request, limits)
     if len(body) <= SMALL:
-        return _parse_records(body, bundle, limits, find)
-    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse_records, body, bundle, limits, find)
+        return _parse(body, read)
+    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse, body, read)
     try:
         return await asyncio.wait_for(parsed, limits.seconds)
     except TimeoutError:
         raise RefusedError(503, "other large requests are read: try again in a second") from None
 
 
-def _parse_records(
-    body: bytearray, bundle: Bundle, limits: Limits, find: Callable[[object], list[Any]]
-) -> tuple[list[Record], list[int]]:
+def _parse(body: bytearray, read: Callable[[object], Read]) -> Read:
     try:
-        return _check_records(find(_parse_body(body)), bundle, limits)
+        return read(_parse_body(body))
     except RecursionError:
         raise RefusedError(400, "the body has lists or objects in too many others") from None
 
@@ -143,7 +154,7 @@ def _check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[
 def find_ranking(content: object) -> list[Any]:
     """Returns the one record of a request to rank documents."""
     if not isinstance(content, dict) or set(content) != set(RANKING):
-        names = ", ".join(map(_show, content)) or "nothing" if isinstance(content, dict) else "no object"
+        names = ", ".join(map(show_name, content)) or "nothing" if isinstance(content, dict) else "no object"
         raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with {' and '.join(RANKING)}")
     return [content]
 
@@ -151,7 +162,7 @@ def find_ranking(content: object) -> list[Any]:
 def _find_records(content: object) -> list[Any]:
     given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
     if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
-        names = ", ".join(map(_show, content)) or "nothing" if isinstance(content, dict) else "no object"
+        names = ", ".join(map(show_name, content)) or "nothing" if isinstance(content, dict) else "no object"
         raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with one of {', '.join(FORMS)}")
     records = content[given[0]]
     if not isinstance(records, list):
@@ -159,7 +170,7 @@ def _find_records(content: object) -> list[Any]:
     return records
 
 
-def _show(name: str) -> str:
+def show_name(name: str) -> str:
     return name[:SHOWN].encode("utf-8", "backslashreplace").decode()
 
 

@@ -12,10 +12,15 @@ class Limits:
         records: number of records in a request.
         characters: of a text.
         total: characters of all texts of a request, as `cost` counts them.
-        rows: of the model for a record: windows of a context, choices, masks, documents, or texts of a list.
-        waiting: requests of a model that wait for their turn; one more gets the status 503.
-        seconds: for the body of a request to arrive, again for its answer, and again for the client to read it.
-        batch_size: records in a forward pass; None for as many as the bundle recommends.
+        rows: of the model for a record: windows of a context, choices, masks, documents, or texts of a list; and for a
+            request to write texts: prompts, or beams of all prompts.
+        new_tokens: of a text that is written.
+        waiting: requests of a model that wait for their turn, and likewise texts to write; one more gets the status
+            503.
+        seconds: for the body of a request to arrive, again for its answer, or for a text to write to begin, and again
+            for the client to read it.
+        batch_size: records in a forward pass, or texts that are written together; None for as many as the bundle
+            recommends.
         batch_records: records of all requests that run together.
         batch_characters: of all requests that run together, or those of one record.
         refuse_long: whether to refuse a record of more tokens than the bundle reads, which is cut otherwise.
@@ -30,6 +35,7 @@ class Limits:
     characters: int = 20_000
     total: int = 1_000_000
     rows: int = 100
+    new_tokens: int = 1_024
     waiting: int = 256
     seconds: float = 30.0
     batch_size: int | None = None
