@@ -1,0 +1,96 @@
+"""The tokens of a vocabulary that corruptions of text insert or respect, and the spans of tokens that they choose."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from distill.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SENTINEL = "<extra_id_{}>"
+_SENTENCE_ENDS = (".", "!", "?")
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Tokens of a vocabulary of V.
+
+    Args:
+        special: `[V]` (bool), tokens that are no text, such as the one between documents. No corruption moves or hides
+            them.
+        ends: `[V]` (bool), tokens that end a sentence.
+        sentinels: `[K]`, ids of the tokens that stand for the first, the second and further spans (`<extra_id_0>`).
+        mask: id of the token that hides others; None without one.
+    """
+
+    special: np.ndarray
+    ends: np.ndarray
+    sentinels: np.ndarray
+    mask: int | None
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> Self:
+        """Returns the tokens of a tokenizer. One without a mask token hides others behind its first sentinel."""
+        vocabulary = tokenizer.get_vocab()
+        special, ends = np.zeros((2, max(vocabulary.values()) + 1), dtype=bool)
+        special[tokenizer.all_special_ids] = True
+        ends[[id for token, id in vocabulary.items() if token.endswith(_SENTENCE_ENDS)]] = True
+        sentinels = []
+        while (token := SENTINEL.format(len(sentinels))) in vocabulary:
+            sentinels.append(vocabulary[token])
+        special[sentinels] = True
+        mask = tokenizer.mask_token_id
+        if mask is None and sentinels:
+            mask = sentinels[0]
+        return cls(special, ends & ~special, np.array(sentinels, dtype=np.int32), mask)
+
+    def documents(self, ids: np.ndarray) -> np.ndarray:
+        """Returns the number of the document of each token `[n]`; a special token between two has one of its own."""
+        special = self.special[ids]
+        return 2 * np.cumsum(special) - special
+
+
+def count_noise(tokens: int, share: float) -> int:
+    """Returns the number of tokens that are a share of all, at least one and never all of them."""
+    return max(1, min(round(tokens * share), tokens - 1))
+
+
+def mark_spans(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which tokens are in a span, and which of these begin one, `[n]` (bool) both.
+
+    A span that would reach across a token that is no text becomes two.
+
+    Args:
+        text: `[n]` (bool), tokens that may be in a span.
+        starts: `[S]`, the first token of each span, counted among those of the text alone.
+        lengths: `[S]`, tokens of the text in each span, at least one.
+    """
+    number = np.full(int(text.sum()), -1)
+    offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+    number[np.repeat(starts, lengths) + offsets] = np.repeat(np.arange(len(starts)), lengths)
+    spans = np.full(len(text), -1)
+    spans[text] = number
+    inside = spans >= 0
+    return inside, inside & (np.diff(spans, prepend=-1) != 0)
+
+
+def check_text(tokens: int, least: int, name: str) -> None:
+    """Raises UserError for fewer tokens of text than a corruption needs."""
+    if tokens < least:
+        raise UserError(
+            f"task.corruption={name} got a sequence of {tokens} token{'' if tokens == 1 else 's'} of text, expected at "
+            f"least {least}: set task.packing=full_sentences, which fills every sequence"
+        )
+
+
+def check_mask(symbols: Symbols, name: str) -> int:
+    """Returns the id of the token that hides others; raises UserError for a vocabulary without one."""
+    if symbols.mask is None:
+        raise UserError(
+            f"the vocabulary has neither a mask token nor sentinels (<extra_id_0>), which task.corruption={name} "
+            "hides tokens behind: take another corruption, or a T5's or BART's tokenizer"
+        )
+    return symbols.mask
