@@ -190,7 +190,8 @@ class NewModel:
         config = self.configure(vocab_size=len(tokenizer), **special)
         if config.is_encoder_decoder:
             family = AutoConfig.for_model(self.family)
-            starts_at_end = family.decoder_start_token_id == family.eos_token_id  # As in BART.
+            # A BART writes behind the end of a text, and a T5 behind padding.
+            starts_at_end = getattr(family, "decoder_start_token_id", None) == family.eos_token_id
             config.decoder_start_token_id = config.eos_token_id if starts_at_end else config.pad_token_id
         if labels is not None:
             config.id2label = dict(enumerate(labels))

@@ -38,13 +38,17 @@ class Infilling:
         lengths = self._draw_lengths(random, noise)
         # Every choice of places among the other tokens and the spans themselves is equally likely.
         places = np.sort(random.permutation(tokens - noise + len(lengths))[: len(lengths)]) - np.arange(len(lengths))
-        starts = places + np.cumsum(lengths) - lengths
-        inside, first = mark_spans(text, starts[lengths > 0], lengths[lengths > 0])
+        gaps = places.copy()
+        gaps[1:] -= places[:-1]
+        inside, first = mark_spans(text, gaps, lengths)
         source = ids.copy()
         source[first] = mask
         left = first | ~inside
-        before = np.append(np.flatnonzero(text), len(ids))[starts[lengths == 0]]
-        return np.insert(source[left], np.insert(left.cumsum(), 0, 0)[before], mask)
+        empty = lengths == 0
+        if not empty.any():
+            return source[left]
+        before = np.append(text.nonzero()[0], len(ids))[(places + lengths.cumsum())[empty]]
+        return np.insert(source[left], np.append(0, left.cumsum())[before], mask)
 
     def _draw_lengths(self, random: np.random.Generator, noise: int) -> np.ndarray:
         """Returns the lengths of spans that have `noise` tokens together."""

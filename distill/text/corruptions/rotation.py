@@ -18,8 +18,9 @@ class Rotation:
         """Needs nothing of a vocabulary."""
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
-        starts = np.flatnonzero(np.diff(symbols.documents(ids), prepend=-1))
-        sizes = np.diff(starts, append=len(ids))
-        start, size, shift = (np.repeat(of, sizes) for of in (starts, sizes, random.integers(sizes)))
+        documents = symbols.documents(ids)
+        edges = np.concatenate(([0], (documents[1:] != documents[:-1]).nonzero()[0] + 1, [len(ids)]))
+        sizes = edges[1:] - edges[:-1]
+        start, size, shift = (of.repeat(sizes) for of in (edges[:-1], sizes, random.integers(sizes)))
         rotated: np.ndarray = ids[start + (np.arange(len(ids)) - start + shift) % size]
         return rotated

@@ -58,23 +58,27 @@ def count_noise(tokens: int, share: float) -> int:
     return max(1, min(round(tokens * share), tokens - 1))
 
 
-def mark_spans(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mark_spans(text: np.ndarray, gaps: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns which tokens are in a span, and which of these begin one, `[n]` (bool) both.
 
     A span that would reach across a token that is no text becomes two.
 
     Args:
         text: `[n]` (bool), tokens that may be in a span.
-        starts: `[S]`, the first token of each span, counted among those of the text alone.
-        lengths: `[S]`, tokens of the text in each span, at least one.
+        gaps: `[S]`, tokens of the text before each span and behind the last one.
+        lengths: `[S]`, tokens of the text in each span.
     """
-    number = np.full(int(text.sum()), -1)
-    offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-    number[np.repeat(starts, lengths) + offsets] = np.repeat(np.arange(len(starts)), lengths)
+    count = len(gaps)
+    numbers, sizes = np.full(2 * count + 1, -1), np.empty(2 * count + 1, dtype=np.int64)
+    numbers[1::2] = np.arange(count)
+    sizes[:-1:2], sizes[1::2] = gaps, lengths
+    sizes[-1] = text.sum() - gaps.sum() - lengths.sum()
     spans = np.full(len(text), -1)
-    spans[text] = number
+    spans[text] = numbers.repeat(sizes)
     inside = spans >= 0
-    return inside, inside & (np.diff(spans, prepend=-1) != 0)
+    first = inside.copy()
+    first[1:] &= spans[1:] != spans[:-1]
+    return inside, first
 
 
 def check_text(tokens: int, least: int, name: str) -> None:

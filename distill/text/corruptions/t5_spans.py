@@ -45,15 +45,16 @@ class T5Spans:
         check_text(tokens, self.least, "t5_spans")
         noise, number = self.count_spans(tokens)
         lengths, gaps = _divide(random, noise, number), _divide(random, tokens - noise, number)
-        starts = np.cumsum(gaps + lengths) - lengths
-        inside, first = mark_spans(text, starts, lengths)
+        inside, first = mark_spans(text, gaps, lengths)
         spans = int(first.sum())
         self._check_sentinels(spans, symbols)
         source = ids.copy()
         source[first] = symbols.sentinels[:spans]
-        before = np.flatnonzero(first[inside])
-        target = np.insert(ids[inside], before, symbols.sentinels[:spans])
-        return source[first | ~inside], np.append(target, symbols.sentinels[spans])
+        begins = first[inside]
+        target = np.empty(len(begins) + spans + 1, dtype=ids.dtype)
+        target[np.arange(len(begins)) + begins.cumsum()] = ids[inside]
+        target[np.append(begins.nonzero()[0], len(begins)) + np.arange(spans + 1)] = symbols.sentinels[: spans + 1]
+        return source[first | ~inside], target
 
     def _check_sentinels(self, spans: int, symbols: Symbols) -> None:
         sentinels = len(symbols.sentinels)
@@ -71,5 +72,7 @@ class T5Spans:
 
 def _divide(random: np.random.Generator, total: int, parts: int) -> np.ndarray:
     """Divides a total into so many parts of at least one, `[parts]`."""
-    cuts = np.sort(random.permutation(total - 1)[: parts - 1]) + 1
-    return np.diff(cuts, prepend=0, append=total)
+    edges = np.zeros(parts + 1, dtype=np.int64)
+    edges[1:-1] = np.sort(random.permutation(total - 1)[: parts - 1]) + 1
+    edges[-1] = total
+    return edges[1:] - edges[:-1]
