@@ -478,6 +478,7 @@ class TaskInfo:
         fixed_inputs: whether every epoch shows the same tokens, so that teacher outputs can be cached.
         replaces_tokens: whether a generator, which is trained together with the model, replaces tokens of its input.
         generates: whether the models of the task write text.
+        max_target: the most tokens of a text that they write for a source; None for tasks without targets.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
@@ -501,6 +502,7 @@ class TaskInfo:
     fixed_inputs: bool = True
     replaces_tokens: bool = False
     generates: bool = False
+    max_target: int | None = None
     can_abstain: bool = False
     can_augment: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"

@@ -266,6 +266,7 @@ def _check_student(
     """Raises UserError for a student that cannot follow the teacher."""
     checks.check_vocabulary(teacher, student, tokenizer)
     checks.check_length(student, tokenizer, task.info.max_length, who="student")
+    checks.check_target_length(student, tokenizer, task.info.max_target, who="student")
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)
     checks.check_head(student, teacher, name=name, likelihood=task.info.likelihood)

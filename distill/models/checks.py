@@ -90,6 +90,17 @@ def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max
         )
 
 
+def check_target_length(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int | None, *, who: str
+) -> None:
+    """Raises UserError if a target may be longer than the model can write; None is a task without targets."""
+    limit = longest(model, tokenizer)
+    if max_target is not None and max_target > limit:
+        raise UserError(
+            f"task.max_target={max_target}, but the {who} writes {limit} tokens at most: set task.max_target={limit}"
+        )
+
+
 def check_outputs(objective: Objective, **models: PreTrainedModel) -> None:
     """Raises UserError if a term needs an output that one of the models lacks, or attention of all pairs of tokens."""
     terms = ", ".join(sorted({term for name in ("attentions", NAME) for term in objective.needing(name)}))

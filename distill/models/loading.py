@@ -108,6 +108,8 @@ def load_directory(
     check_embeddings(model, tokenizer, directory)
     if auto_class == CAUSAL:
         check_causal(model, str(directory))
+    if auto_class == SEQ2SEQ:
+        check_ends(model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
     # The pooler of an encoder is no head of a task.
     missing = [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
@@ -217,6 +219,20 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
         raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
+
+
+def check_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Raises UserError if an encoder-decoder has no tokens with which a target begins and ends."""
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"the tokenizer of {directory} has no eos_token, which ends each target: name one of its tokens "
+            "(tokenizer.eos_token = ...) and save it there again"
+        )
+    if getattr(model.config, "decoder_start_token_id", None) is None:
+        raise UserError(
+            f"the config.json of {directory} has no decoder_start_token_id, with which a decoder begins: that of T5 is "
+            "its pad_token, and that of BART its eos_token"
+        )
 
 
 # The outputs of a head, by the `problem_type` of its configuration.

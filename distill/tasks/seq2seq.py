@@ -7,15 +7,18 @@
 [['1 2', 'one two']]
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
 from distill.console import print_notice
 from distill.contracts import DECODER_INPUTS, IGNORED, Batch, Examples, Items, Outputs, Scores, TaskInfo
+from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import check_memory
 from distill.data.tables import LabelledData, Split, text_split
 from distill.data.text_pairs import ADVICE, MissingTarget, TextPairs
@@ -35,6 +38,22 @@ if TYPE_CHECKING:
 LongTargets = Literal["cut", "error"]
 
 
+class PairOptions(TypedDict, total=False):
+    """The options that determine the rows, as in `rows.TableOptions`."""
+
+    data: Table | TableSplits | str | Path | None
+    train: Table | None
+    dev: Table | None
+    test: Table | None
+    data_dir: str | Path | None
+    dev_fraction: rows.Share
+    splits: Mapping[str, Sequence[str]] | None
+    hub_id: str | None
+    train_examples: rows.Amount | None
+    dev_examples: rows.Amount | None
+    transfer: rows.TransferSets | None
+
+
 @dataclass(frozen=True)
 class TargetScores(TokenScores):
     """The cross-entropies and the predictions of the tokens of the targets, each after the right ones before it.
@@ -43,9 +62,18 @@ class TargetScores(TokenScores):
         settings: None, because targets are not packed.
     """
 
-    names = ("loss", "perplexity", "accuracy")
+    names = ("loss", "perplexity", "token_accuracy")
 
     settings: Any = None
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """Mean cross-entropy of a token, its exponential, and the share of tokens that are the likeliest one.
+
+        Further ones compare with a teacher, as in `TokenScores`.
+        """
+        values = super().metrics(scores)
+        own = {"loss": values["loss"], "perplexity": values["perplexity"], "token_accuracy": values["accuracy"]}
+        return own | {name: value for name, value in values.items() if name.startswith("agreement")}
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {}
@@ -81,7 +109,7 @@ class Seq2Seq(ShownTask):
         long_targets: whether longer targets are `cut`, or an `error`.
         missing: whether rows without a source or a target are an `error`, or left out (`drop`).
         name: names the task in records and directories.
-        options: those of `rows.TableOptions`.
+        options: those of `PairOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -104,7 +132,7 @@ class Seq2Seq(ShownTask):
         long_targets: LongTargets = "cut",
         missing: MissingTarget = "error",
         name: str = "seq2seq",
-        **options: Unpack[rows.TableOptions],
+        **options: Unpack[PairOptions],
     ) -> None:
         source, target = str(source), str(target)
         self.source = rows.table_source(name=name, text=(source,), label=(target,), **options)
@@ -116,6 +144,7 @@ class Seq2Seq(ShownTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
             max_length=max_length, classes_are_tokens=True, generates=True,
+            max_target=max_target,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
@@ -133,10 +162,8 @@ class Seq2Seq(ShownTask):
         """Tokenizes sources and targets, these with the token for the end of a text as their last one.
 
         Raises:
-            UserError: for a tokenizer without such a token, and for longer targets than `max_target` where they are an
-                error.
+            UserError: for longer targets than `max_target` where they are an error.
         """
-        check_end(tokenizer)
 
         def encode(name: str, split: Split) -> "TokenizedExamples":
             return self._encode(split, tokenizer, cache_dir, name=name)
@@ -188,16 +215,6 @@ def run_halves(model: "PreTrainedModel", batch: Batch, items: Items, needs: froz
 
     inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
     return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
-
-
-def check_end(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises UserError for a tokenizer without a token for the end of a text, or one for padding."""
-    for name in ("eos", "pad"):
-        if getattr(tokenizer, f"{name}_token_id") is None:
-            raise UserError(
-                f"the tokenizer has no {name}_token, which {'ends each target' if name == 'eos' else 'fills batches'}: "
-                f"name one of its tokens (tokenizer.{name}_token = ...) and save it again beside the model"
-            )
 
 
 def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:

@@ -23,7 +23,7 @@ from distill.data.mixing import labelled_only
 from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.losses.objective import supervised_objective
-from distill.models.checks import check_length, encoder_size
+from distill.models.checks import check_length, check_target_length, encoder_size
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import adopt_special_tokens, read_vocabulary
@@ -50,6 +50,7 @@ from distill.training.settings import check_budget, check_processes
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 1  # Of a fine-tuned teacher in the cache.
 _METADATA = "distill.json"  # Beside its weights.
+TRAINED_FOR = "trained_for"  # The entry of the configuration of a model that writes text: the kind of its task.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
 Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
 
@@ -269,7 +270,21 @@ def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
     if not start.fits and splits.head_bias is not None:
         start_head(start.model, splits.head_bias)
     adopt_special_tokens(start.model, start.tokenizer)
-    return replace(start, notices=[*start.notices, *notices])
+    start = replace(start, notices=[*start.notices, *notices])
+    return start if source.finetune is None else _check_training(start, task)
+
+
+def _check_training(start: Start, task: Task) -> Start:
+    """Returns the teacher as one to be fine-tuned if it has a head that may have been trained for something else.
+
+    A head over a vocabulary has no labels by which a task would know it, so that a fine-tuning notes its task.
+    """
+    if not task.info.generates or task.info.raw_text or not start.fits:
+        return start
+    trained_for = getattr(start.model.config, TRAINED_FOR, None)
+    if trained_for == task.info.kind:
+        return start
+    return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
 
 
 def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
@@ -277,6 +292,7 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     task, splits = preparation.task, preparation.splits
     start = load_start(source, task, splits)
     check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
     if not start.fits or task.info.likelihood != "gaussian":
         return start, None
     train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
@@ -466,6 +482,8 @@ def _finetune(
     )  # fmt: skip
     notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
     metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+    if task.info.generates:
+        setattr(start.model.config, TRAINED_FOR, task.info.kind)
     _save(start, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
     checkpoints.remove(directory / "checkpoints")  # The result is in the cache.
     del module
