@@ -15,7 +15,7 @@ from distill.errors import OptionError, UserError
 from distill.losses import HardLabels, Term
 from distill.tasks.causal_lm import PACKINGS
 from distill.tasks.masked_lm import TextData, TextTask, TokenScores
-from distill.tasks.seq2seq import check_end, ends_texts, run_halves, select_targets
+from distill.tasks.seq2seq import ends_texts, run_halves, select_targets
 from distill.text.corruptions import Corruption
 from distill.text.sequences import SequenceSettings, open_corpus
 
@@ -49,13 +49,12 @@ class DenoisedText(TextData):
         """Packs the corpus, as `TextData`.
 
         Raises:
-            UserError: for a tokenizer without a token for padding or for the end of a text, or one that does not put
-                this behind a text; without the tokens of the corruption; for sequences too short or too long for it.
+            UserError: for a tokenizer that puts no token for its end behind a text, or has no tokens that the
+                corruption needs, and for sequences too short or too long for the corruption.
         """
-        check_end(tokenizer)
         if not ends_texts(tokenizer):
             raise UserError(
-                f"the tokenizer ({type(tokenizer).__name__}) does not put {tokenizer.eos_token} behind a text, from "
+                f"the tokenizer ({type(tokenizer).__name__}) puts no token for its end (eos_token) behind a text, from "
                 "which a decoder learns to stop: use one whose post-processor adds it, such as T5's or BART's"
             )
         return super().encode(tokenizer, cache_dir)
@@ -128,7 +127,7 @@ class Denoising(TextTask):
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
             max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
-            fixed_inputs=settings.masking == "static", generates=True,
+            fixed_inputs=settings.masking == "static", generates=True, max_target=settings.max_length,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> DenoisedText:

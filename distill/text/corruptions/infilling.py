@@ -12,7 +12,8 @@ from distill.text.corruptions.symbols import Symbols, check_mask, count_noise, m
 class Infilling:
     """Replaces spans of a document with one mask each, at places that are drawn uniformly.
 
-    Lengths are drawn until they have the share of the tokens; the last one is shortened.
+    Lengths are drawn until they have the share of the tokens; the last one is shortened. There are at
+    most as many spans as hidden tokens.
 
     Args:
         share: share of the tokens in spans.
@@ -58,4 +59,6 @@ class Infilling:
         ends = lengths.cumsum()
         last = int(np.searchsorted(ends, noise))
         lengths[last] -= ends[last] - noise
-        return lengths[: last + 1]
+        lengths = lengths[: last + 1]
+        # A source is never longer than its text.
+        return np.delete(lengths, (lengths == 0).nonzero()[0][: max(0, len(lengths) - noise)])
