@@ -189,7 +189,7 @@ class Sequences(Dataset[Batch]):
         targets = corruptor.count_targets(self._sizes)
         self.lengths = self.tokens = self._sizes + targets
         self.items_per_example, self._longest_target = float(targets.mean()), int(targets.max())
-        self.digest = entry_key("corrupted", self.digest, corruptor.describe())
+        self.digest = entry_key("corrupted", FORMAT, self.digest, corruptor.describe())
         return corruptor
 
     def __len__(self) -> int:

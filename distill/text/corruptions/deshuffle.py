@@ -15,5 +15,6 @@ class Deshuffle:
         """Needs nothing of a vocabulary."""
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
-        order: np.ndarray = np.lexsort((random.random(len(ids)), symbols.documents(ids)))
-        return ids[order]
+        order = np.lexsort((random.random(len(ids)), symbols.documents(ids)))
+        shuffled: np.ndarray = ids[order]
+        return shuffled

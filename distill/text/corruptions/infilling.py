@@ -45,11 +45,12 @@ class Infilling:
         source = ids.copy()
         source[first] = mask
         left = first | ~inside
+        kept: np.ndarray = source[left]
         empty = lengths == 0
         if not empty.any():
-            return source[left]
+            return kept
         before = np.append(text.nonzero()[0], len(ids))[(places + lengths.cumsum())[empty]]
-        return np.insert(source[left], np.append(0, left.cumsum())[before], mask)
+        return np.insert(kept, np.append(0, left.cumsum())[before], mask)
 
     def _draw_lengths(self, random: np.random.Generator, noise: int) -> np.ndarray:
         """Returns the lengths of spans that have `noise` tokens together."""

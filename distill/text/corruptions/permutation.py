@@ -19,5 +19,6 @@ class Permutation:
         sentence = np.cumsum(ends) - ends
         keys = random.random(int(sentence[-1]) + 1)
         # The same sentence has the same key, and its tokens keep their order, because the sort is stable.
-        order: np.ndarray = np.lexsort((keys[sentence], symbols.documents(ids)))
-        return ids[order]
+        order = np.lexsort((keys[sentence], symbols.documents(ids)))
+        shuffled: np.ndarray = ids[order]
+        return shuffled

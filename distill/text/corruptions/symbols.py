@@ -38,7 +38,7 @@ class Symbols:
         special, ends = np.zeros((2, max(vocabulary.values()) + 1), dtype=bool)
         special[tokenizer.all_special_ids] = True
         ends[[id for token, id in vocabulary.items() if token.endswith(_SENTENCE_ENDS)]] = True
-        sentinels = []
+        sentinels: list[int] = []
         while (token := SENTINEL.format(len(sentinels))) in vocabulary:
             sentinels.append(vocabulary[token])
         special[sentinels] = True
@@ -50,7 +50,8 @@ class Symbols:
     def documents(self, ids: np.ndarray) -> np.ndarray:
         """Returns the number of the document of each token `[n]`; a special token between two has one of its own."""
         special = self.special[ids]
-        return 2 * np.cumsum(special) - special
+        numbers: np.ndarray = 2 * np.cumsum(special) - special
+        return numbers
 
 
 def count_noise(tokens: int, share: float) -> int:
