@@ -19,16 +19,21 @@ from distill.models.tokenizer import load_tokenizer, separate_texts
 from distill.storage.files import hash_file
 
 from .pretrained import check_precision
-from .vocabulary import train_bytes, train_word_pieces
+from .vocabulary import train_bytes, train_sentinels, train_word_pieces
 
-Pieces = Literal["words", "bytes"]
-TRAINERS = {"words": train_word_pieces, "bytes": train_bytes}
+Pieces = Literal["words", "bytes", "sentinels"]
+TRAINERS = {"words": train_word_pieces, "bytes": train_bytes, "sentinels": train_sentinels}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
 # Options with a name of their own -> entries of the configurations of most families.
 _ENTRIES = {
     "layers": "num_hidden_layers", "hidden_size": "hidden_size", "heads": "num_attention_heads",
     "positions": "max_position_embeddings",
 }  # fmt: skip
+# Entries of encoder-decoders, whose halves have the same sizes.
+_HALVES = {
+    "layers": ("decoder_layers", "num_decoder_layers"), "heads": ("decoder_attention_heads",),
+}  # fmt: skip
+_FEED_FORWARD = ("intermediate_size", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
 _SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
@@ -47,7 +52,8 @@ class NewModel:
         dropout: share of the activations that is dropped, but for the probabilities of attention: their dropout would
             prevent the fast attention kernel.
         pieces: the vocabulary that is learned: `words`, uncased WordPiece tokens with BERT's special tokens, or
-            `bytes`, byte-level tokens with GPT-2's only special token.
+            `bytes`, byte-level tokens with GPT-2's only special token, or `sentinels`, byte-level tokens with
+            T5's special tokens and a mask, for encoder-decoders.
         vocabulary: largest number of tokens, learned from the task's training texts.
         tokenizer: a directory with a tokenizer to use instead of a new one.
         precision: precision of the forward passes, `float32` or `bfloat16`.
@@ -132,10 +138,9 @@ class NewModel:
             raise OptionError("teacher.family", str(self.family), expected) from None
         values = {entry: getattr(self, option) for option, entry in _ENTRIES.items()}
         values = {entry: value for entry, value in values.items() if value is not None}
-        if self.hidden_size is not None and hasattr(family, "intermediate_size"):
-            values["intermediate_size"] = 4 * self.hidden_size
+        values |= self._sizes_of(family)
         for entry, value in family.to_dict().items():
-            if "drop" in entry and isinstance(value, float):
+            if "drop" in entry and "layerdrop" not in entry and isinstance(value, float):
                 values[entry] = 0.0 if "att" in entry else self.dropout
         values |= self.sizes
         for entry, value in values.items():
@@ -143,6 +148,17 @@ class NewModel:
                 self._refuse(entry, value)
         named = {family.attribute_map.get(entry, entry): value for entry, value in values.items()}
         return AutoConfig.for_model(self.family, **named, **special)
+
+    def _sizes_of(self, family: PreTrainedConfig) -> dict[str, int]:
+        """Returns the entries of some families that follow from the sizes."""
+        sizes: dict[str, int] = {}
+        if self.hidden_size is not None:
+            sizes |= dict.fromkeys(_FEED_FORWARD, 4 * self.hidden_size)
+            if self.heads is not None:
+                sizes["d_kv"] = self.hidden_size // self.heads
+        if family.is_encoder_decoder:
+            sizes |= {entry: getattr(self, option) for option, entries in _HALVES.items() for entry in entries}
+        return {entry: size for entry, size in sizes.items() if size is not None and hasattr(family, entry)}
 
     def _refuse(self, entry: str, value: object) -> None:
         """Raises OptionError for an entry that the configuration of the family does not have."""
@@ -176,6 +192,11 @@ class NewModel:
             separate_texts(tokenizer)
         special = {name: getattr(tokenizer, name) for name in _SPECIAL}
         config = self.configure(vocab_size=len(tokenizer), **special)
+        if config.is_encoder_decoder:
+            family = AutoConfig.for_model(self.family)
+            # A BART writes behind the end of a text, and a T5 behind padding.
+            starts_at_end = getattr(family, "decoder_start_token_id", None) == family.eos_token_id
+            config.decoder_start_token_id = config.eos_token_id if starts_at_end else config.pad_token_id
         if labels is not None:
             config.id2label = dict(enumerate(labels))
             config.label2id = {label: index for index, label in enumerate(labels)}

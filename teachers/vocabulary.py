@@ -4,10 +4,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertTokenizer, GPT2Tokenizer
+from transformers import BertTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 END_OF_TEXT = "<|endoftext|>"
+PADDING, END, MASK = "<pad>", "</s>", "<mask>"
+SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # T5 has as many.
 MAX_ALPHABET_SIZE = 1000  # Rarer characters are unknown.
 
 
@@ -49,12 +52,42 @@ def train_bytes(texts: Iterable[str], vocabulary: int, positions: int = 1024) ->
         vocabulary: largest number of tokens.
         positions: tokens of the longest text.
     """
+    learner = _learn_bytes(texts, vocabulary, (END_OF_TEXT,))
+    return GPT2Tokenizer(tokenizer_object=learner, pad_token=END_OF_TEXT, model_max_length=positions)
+
+
+def train_sentinels(
+    texts: Iterable[str], vocabulary: int, positions: int = VERY_LARGE_INTEGER
+) -> PreTrainedTokenizerFast:
+    """Trains a byte-level tokenizer for encoder-decoders, which puts `</s>` behind each text.
+
+    Its special tokens are those for padding, the end of a text and masks, and 100 sentinels as T5's.
+
+    Args:
+        vocabulary: largest number of tokens.
+        positions: tokens of the longest text; without them any length.
+    """
+    learner = _learn_bytes(texts, vocabulary, (PADDING, END, MASK, *SENTINELS))
+    learner.post_processor = processors.Sequence([
+        processors.ByteLevel(trim_offsets=False),
+        processors.TemplateProcessing(
+            single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, learner.token_to_id(END))]
+        ),
+    ])  # fmt: skip
+    return PreTrainedTokenizerFast(
+        tokenizer_object=learner, pad_token=PADDING, eos_token=END, mask_token=MASK, model_max_length=positions,
+        extra_special_tokens=list(SENTINELS), model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+def _learn_bytes(texts: Iterable[str], vocabulary: int, special: tuple[str, ...]) -> Tokenizer:
+    """Returns byte-level tokens behind the special ones; the first 256 are the single bytes."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END_OF_TEXT], min_frequency=2, show_progress=False,
+        vocab_size=vocabulary, special_tokens=list(special), min_frequency=2, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
     learner.train_from_iterator(list(texts), trainer)
-    return GPT2Tokenizer(tokenizer_object=learner, pad_token=END_OF_TEXT, model_max_length=positions)
+    return learner

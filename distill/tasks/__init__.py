@@ -7,6 +7,7 @@ from distill.errors import UserError
 from distill.tasks.bidirectional_lm import BidirectionalLM
 from distill.tasks.causal_lm import CausalLM
 from distill.tasks.classification import Classification
+from distill.tasks.denoising import Denoising
 from distill.tasks.embedding import Embedding
 from distill.tasks.masked_lm import MaskedLM
 from distill.tasks.multi import MultiTask
@@ -22,6 +23,7 @@ __all__ = [
     "BidirectionalLM",
     "CausalLM",
     "Classification",
+    "Denoising",
     "Embedding",
     "MaskedLM",
     "MultiTask",
@@ -36,8 +38,8 @@ __all__ = [
 
 # The classes of one task; a run of several has a bundle for each of them.
 CLASSES: tuple[Any, ...] = (
-    BidirectionalLM, CausalLM, Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, Regression,
-    ReplacedTokenDetection, Reranking, Seq2Seq, TokenClassification,
+    BidirectionalLM, CausalLM, Classification, Denoising, Embedding, MaskedLM, MultipleChoice,
+    QuestionAnswering, Regression, ReplacedTokenDetection, Reranking, Seq2Seq, TokenClassification,
 )  # fmt: skip
 _AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}
 

@@ -208,20 +208,30 @@ class Seq2Seq(ShownTask):
 
     def select(self, batch: Batch) -> Items:
         """The tokens of the targets, in the order of the batch."""
-        labels = batch["labels"].flatten()
-        index = (labels != IGNORED).nonzero().squeeze(-1)
-        chosen = labels[index].long()
-        return Items(
-            batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
-            classes_are_tokens=True, is_complete=True,
-        )  # fmt: skip
+        return select_targets(batch)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs both halves without the head, which computes logits at the items alone."""
-        from distill.models.chunked_logits import run_encoder_pass
+        return run_halves(model, batch, items, needs)
 
-        inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
-        return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
+
+def select_targets(batch: Batch) -> Items:
+    """Returns the tokens of the targets, in the order of the batch."""
+    labels = batch["labels"].flatten()
+    index = (labels != IGNORED).nonzero().squeeze(-1)
+    chosen = labels[index].long()
+    return Items(
+        batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
+        classes_are_tokens=True, is_complete=True,
+    )  # fmt: skip
+
+
+def run_halves(model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+    """Runs both halves without the head, which computes logits at the items alone."""
+    from distill.models.chunked_logits import run_encoder_pass
+
+    inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+    return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
 
 
 def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from distill.console import print_line
-from distill.contracts import IGNORED, BatchOptions, Loader
+from distill.contracts import IGNORED, TARGET_MASK, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
@@ -21,6 +21,7 @@ from distill.readers.cleaning import WEB, WebCleaner, describe_cleaning
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import write_json
 from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
+from distill.text.corruptions import Corruption, Corruptor
 from distill.text.masking import Masker, Masking, check_masking
 from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _COUNTED = 2**22  # Tokens that are counted at a time.
+_COUNTED_TARGETS = 2000  # Sequences whose targets are counted.
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
 _CLEANING = "cleaning.json"  # Beside the tokens of a corpus.
 SIZE_COLUMNS = ("text_bytes", "text_words")  # Of the tokens of dev, where none is masked.
@@ -62,6 +64,8 @@ class SequenceSettings:
             more than `keep_gb` of files.
         keep_gb: size of files in GB.
         clean: `web` drops what is no prose, as `WebCleaner`; None keeps the text as it is.
+        corruption: of the sources of an encoder-decoder, which writes the text in targets; None for other models.
+            `masking` and `masks` are then of the corruption.
     """
 
     mask: Masking | None
@@ -81,6 +85,7 @@ class SequenceSettings:
     streaming: bool | str = "auto"
     keep_gb: float = 4.0
     clean: str | None = None
+    corruption: Corruption | None = None
 
     def __post_init__(self) -> None:
         for option, value, known in (
@@ -113,7 +118,7 @@ class SequenceSettings:
     @property
     def visits(self) -> int | None:
         """Ways in which a sequence is shown, one an epoch; None for a new one in each."""
-        if self.mask is None:
+        if self.mask is None and self.corruption is None:
             return 1
         return self.masks if self.masking == "static" else None
 
@@ -123,6 +128,9 @@ class Sequences(Dataset[Batch]):
 
     Settings without a mask leave all tokens as they are, and there are no labels. The masks depend only on the seed,
     the sequence and the visit. `lengths [N]` are in tokens.
+
+    With a corruption `input_ids [B, L]` are of the corrupted sources, and `labels [B, T]` the targets, which count
+    among the lengths.
 
     Args:
         tokens: the packed sequences.
@@ -162,6 +170,8 @@ class Sequences(Dataset[Batch]):
         self._columns, self._starts = tokens.columns, tokens.offsets[:-1][chosen]
         self._pair_labels = None if tokens.pair_labels is None else tokens.pair_labels[chosen]
         self._pair_column = None if settings.pair is None else PAIR_COLUMNS[settings.pair]
+        self._sizes = self.lengths  # Tokens in the cache.
+        self._corruptor = self._corrupt_with(settings, tokenizer)
         self._padding = padding_values(tokenizer) | dict.fromkeys(SIZE_COLUMNS, 0) | {"labels": IGNORED}
         self._pads_left = tokenizer.padding_side == "left"
         self.mask_token, self.vocabulary = tokenizer.mask_token, len(tokenizer)
@@ -171,6 +181,18 @@ class Sequences(Dataset[Batch]):
         if mask is not None:
             self._predicted[tokenizer.all_special_ids] = False
 
+    def _corrupt_with(self, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> Corruptor | None:
+        """Returns the corruption of the settings, and makes every example of its tokens and those of its target."""
+        if settings.corruption is None:
+            return None
+        corruptor = Corruptor(settings.corruption, tokenizer, seed=settings.seed)
+        corruptor.check_lengths(self._sizes)
+        targets = corruptor.count_targets(self._sizes)
+        self.lengths = self.tokens = self._sizes + targets
+        self.items_per_example, self._longest_target = float(targets.mean()), int(targets.max())
+        self.digest = entry_key("corrupted", FORMAT, self.digest, corruptor.describe())
+        return corruptor
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -178,8 +200,12 @@ class Sequences(Dataset[Batch]):
     def token_counts(self) -> np.ndarray:
         """Number of times that each token occurs which may have to be predicted, `[V]`; -1 for one that never has to.
 
-        They are those of the whole split, and are counted when they are read for the first time.
+        They are those of the whole split, and are counted when they are read for the first time. Of a corruption they
+        are those in the targets of the first sequences.
         """
+        if self._corruptor is not None:
+            labels = self[range(min(len(self), _COUNTED_TARGETS))]["labels"].numpy()
+            return np.bincount(labels[labels != IGNORED], minlength=len(self._predicted))
         ids, size = self._columns["input_ids"], len(self._predicted)
         parts = (np.bincount(ids[start : start + _COUNTED], minlength=size) for start in range(0, len(ids), _COUNTED))
         return np.where(self._predicted, sum(parts, np.zeros(size, dtype=np.int64)), -1)
@@ -187,9 +213,13 @@ class Sequences(Dataset[Batch]):
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         example_id = np.asarray(indices)
         visits, chosen = np.divmod(example_id, len(self))
-        lengths = self.lengths[chosen]
+        lengths = self._sizes[chosen]
         positions = token_positions(self._starts[chosen], lengths)
         columns = {name: values[positions] for name, values in self._columns.items()}
+        if self._corruptor is not None:
+            batch = self._corrupt(columns["input_ids"], lengths, chosen, visits)
+            batch["example_id"] = example_id
+            return {name: torch.from_numpy(array) for name, array in batch.items()}
         if self._masker is not None and self._continues is not None:
             masked = []
             sequences = np.split(columns["input_ids"], lengths.cumsum()[:-1])
@@ -201,6 +231,32 @@ class Sequences(Dataset[Batch]):
         if self._pair_labels is not None and self._pair_column is not None:
             batch[self._pair_column] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def _corrupt(
+        self, ids: np.ndarray, lengths: np.ndarray, chosen: np.ndarray, visits: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Returns the padded sources and targets of these sequences, whose ids follow one another.
+
+        Targets are padded behind their tokens, because a decoder reads from left to right.
+        """
+        assert self._corruptor is not None
+        pairs = [
+            self._corruptor(sequence, example=self.first + int(row), visit=int(visit))
+            for sequence, row, visit in zip(np.split(ids, lengths.cumsum()[:-1]), chosen, visits, strict=True)
+        ]
+        sources, targets = zip(*pairs, strict=True)
+        source_lengths, target_lengths = (np.array([len(one) for one in of]) for of in (sources, targets))
+        # Masks that stand for no tokens may make a source longer than its text.
+        longest = max(self.longest, int(source_lengths.max()))
+        batch = pad_columns(
+            {"input_ids": np.concatenate(sources)}, source_lengths, longest=longest, padding=self._padding,
+            left=self._pads_left,
+        )  # fmt: skip
+        written = pad_columns(
+            {"labels": np.concatenate(targets).astype(np.int64)}, target_lengths,
+            longest=max(self._longest_target, int(target_lengths.max())), padding=self._padding, left=False,
+        )  # fmt: skip
+        return {**batch, "labels": written["labels"], TARGET_MASK: written["attention_mask"]}
 
     def share_of(self, token: int) -> float:
         """Returns the share of a token among those of all sequences before they are masked."""

@@ -1,0 +1,78 @@
+"""Tests of whole jobs of denoising at toy size: pre-trained T5 and BART, a student of both halves, and refusals."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.conftest import write_corpus
+from tests.jobs.runs import Run, capture_runs, read_record, run_command
+
+SMALL = (
+    "task=denoising", "task.max_length=32", "task.dev_fraction=0.2", "trainer.batch_size=8", "trainer.max_epochs=null",
+    "trainer.max_steps=6", "trainer.learning_rate=1e-2", "trainer.precision=32-true", "trainer.accelerator=cpu",
+)  # fmt: skip
+TINY = ("teacher.vocabulary=400", "teacher.hidden_size=32", "teacher.layers=2")
+
+
+def run_options(work: Path, output: Path, *options: str) -> int:
+    """Runs the command in this process."""
+    return run_command(
+        *SMALL, f"task.data_dir={work / 'corpus'}", f"cache_dir={work / 'cache'}", f"output_dir={output}", *options
+    )
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus and a cache."""
+    root = tmp_path_factory.mktemp("work")
+    (root / "corpus").mkdir()
+    write_corpus(root / "corpus")
+    return root
+
+
+@pytest.fixture
+def run(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command; returns its exit code, its output and the run's directory."""
+    return capture_runs(partial(run_options, work), tmp_path, capsys)
+
+
+@pytest.mark.parametrize(("teacher", "corruption"), [("t5_tiny", "t5_spans"), ("bart_tiny", "[permutation,infilling]")])
+def test_a_pretrained_model_teaches_a_student_of_half_its_layers(run: Run, teacher: str, corruption: str) -> None:
+    code, text, directory = run("job=pretrain", f"+teacher={teacher}", f"task.corruption={corruption}", *TINY)
+    assert code == 0, text
+    record = read_record(directory)
+    assert record["objective"]["name"] == "denoising"
+    assert record["task"]["corruption"] == corruption.strip("[]").split(",")
+    assert record["teacher"]["metrics"]["perplexity"] < 400  # Random weights have about the number of tokens.
+    path = directory / "teacher" / "model"
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    batch = tokenizer("Good <extra_id_0> morning.", return_tensors="pt")
+    assert model.generate(**batch, max_new_tokens=3, do_sample=False).shape[0] == 1
+    code, text, distilled = run(
+        "+teacher=pretrained", f"teacher.path={path}", "+student=distilbert", "objective=seq2seq",
+        f"task.corruption={corruption}", "teacher.accept_weak=true", "export.enabled=false", output="distilled",
+    )  # fmt: skip
+    assert code == 0, text
+    student = AutoModelForSeq2SeqLM.from_pretrained(distilled / "student")
+    depths = {"num_layers", "num_decoder_layers"} if teacher == "t5_tiny" else {"encoder_layers", "decoder_layers"}
+    assert {getattr(student.config, name) for name in depths} == {1}
+    assert {"perplexity", "agreement_top1"} <= read_record(distilled)["student"]["metrics"].keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("+teacher=bert_tiny",), "teacher bert_tiny (bert) has no AutoModelForSeq2SeqLM"),
+        (("+teacher=gpt2_tiny",), "teacher gpt2_tiny (gpt2) has no AutoModelForSeq2SeqLM"),
+        (("+teacher=t5_tiny", "task.corruption=noise"), "got task.corruption=noise, expected one or several of"),
+        (("+teacher=t5_tiny", "task.corruption=[t5_spans,rotation]"), "cannot be combined with others"),
+        (("+teacher=t5_tiny", "task.noise=0"), "got task.noise=0, expected a share between 0 and 1, or null"),
+        (("+teacher=t5_tiny", "teacher.vocabulary=400", "teacher.pieces=bytes"), "(eos_token) behind a text"),
+    ],
+)
+def test_bad_input_is_one_clear_line(run: Run, options: tuple[str, ...], message: str) -> None:
+    code, text, _ = run("job=pretrain", *options)
+    assert code == 2
+    assert message in " ".join(text.split())
