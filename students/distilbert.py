@@ -5,6 +5,7 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
