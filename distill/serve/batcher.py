@@ -4,12 +4,12 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from distill.edge.bundle import RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.errors import first_line
+from distill.serve.worker import Worker
 
 Predict = Callable[[list[Record]], list[Prediction]]
 SHARE = 8_000  # Characters that a request gets computed before others have a turn, or one record.
@@ -68,7 +68,7 @@ class Share:
         self.request.answer.set_exception(error)
 
 
-class Batcher:
+class Batcher(Worker):
     """A queue of requests and one thread that answers them.
 
     No request waits for others to come: a batch is what gathered while the one before was computed. A large request
@@ -83,42 +83,15 @@ class Batcher:
     """
 
     def __init__(self, predict: Predict, *, waiting: int, records: int, characters: int = 32_000) -> None:
+        super().__init__()
         self.predict, self.most, self.records, self.characters = predict, waiting, records, characters
         self.sizes: list[Callable[[int], object]] = []  # Called with the number of records of each batch.
         self._queue: list[tuple[int, int, Request]] = []
         self._numbers, self._clock = itertools.count(), 0
-        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
-        self._idle.set()
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._worker: asyncio.Task[None] | None = None
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """Starts to answer; needs a running event loop."""
-        self._worker = asyncio.create_task(self._work())
-
-    async def stop(self, seconds: float) -> None:
-        """Answers all that waits, for at most some seconds, and ends the thread."""
-        if self._worker is not None:
-            idle = asyncio.ensure_future(self._idle.wait())
-            await asyncio.wait({idle, self._worker}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
-            self._worker.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def waiting(self) -> int:
         """Returns the number of requests that wait."""
         return len(self._queue)
-
-    def is_working(self, seconds: float) -> bool:
-        """Returns whether requests are answered, and the batch that runs has not taken longer than some seconds."""
-        return self.is_alive() and (
-            self._since is None or asyncio.get_running_loop().time() - self._since <= seconds
-        )  # fmt: skip
-
-    def is_alive(self) -> bool:
-        """Returns whether the task that answers has not ended."""
-        return self._worker is not None and not self._worker.done()
 
     def submit(
         self, records: Sequence[Record], costs: Sequence[int] | None = None
@@ -141,18 +114,11 @@ class Batcher:
     def _push(self, request: Request) -> None:
         end = request.turn + request.next_share(self.records).cost
         heapq.heappush(self._queue, (end, next(self._numbers), request))
-        self._arrived.set()
-        self._idle.clear()
+        self._wake()
 
-    async def _work(self) -> None:
-        while True:
-            await self._arrived.wait()
-            self._since = asyncio.get_running_loop().time()
-            await self._answer(self._take())
-            self._since = None
-            if not self._queue:
-                self._arrived.clear()
-                self._idle.set()
+    async def _work_on(self) -> bool:
+        await self._answer(self._take())
+        return bool(self._queue)
 
     def _take(self) -> list[Share]:
         """Returns the shares of the next batch, and takes them out of the queue."""
@@ -184,7 +150,7 @@ class Batcher:
         for report in self.sizes:
             report(len(records))
         try:
-            predictions = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, records)
+            predictions = await self._run_in_thread(self._run, records)
         except Exception as error:
             if len(shares) > 1:
                 for share in shares:

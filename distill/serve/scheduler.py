@@ -4,15 +4,15 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from distill.edge.generation import Writing
 from distill.edge.generation_options import GenerationOptions
 from distill.edge.prompts import Prompt
 from distill.errors import first_line
 from distill.serve.batcher import FullError, ModelError
+from distill.serve.worker import Worker
 
 
 class Stepper(Protocol):
@@ -110,7 +110,7 @@ class _Text:
             self.added = self.writing.read()
 
 
-class Scheduler:
+class Scheduler(Worker):
     """A queue of texts, and one thread that writes those that have left it, all in one pass of the model for a token.
 
     Args:
@@ -120,29 +120,12 @@ class Scheduler:
     """
 
     def __init__(self, *, waiting: int, rows: int) -> None:
+        super().__init__()
         self.most, self.rows = waiting, rows
         self.sizes: list[Callable[[int], object]] = []  # Called with the number of texts of each step.
         self.lengths: list[Callable[[int], object]] = []  # Called with the number of tokens of each text at its end.
         self._waiting: deque[_Text] = deque()
         self._running: list[_Text] = []
-        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
-        self._idle.set()
-        self._thread = ThreadPoolExecutor(max_workers=1)
-        self._worker: asyncio.Task[None] | None = None
-        self._since: float | None = None
-
-    def start(self) -> None:
-        """Starts to write; needs a running event loop."""
-        self._worker = asyncio.create_task(self._work())
-
-    async def stop(self, seconds: float) -> None:
-        """Writes all texts to their ends, for at most some seconds, and ends the thread."""
-        if self._worker is not None:
-            idle = asyncio.ensure_future(self._idle.wait())
-            await asyncio.wait({idle, self._worker}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            idle.cancel()
-            self._worker.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def waiting(self) -> int:
         """Returns the number of texts that wait."""
@@ -151,16 +134,6 @@ class Scheduler:
     def running(self) -> int:
         """Returns the number of texts that are written."""
         return len(self._running)
-
-    def is_working(self, seconds: float) -> bool:
-        """Returns whether texts are written, and the step that runs has not taken longer than some seconds."""
-        return self.is_alive() and (
-            self._since is None or asyncio.get_running_loop().time() - self._since <= seconds
-        )  # fmt: skip
-
-    def is_alive(self) -> bool:
-        """Returns whether the task that writes has not ended."""
-        return self._worker is not None and not self._worker.done()
 
     def submit(self, job: Job) -> None:
         """Has the texts of a job written.
@@ -171,34 +144,22 @@ class Scheduler:
         if self.waiting() >= self.most:
             raise FullError
         self._waiting.extend(job.texts)
-        self._arrived.set()
-        self._idle.clear()
+        self._wake()
 
-    async def _work(self) -> None:
-        while True:
-            await self._arrived.wait()
-            leaving = [text for text in self._running if text.job.is_over]
-            joining = self._take(sum(text.rows for text in self._running if not text.job.is_over))
-            if leaving or joining:
-                await self._run(_change, leaving, joining)
-                self._running = [text for text in self._running if text not in leaving] + joining
-                self._report(leaving)
-                self._hand_on()
-            if self._running:
-                for report in self.sizes:
-                    report(len(self._running))
-                await self._run(_step, list(self._running))
-                self._hand_on()
-            if not self._waiting and not self._running:
-                self._arrived.clear()
-                self._idle.set()
-
-    async def _run(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function in the thread, and notes for how long it has run."""
-        loop = asyncio.get_running_loop()
-        self._since = loop.time()
-        await loop.run_in_executor(self._thread, work, *arguments)
-        self._since = None
+    async def _work_on(self) -> bool:
+        leaving = [text for text in self._running if text.job.is_over]
+        joining = self._take(sum(text.rows for text in self._running if not text.job.is_over))
+        if leaving or joining:
+            await self._run_in_thread(_change, leaving, joining)
+            self._running = [text for text in self._running if text not in leaving] + joining
+            self._report(leaving)
+            self._hand_on()
+        if self._running:
+            for report in self.sizes:
+                report(len(self._running))
+            await self._run_in_thread(_step, list(self._running))
+            self._hand_on()
+        return bool(self._waiting or self._running)
 
     def _take(self, rows: int) -> list[_Text]:
         """Returns the texts that join those with some rows, and takes them out of the queue, the oldest first."""
