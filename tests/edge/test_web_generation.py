@@ -1,7 +1,10 @@
 """Tests of texts that a page writes, in headless Chromium, and of transformers.js in Node with the exported files."""
 
+import functools
 import itertools
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from transformers import PreTrainedModel
 from distill.edge import Bundle, web
 from tests.edge.conftest import NODE_MODULES, needs_browser, needs_libraries, open_page
 from tests.edge.test_text_bundles import END, START, write_text_bundle
-from tests.edge.test_web import WORDS, byte_level
+from tests.edge.test_web import WORDS, byte_level, run_node
 
 SIZES = {
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 48, "bos_token_id": START},
@@ -49,10 +52,10 @@ def make_tokenizer(kind: str) -> Tokenizer:
     return tokenizer
 
 
-def make_model(kind: str, tokens: int) -> PreTrainedModel:
-    """Returns a model with random weights, and a few more classes than tokens."""
+def make_model(kind: str, classes: int) -> PreTrainedModel:
+    """Returns a model with random weights."""
     config = transformers.AutoConfig.for_model(
-        kind, vocab_size=tokens + 7, eos_token_id=END, pad_token_id=1, decoder_start_token_id=START,
+        kind, vocab_size=classes, eos_token_id=END, pad_token_id=1, decoder_start_token_id=START,
         forced_eos_token_id=None, **SIZES[kind],
     )  # fmt: skip
     auto = transformers.AutoModelForCausalLM if kind == "gpt2" else transformers.AutoModelForSeq2SeqLM
@@ -66,18 +69,16 @@ def make_model(kind: str, tokens: int) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The bundles of a kind of model, each written once."""
-    bundles: dict[str, Bundle] = {}
+    """A function that returns the bundle of a kind of model with more classes than tokens, written once."""
 
-    def write(kind: str) -> Bundle:
-        if kind not in bundles:
-            directory = tmp_path_factory.mktemp(kind)
-            tokenizer = make_tokenizer(kind)
-            model = make_model(kind, tokenizer.get_vocab_size())
-            write_text_bundle(directory, kind, model=model, tokenizer=tokenizer)
-            model.config.save_pretrained(directory)
-            bundles[kind] = Bundle(directory)
-        return bundles[kind]
+    @functools.cache
+    def write(kind: str, spare: int = 7) -> Bundle:
+        directory = tmp_path_factory.mktemp(kind)
+        tokenizer = make_tokenizer(kind)
+        model = make_model(kind, tokenizer.get_vocab_size() + spare)
+        write_text_bundle(directory, kind, model=model, tokenizer=tokenizer)
+        model.config.save_pretrained(directory)
+        return Bundle(directory)
 
     return write
 
@@ -186,3 +187,46 @@ def test_the_form_of_a_page_streams_and_its_button_stops(
     assert page.inner_text(".result .note") == "Stopped."
     assert page.is_disabled("#stopping")
     page.close()
+
+
+TRANSFORMERS_JS = """
+import { env, AutoTokenizer, AutoModelForCausalLM, AutoModelForSeq2SeqLM } from "@huggingface/transformers";
+const [root, kind, ...prompts] = process.argv.slice(2);
+Object.assign(env, { localModelPath: root, allowRemoteModels: false, useFSCache: false });
+const tokenizer = await AutoTokenizer.from_pretrained("model");
+const Model = kind === "gpt2" ? AutoModelForCausalLM : AutoModelForSeq2SeqLM;
+const model = await Model.from_pretrained("model", { dtype: "fp32" });
+for (const prompt of prompts) {
+  const inputs = tokenizer(prompt);
+  const tokens = await model.generate({ ...inputs, max_new_tokens: 20, do_sample: false });
+  console.log(JSON.stringify(tokens.tolist()[0].map(Number).slice(kind === "gpt2" ? inputs.input_ids.dims[1] : 1)));
+}
+"""
+
+
+@pytest.mark.skipif(
+    not (NODE_MODULES / "@huggingface" / "transformers").is_dir(),
+    reason="needs transformers.js, which .ci/run installs",
+)
+@pytest.mark.parametrize("kind", SIZES)
+def test_transformers_js_writes_the_greedy_tokens_of_python_with_the_files(
+    kind: str, tmp_path: Path, written: Any
+) -> None:
+    bundle = written(kind, spare=0)  # transformers.js writes tokens without text, too.
+    directory = tmp_path / "model"
+    (directory / "onnx").mkdir(parents=True)
+    decoder = bundle.directory / "model.fp32.onnx"
+    shutil.copyfile(decoder, directory / "onnx" / ("model.onnx" if kind == "gpt2" else "decoder_model_merged.onnx"))
+    if kind != "gpt2":
+        shutil.copyfile(decoder.with_name("model.fp32.encoder.onnx"), directory / "onnx" / "encoder_model.onnx")
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copyfile(bundle.directory / name, directory / name)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizer"}))
+    script = NODE_MODULES.parent / f"{tmp_path.name}-{os.getpid()}.mjs"
+    script.write_text(TRANSFORMERS_JS)
+    try:
+        lines, error = run_node(script, f"{tmp_path}/", kind, *PROMPTS)
+    finally:
+        script.unlink()
+    expected = [text["tokens"] for text in bundle.generate_all(PROMPTS)]
+    assert [json.loads(line) for line in lines] == expected, error
