@@ -368,7 +368,7 @@ def test_a_page_that_cannot_be_written_is_refused(
 def test_a_decoder_that_the_page_lacks_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     bundle = write_bundle(tmp_path / "bundle", tokenizer)
     bundle.manifest["decoder"] = "spans"
-    with pytest.raises(UserError, match="needs the decoder spans, the page has classes, labels, .*, vectors: serve it"):
+    with pytest.raises(UserError, match="needs the decoder spans, the page has classes, labels, .*, seq2seq: serve it"):
         web.write_page(bundle, tmp_path / "page", libraries=fake_libraries(tmp_path / "node_modules"))
 
 

@@ -53,15 +53,7 @@ def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bo
             f"{bundle.directory} needs the decoder {bundle.manifest['decoder']}, the page has {', '.join(DECODERS)}: "
             "serve it with python -m distill.serve"
         )
-    model = bundle.directory / bundle.manifest["models"][bundle.model]
-    if needs_openvino(model):
-        raise UserError(f"{model} is for OpenVINO, which has no page: choose a model in ONNX such as --model fp32")
-    models = {"model.onnx": model}
-    if encoder_file(model).is_file():
-        models["encoder.onnx"] = encoder_file(model)
-    for file in models.values():
-        if len(list_model_files(file)) > 1:
-            raise UserError(f"{file} has weights in a second file, expected one file: it is too large for a page")
+    models = _find_models(bundle)
     if target.exists():
         raise UserError(f"{target} exists already, expected a new name")
     contents = {name: _text(name) for name in SCRIPTS}
@@ -79,6 +71,20 @@ def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bo
         script = '<script type="module" src="page.mjs"></script>'
         write_text(directory / PAGE, _fill(_text("page.html"), {"title": _title(bundle), "scripts": script}))
     return target / PAGE
+
+
+def _find_models(bundle: Bundle) -> dict[str, Path]:
+    """Returns the models of a page by their names in its folder: one, and the encoder of one that has one."""
+    model = bundle.directory / bundle.manifest["models"][bundle.model]
+    if needs_openvino(model):
+        raise UserError(f"{model} is for OpenVINO, which has no page: choose a model in ONNX such as --model fp32")
+    models = {"model.onnx": model}
+    if encoder_file(model).is_file():
+        models["encoder.onnx"] = encoder_file(model)
+    for file in models.values():
+        if len(list_model_files(file)) > 1:
+            raise UserError(f"{file} has weights in a second file, expected one file: it is too large for a page")
+    return models
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
