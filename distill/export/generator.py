@@ -23,6 +23,8 @@ from distill.export.onnx import save_program
 
 PAST, PRESENT = "past_key_values", "present"
 ONNX_END = 2**62  # Behind the last element of any axis.
+# The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.
+ROWS = "batch_size"
 # Sizes of the example, none of them 0, 1, another one or a sum of two, which the exporter would treat as fixed.
 BATCH, TOKENS, CACHED, SOURCE, CACHED_SOURCE = 2, 5, 3, 13, 4
 
@@ -60,7 +62,7 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
         lengths = ((CACHED, "past"),)
     heads, width = _cache_shape(layers)
     caches = {
-        f"{PAST}.{layer}{kind}.{part}": (torch.randn(BATCH, heads, length, width), {0: "batch", 2: axis})
+        f"{PAST}.{layer}{kind}.{part}": (torch.randn(BATCH, heads, length, width), {0: ROWS, 2: axis})
         for layer in range(len(layers))
         for kind, (length, axis) in zip(kinds, lengths, strict=True)
         for part in ("key", "value")
@@ -152,19 +154,19 @@ def _causal_example(model: PreTrainedModel) -> dict[str, Any]:
     mask = torch.ones(BATCH, CACHED + TOKENS, dtype=torch.long)
     mask[1, :2] = 0
     example: dict[str, Any] = {
-        "input_ids": (_tokens(model, TOKENS), {0: "batch", 1: "length"}),
-        "attention_mask": (mask, {0: "batch", 1: "past + length"}),
+        "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
+        "attention_mask": (mask, {0: ROWS, 1: "past + length"}),
     }
     if takes_positions(model):
         positions = torch.arange(CACHED, CACHED + TOKENS).repeat(BATCH, 1)
-        example["position_ids"] = (positions, {0: "batch", 1: "length"})
+        example["position_ids"] = (positions, {0: ROWS, 1: "length"})
     return example
 
 
 def _encoder_example(model: PreTrainedModel) -> dict[str, Any]:
     mask = torch.ones(BATCH, SOURCE, dtype=torch.long)
     mask[1, -2:] = 0
-    axes = {0: "batch", 1: "source"}
+    axes = {0: ROWS, 1: "source"}
     return {"input_ids": (_tokens(model, SOURCE), axes), "attention_mask": (mask, axes)}
 
 
@@ -172,9 +174,9 @@ def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
     encoder = _encoder_example(model)
     states = torch.randn(BATCH, SOURCE, model.config.hidden_size)
     return {
-        "input_ids": (_tokens(model, TOKENS), {0: "batch", 1: "length"}),
+        "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
         "encoder_attention_mask": encoder["attention_mask"],
-        "encoder_hidden_states": (states, {0: "batch", 1: "source"}),
+        "encoder_hidden_states": (states, {0: ROWS, 1: "source"}),
     }
 
 

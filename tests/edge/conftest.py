@@ -1,14 +1,57 @@
-"""A toy bundle whose logits can be worked out by hand."""
+"""Toy bundles whose logits can be worked out by hand, and a server for their pages."""
 
+import functools
+import http.server
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
 from distill.storage.files import CHECKSUMS, hash_file, write_json
+from tests.conftest import CHROMIUM
+
+ROOT = Path(__file__).parents[2]
+NODE_MODULES = ROOT / "build" / "node" / "node_modules"
+
+needs_libraries = pytest.mark.skipif(
+    not (NODE_MODULES / "onnxruntime-web").is_dir(), reason="needs the JavaScript libraries that .ci/run installs"
+)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which .ci/run installs")
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def serve() -> Iterator[Any]:
+    """A function that serves a folder and returns its address."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(directory: Path) -> str:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/index.html"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def open_page(browser: Any, address: str) -> Any:
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_function("window.bundle")
+    return page
 
 
 def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:

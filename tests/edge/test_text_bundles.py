@@ -42,16 +42,22 @@ def make_tokenizer(kind: str) -> Tokenizer:
     return tokenizer
 
 
-def write_text_bundle(directory: Path, kind: str, *, file: Path | None = None, **settings: Any) -> None:
-    """Writes the bundle of a model with random weights; `file` is one of the same kind that was written before."""
+def write_text_bundle(
+    directory: Path, kind: str, *, file: Path | None = None, model: PreTrainedModel | None = None,
+    tokenizer: Tokenizer | None = None, **settings: Any,
+) -> None:  # fmt: skip
+    """Writes the bundle of a model, with random weights if none is given.
+
+    `file` is one of the same kind that was written before.
+    """
     path = directory / "model.fp32.onnx"
     if file is None:
-        export_generator(make_model(kind), path)
+        export_generator(model or make_model(kind), path)
     else:
         for source, link in ((file, path), (encoder_file(file), encoder_file(path))):
             if source.is_file():
                 link.symlink_to(source)
-    make_tokenizer(kind).save(str(directory / "tokenizer.json"))
+    (tokenizer or make_tokenizer(kind)).save(str(directory / "tokenizer.json"))
     names = ["input_ids", "attention_mask"]
     files = [one for one in (path, encoder_file(path), directory / "tokenizer.json") if one.is_file()]
     content = {

@@ -1,15 +1,12 @@
 """Tests of the page for browsers, in headless Chromium, and of the reader in Node: both must predict as Python does."""
 
 import errno
-import functools
-import http.server
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,56 +23,30 @@ from distill.edge import Bundle, web
 from distill.edge.__main__ import main
 from distill.errors import UserError
 from distill.storage.files import hash_file, write_json
-from tests.conftest import CHROMIUM, sentences
-from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle, write_vector_bundle
+from tests.conftest import sentences
+from tests.edge.conftest import (
+    NODE_MODULES,
+    ROOT,
+    needs_browser,
+    needs_libraries,
+    open_page,
+    write_choice_bundle,
+    write_tag_bundle,
+    write_toy_bundle,
+    write_vector_bundle,
+)
 
-ROOT = Path(__file__).parents[2]
-NODE_MODULES = ROOT / "build" / "node" / "node_modules"
 TEXTS = [
     *(text for text, _ in sentences(200)), "", " ", "\U0001f600 a film \U0001f3ac", "caf\u00e9 na\u00efve \u4f60\u597d",
     "a film " * 2000, "a\x00film\tand\u2028more", "<b>a film</b> & \"quotes\" '",
 ]  # fmt: skip
 PAIRS = [[TEXTS[i], " ".join(TEXTS[i + 1 : i + 1 + i % 4])] for i in range(50)] + [["", ""], ["a film " * 50, "film"]]
 
-needs_libraries = pytest.mark.skipif(
-    not (NODE_MODULES / "onnxruntime-web").is_dir(), reason="needs the JavaScript libraries that .ci/run installs"
-)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which .ci/run installs")
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Says nothing."""
-
-
-@pytest.fixture
-def serve() -> Iterator[Any]:
-    """A function that serves a folder and returns its address."""
-    servers: list[http.server.ThreadingHTTPServer] = []
-
-    def start(directory: Path) -> str:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(directory)))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}/index.html"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
 
 def write_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> Bundle:
     directory.mkdir()
     write_toy_bundle(directory, tokenizer, task="films", metrics={"fp32": {"accuracy": 0.75}}, **changes)
     return Bundle(directory)
-
-
-def open_page(browser: Any, address: str) -> Any:
-    page = browser.new_page()
-    page.goto(address)
-    page.wait_for_function("window.bundle")
-    return page
 
 
 def check(page: Any, bundle: Bundle, records: list[Any]) -> None:
@@ -397,7 +368,7 @@ def test_a_page_that_cannot_be_written_is_refused(
 def test_a_decoder_that_the_page_lacks_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     bundle = write_bundle(tmp_path / "bundle", tokenizer)
     bundle.manifest["decoder"] = "spans"
-    with pytest.raises(UserError, match="needs the decoder spans, the page has classes, labels, .*, vectors: serve it"):
+    with pytest.raises(UserError, match="needs the decoder spans, the page has classes, labels, .*, seq2seq: serve it"):
         web.write_page(bundle, tmp_path / "page", libraries=fake_libraries(tmp_path / "node_modules"))
 
 

@@ -4,6 +4,7 @@ Nothing is fetched from elsewhere at run time. The two JavaScript libraries come
 """
 
 import base64
+import dataclasses
 import html
 import json
 import shutil
@@ -15,20 +16,20 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from distill.edge.bundle import Bundle
-from distill.edge.model_files import list_model_files, needs_openvino
+from distill.edge.model_files import encoder_file, list_model_files, needs_openvino
 from distill.errors import UserError
 from distill.storage.files import atomic_directory, write_text
 
 ORT, TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
 INSTALL = f"npm install --ignore-scripts {ORT}@1.30.0 {TOKENIZERS}@0.2.0"
-DECODERS = ("classes", "labels", "number", "tags", "choices", "vectors")
+DECODERS = ("classes", "labels", "number", "tags", "choices", "vectors", "continuation", "seq2seq")
 # Files of the folder, and the file of a library that each is copied from.
 LIBRARIES: Mapping[str, str] = {
     "ort.mjs": f"{ORT}/dist/ort.wasm.bundle.min.mjs",
     "ort-wasm-simd-threaded.wasm": f"{ORT}/dist/ort-wasm-simd-threaded.wasm",
     "tokenizers.mjs": f"{TOKENIZERS}/dist/tokenizers.min.mjs",
 }
-PAGE, SCRIPTS = "index.html", ("bundle.mjs", "page.mjs")
+PAGE, SCRIPTS = "index.html", ("bundle.mjs", "generation.mjs", "page.mjs")
 FIELDS = (
     "task", "kind", "decoder", "decoding", "labels", "pair", "max_length", "truncation_side", "inputs", "padding",
     "teacher",
@@ -52,29 +53,38 @@ def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bo
             f"{bundle.directory} needs the decoder {bundle.manifest['decoder']}, the page has {', '.join(DECODERS)}: "
             "serve it with python -m distill.serve"
         )
-    model = bundle.directory / bundle.manifest["models"][bundle.model]
-    if needs_openvino(model):
-        raise UserError(f"{model} is for OpenVINO, which has no page: choose a model in ONNX such as --model fp32")
-    if len(list_model_files(model)) > 1:
-        raise UserError(f"{model} has weights in a second file, expected one file: it is too large for a page")
+    models = _find_models(bundle)
     if target.exists():
         raise UserError(f"{target} exists already, expected a new name")
     contents = {name: _text(name) for name in SCRIPTS}
     description = describe(bundle)
     if single_file:
-        write_text(target, _render_single_file(contents, sources, description, bundle, model))
+        write_text(target, _render_single_file(contents, sources | models, description, bundle))
         return target
     with atomic_directory(target) as directory:
-        for name, source in sources.items():
+        for name, source in (sources | models).items():
             shutil.copyfile(source, directory / name)
         for name, text in contents.items():
             write_text(directory / name, text)
-        shutil.copyfile(model, directory / "model.onnx")
         shutil.copyfile(bundle.directory / "tokenizer.json", directory / "tokenizer.json")
         write_text(directory / "description.json", json.dumps(description, ensure_ascii=False))
         script = '<script type="module" src="page.mjs"></script>'
         write_text(directory / PAGE, _fill(_text("page.html"), {"title": _title(bundle), "scripts": script}))
     return target / PAGE
+
+
+def _find_models(bundle: Bundle) -> dict[str, Path]:
+    """Returns the models of a page by their names in its folder: one, and the encoder of one that has one."""
+    model = bundle.directory / bundle.manifest["models"][bundle.model]
+    if needs_openvino(model):
+        raise UserError(f"{model} is for OpenVINO, which has no page: choose a model in ONNX such as --model fp32")
+    models = {"model.onnx": model}
+    if encoder_file(model).is_file():
+        models["encoder.onnx"] = encoder_file(model)
+    for file in models.values():
+        if len(list_model_files(file)) > 1:
+            raise UserError(f"{file} has weights in a second file, expected one file: it is too large for a page")
+    return models
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -87,7 +97,21 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "threshold": bundle.threshold,
         "unknown": find_unknown(bundle.tokenizer),
         "special": {"single": special_tokens(bundle.tokenizer), "pair": special_tokens(bundle.tokenizer, pair=True)},
+        **(_describe_writer(bundle) if bundle.generates else {}),
     }
+
+
+def _describe_writer(bundle: Bundle) -> dict[str, Any]:
+    """Returns how the texts of a bundle begin and end, and the shapes of the model that writes them."""
+    generator = bundle.generator()
+    model = generator.model
+    return {
+        "generation": dataclasses.asdict(generator.settings),
+        "writer": {
+            "caches": model.caches, "classes": model.classes, "size": generator.size,
+            "has_encoder": model.encoder is not None,
+        },
+    }  # fmt: skip
 
 
 def find_unknown(tokenizer: Tokenizer) -> int | None:
@@ -144,12 +168,10 @@ def _render_single_file(
     sources: Mapping[str, Path],
     description: Mapping[str, Any],
     bundle: Bundle,
-    model: Path,
 ) -> str:
     """Returns one HTML file with everything in it; modules are loaded from blobs, which `file://` allows."""
     data: dict[str, bytes] = {name: path.read_bytes() for name, path in sources.items()}
     data |= {name: text.encode() for name, text in contents.items()}
-    data["model.onnx"] = model.read_bytes()
     data["tokenizer.json"] = (bundle.directory / "tokenizer.json").read_bytes()
     data["description.json"] = json.dumps(description, ensure_ascii=False).encode()
     scripts = [_embed(name, content) for name, content in data.items()]

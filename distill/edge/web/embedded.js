@@ -6,11 +6,11 @@
   const module = (name) => import(URL.createObjectURL(new Blob([bytes(name)], { type: "text/javascript" })));
   const page = await module("page.mjs");
   page.start(async () => {
-    const [ort, { Tokenizer }, { Bundle }] = await Promise.all(["ort.mjs", "tokenizers.mjs", "bundle.mjs"].map(module));
+    const modules = await Promise.all(["ort.mjs", "tokenizers.mjs", "bundle.mjs", "generation.mjs"].map(module));
+    const [ort] = modules;
     ort.env.wasm.wasmBinary = bytes("ort-wasm-simd-threaded.wasm").buffer;
     ort.env.wasm.numThreads = 1;
-    const session = await ort.InferenceSession.create(bytes("model.onnx"));
-    const tokenizer = new Tokenizer(JSON.parse(text("tokenizer.json")), {});
-    return new Bundle(JSON.parse(text("description.json")), tokenizer, session, ort.Tensor);
+    const open = (name) => ort.InferenceSession.create(bytes(name));
+    return page.create(modules, JSON.parse(text("description.json")), JSON.parse(text("tokenizer.json")), open);
   }).catch(page.fail);
 })();

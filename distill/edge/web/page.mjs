@@ -1,4 +1,4 @@
-// The page: loads the bundle, then predicts what is typed.
+// The page: loads the bundle, then predicts what is typed, or writes the text that follows.
 const $ = (id) => document.getElementById(id);
 
 function element(name, text, className) {
@@ -97,6 +97,8 @@ function describe(description) {
 function ask({ decoder, pair }) {
   if (decoder === "choices") return "A question and its choices, with tabs or || between them, one question on each line";
   if (decoder === "vectors") return "Texts, one on each line: the first one is compared with the others";
+  if (decoder === "continuation") return "The beginning of a text, which the model continues";
+  if (decoder === "seq2seq") return "A text, from which the model writes another";
   return pair ? "Two texts, with a tab or || between them, one pair on each line" : "Texts, one on each line";
 }
 
@@ -125,50 +127,128 @@ async function predict(bundle, records) {
   return predictions;
 }
 
-/** @param load returns the bundle. */
+// The fields of the options of a text, and how each is read; an empty one is none.
+const OPTIONS = {
+  maxNewTokens: Number, temperature: Number, topK: Number, topP: Number, seed: Number,
+  stop: (value) => value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n")),
+};
+
+function readFields() {
+  return Object.fromEntries(Object.entries(OPTIONS).map(([name, read]) =>
+    [name, $(name).value === "" ? (name === "stop" ? [] : null) : read($(name).value)]));
+}
+
+const ENDS = {
+  eos: "The model ended the text.", stop: "A stop text was reached.", length: "The most tokens were reached.", aborted: "Stopped.",
+};
+
+/** Writes the text of what is typed, piece by piece. */
+async function write(writer, prompt, signal) {
+  const node = element("div", undefined, "result"), written = element("span", undefined, "written");
+  const note = element("div", "", "note");
+  node.append(element(writer.encoder ? "div" : "span", prompt, "text written"), written, note);
+  // A prompt is cut at its beginning, because the text goes on at its end.
+  const options = { ...readFields(), truncate: writer.encoder ? writer.description.truncation_side : "left" };
+  const pieces = writer.write(prompt, options, signal), begun = performance.now();
+  for (;;) {
+    const { done, value } = await pieces.next();
+    if (!node.isConnected) $("results").replaceChildren(node);
+    if (done) {
+      const seconds = (performance.now() - begun) / 1000;
+      note.textContent = (value.isCut ? "The text is longer than the model reads and was cut. " : "") + ENDS[value.finish];
+      show(`${value.tokens.length} tokens in ${seconds.toFixed(1)} s, ${(value.tokens.length / seconds).toFixed(1)} per second`);
+      return;
+    }
+    written.append(value);
+  }
+}
+
+/** What the button does with a bundle that writes text. */
+function prepareWriting(writer) {
+  $("options").hidden = $("stopping").hidden = false;
+  $("button").textContent = "Write";
+  $("maxNewTokens").placeholder = writer.description.generation.max_new_tokens;
+  let controller = null;
+  $("stopping").addEventListener("click", () => controller?.abort());
+  return async () => {
+    controller = new AbortController();
+    $("stopping").disabled = false;
+    try {
+      await write(writer, $("texts").value, controller.signal);
+    } finally {
+      $("stopping").disabled = true;
+    }
+  };
+}
+
+/** What the button does with a bundle that predicts. */
+function preparePredicting(bundle) {
+  return async () => {
+    const lines = $("texts").value.split("\n").filter((line) => line.trim());
+    const records = lines.map((line) => read(line, bundle.description));
+    const begun = performance.now();
+    const predictions = await predict(bundle, records);
+    const { decoder } = bundle.description;
+    const cards = predictions.map((prediction, i) => card(lines[i], records[i], prediction, decoder));
+    const each = (performance.now() - begun) / Math.max(1, lines.length);
+    show(`${lines.length} in ${(each * lines.length).toFixed(0)} ms, ${each.toFixed(1)} ms each`);
+    $("results").replaceChildren(...cards);
+  };
+}
+
+/** @param load returns the bundle, or its writer. */
 export async function start(load) {
   const started = performance.now();
   const bundle = await load();
   describe(bundle.description);
-  $("status").textContent = `Ready after ${((performance.now() - started) / 1000).toFixed(1)} s. Nothing leaves this page.`;
+  const answer = bundle.description.writer ? prepareWriting(bundle) : preparePredicting(bundle);
+  show(`Ready after ${((performance.now() - started) / 1000).toFixed(1)} s. Nothing leaves this page.`);
   $("button").disabled = false;
   window.bundle = bundle;
   $("form").addEventListener("submit", async (event) => {
     event.preventDefault();
-    const lines = $("texts").value.split("\n").filter((line) => line.trim());
     $("button").disabled = true;
     try {
-      const records = lines.map((line) => read(line, bundle.description));
-      const begun = performance.now();
-      const predictions = await predict(bundle, records);
-      const { decoder } = bundle.description;
-      const cards = predictions.map((prediction, i) => card(lines[i], records[i], prediction, decoder));
-      const each = (performance.now() - begun) / Math.max(1, lines.length);
-      $("status").textContent = `${lines.length} in ${(each * lines.length).toFixed(0)} ms, ${each.toFixed(1)} ms each`;
-      $("status").className = "";
-      $("results").replaceChildren(...cards);
+      await answer();
     } catch (error) {
-      $("status").textContent = error.message;
-      $("status").className = "error";
+      show(error.message, "error");
     }
     $("button").disabled = false;
   });
 }
 
+/**
+ * The bundle, or the writer of one that writes text.
+ *
+ * @param modules onnxruntime, the tokenizers, and the modules `bundle.mjs` and `generation.mjs`.
+ * @param open returns the session of a file.
+ */
+export async function create([{ Tensor }, { Tokenizer }, { Bundle }, { Writer }], description, tokenizer, open) {
+  const reader = new Tokenizer(tokenizer, {}), session = await open("model.onnx");
+  if (!description.writer) return new Bundle(description, reader, session, Tensor);
+  const encoder = description.writer.has_encoder ? await open("encoder.onnx") : null;
+  return new Writer(description, reader, session, encoder, Tensor);
+}
+
 async function loadFromFolder() {
-  const [ort, { Tokenizer }, { Bundle }] = await Promise.all(
-    ["./ort.mjs", "./tokenizers.mjs", "./bundle.mjs"].map((name) => import(name)));
+  const modules = await Promise.all(
+    ["./ort.mjs", "./tokenizers.mjs", "./bundle.mjs", "./generation.mjs"].map((name) => import(name)));
   const [description, tokenizer] = await Promise.all(
     ["description.json", "tokenizer.json"].map(async (name) => (await fetch(name)).json()));
+  const [ort] = modules;
   ort.env.wasm.wasmPaths = { wasm: new URL("ort-wasm-simd-threaded.wasm", import.meta.url).href };
   ort.env.wasm.numThreads = 1;
-  const session = await ort.InferenceSession.create("model.onnx");
-  return new Bundle(description, new Tokenizer(tokenizer, {}), session, ort.Tensor);
+  return create(modules, description, tokenizer, (name) => ort.InferenceSession.create(name));
+}
+
+/** Shows the status of the page. */
+function show(words, className = "") {
+  $("status").textContent = words;
+  $("status").className = className;
 }
 
 export function fail(error) {
-  $("status").textContent = `The model cannot be loaded: ${error.message}`;
-  $("status").className = "error";
+  show(`The model cannot be loaded: ${error.message}`, "error");
 }
 
 if (document.querySelector('script[src="page.mjs"]')) start(loadFromFolder).catch(fail);
