@@ -89,23 +89,23 @@ def from_teacher(
     Args:
         layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
         depth, decoder_depth: number of layers of the encoder and of a decoder behind it; by default half of them.
-        init: `teacher` copies every tensor of the same shape, `random` copies none. `search` copies too, of layers that
-            are chosen outside, by students that this function builds. A list has names that combine.
+        init: `teacher` copies tensors of the same shape, `random` none, and `search` those of layers that are chosen
+            outside, by students that this function builds. A list has names that combine.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
-        attention, window, global_tokens, positions, task, chunk, chunk_overlap, chunk_pooling: of a student for long
-            texts, as in `LongTexts` and `Chunking`.
+        attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
+        task, chunk, chunk_overlap, chunk_pooling: as in `Chunking`.
 
     Raises:
         UserError: if the student cannot have these layers, or such attention or sizes.
     """
     copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    copy = partial(copy_layers, decoder_depth=decoder_depth)
-    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
-    cut.check(copies=copies, can_be_cut=follow is copy and chunk is None and not long_texts.is_set)
-    importance = origins.importance if copies and origins is not None else None
-    student = cut.apply(follow(teacher, layers, depth, copies=copies), importance)
-    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
+    has_features = isinstance(teacher, FeatureBilstmPreTrainedModel)
+    cut.check(copies=copies, can_be_cut=not has_features and chunk is None and not long_texts.is_set)
+    follow = _follow_encoder if has_features else partial(copy_layers, decoder_depth=decoder_depth)
+    student = follow(teacher, layers, depth, copies=copies)
+    student = long_texts.apply(cut.apply(student, origins.importance if copies and origins else None))
+    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(student, task, teacher=teacher)
 
 
 def check_init(init: str | Sequence[str]) -> bool:

@@ -303,6 +303,18 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
     if info.decoder not in DECODERS:
         _check_without_export(plan, info)
+    _check_budget(plan, info)
+    if plan.export.model2vec and not plan.exports:
+        raise UserError(
+            "export.model2vec=true is for exported students, and export.enabled=false: leave one of them out"
+        )
+    check_abstention(info, plan.export.abstain)
+    check_export(plan.export, task)
+    check_max_lengths(plan, info)
+
+
+def _check_budget(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for a budget that no exported file of the plan can be measured for."""
     if plan.budget.is_set and DECODERS[info.decoder].targets:
         raise UserError(
             f"{plan.budget} is of the time and the size of one file, and task={info.name} ({info.kind}) has an encoder "
@@ -316,13 +328,6 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     if plan.budget.is_set and "int8" not in plan.export.formats:
         raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
-    if plan.export.model2vec and not plan.exports:
-        raise UserError(
-            "export.model2vec=true is for exported students, and export.enabled=false: leave one of them out"
-        )
-    check_abstention(info, plan.export.abstain)
-    check_export(plan.export, task)
-    check_max_lengths(plan, info)
 
 
 def _refuse_further_texts(plan: Plan, info: TaskInfo, teacher: str) -> None:

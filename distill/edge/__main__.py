@@ -244,6 +244,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="end at a text of more tokens than the bundle reads, and do not cut it",
     )
+    _add_evaluation(parser)
+    _add_generation(parser)
+    parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
+    parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
+    parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
+    return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of an evaluation on labelled rows."""
     parser.add_argument(
         "--evaluate", type=Path, metavar="FILE", help="labelled rows, .csv, .tsv or .jsonl: write metrics"
     )
@@ -258,11 +268,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--label-column", action="append", metavar="NAME",
         help="with --evaluate: of the label; again for each further label that has a column of 0 and 1",
     )  # fmt: skip
-    _add_generation(parser)
-    parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
-    parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
-    parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
-    return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
