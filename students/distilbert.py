@@ -96,12 +96,12 @@ def from_teacher(
         task, chunk, chunk_overlap, chunk_pooling: as in `Chunking`.
 
     Raises:
-        UserError: if the student cannot have these layers, or such attention or sizes.
+        UserError: for layers, attention or sizes that the student cannot have.
     """
     copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     has_features = isinstance(teacher, FeatureBilstmPreTrainedModel)
-    cut.check(copies=copies, can_be_cut=not has_features and chunk is None and not long_texts.is_set)
+    cut.check(copies=copies, can_be_cut=not (has_features or chunk or long_texts.is_set))
     follow = _follow_encoder if has_features else partial(copy_layers, decoder_depth=decoder_depth)
     student = follow(teacher, layers, depth, copies=copies)
     student = long_texts.apply(cut.apply(student, origins.importance if copies and origins else None))
