@@ -12,6 +12,7 @@ from distill.contracts import Data
 from distill.data.tables import LabelledData, Split
 from distill.export.bundle import Texts
 from distill.export.generation import describe_generation
+from distill.records.predictions import REFERENCES, WRITTEN
 from distill.tasks.text_metrics import CORPUS, break_down_by_length, combine_examples, score_examples
 from distill.tasks.writing import Writing
 from distill.teaching.prepared import PreparedTeacher
@@ -94,12 +95,12 @@ def list_columns(models: Mapping[str, Texts], data: Data) -> dict[str, dict[str,
     """
     writing, columns = _writing(data), dict[str, dict[str, list[Any]]]()
     for name, split in _splits(data).items():
-        columns[name] = {"references": split["references"]}
+        columns[name] = {REFERENCES: split["references"]}
         for model, texts in models.items():
             values: list[Any] = [None] * len(split)
             for row, prediction in zip(writing.rows(len(split)), texts[name], strict=True):
                 values[row] = prediction["text"]
-            columns[name][f"{model}_written"] = values
+            columns[name][f"{model}{WRITTEN}"] = values
     return columns
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 FILE = "predictions.parquet"
+REFERENCES, WRITTEN = "references", "_written"  # The column of references, and the ending of those of written texts.
 
 
 def write_predictions(

@@ -1,6 +1,6 @@
 """The texts that teacher and exported files write at the end of a run: their metrics, differences and samples."""
 
-import re
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 from distill.edge import Bundle
 from distill.tasks.text_metrics import text_metrics
-from tests.jobs.runs import Run, capture_runs, read_record, run_command
+from tests.jobs.runs import capture_runs, read_record
 from tests.jobs.test_text_export import COMMON, EXPORT, make_teacher, run_in, write_pairs
 
 METRICS = ("exact_match", "rougeL", "chrf", "bleu")
@@ -94,3 +94,65 @@ def test_differences_have_intervals_and_lengths_have_metrics(directory: Path) ->
     assert {model: sum(of["number"] for of in groups.values()) for model, groups in of_dev["lengths"].items()} == (
         dict.fromkeys(MODELS, 20)
     )
+
+
+def test_the_report_shows_the_texts_beside_each_other(directory: Path) -> None:
+    report = (directory / "report.md").read_text(encoding="utf-8")
+    section = report.split("## Written texts")[1].split("\n## ")[0]
+    assert "On 20 sources of dev, with 1 beam:" in section
+    assert "| student int8 | student fp32 | chrf |" in section
+    assert "| up to 8 words | 20 | chrf |" in section
+    header, _, *rows = section.split("### Samples")[1].strip().splitlines()[2:]
+    assert header == "| row of dev | source | target | teacher | student fp32 | student int8 |"
+    assert len(rows) == 12
+    assert rows[0].startswith(r"| 0 | \<b>1 \| 2\</b> \*3\* | 1 2 3 \| one |")
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;1 | 2&lt;/b&gt; *3*" in page
+
+
+def test_the_plan_counts_the_texts_and_a_run_writes_none_where_none_are_scored(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = capture_runs(partial(run_in, work), tmp_path, capsys)
+    code, text, _ = run(*options(work), "task.scored_texts=7", "task.beams=2", "dry_run=true")
+    assert code == 0, text
+    expected = "sources 7 of 48 in dev, 6 of 6 in test: the teacher writes a text for each, about "
+    assert expected in " ".join(text.split())
+    code, text, directory = run(*options(work), "task.scored_texts=0", "trainer.max_epochs=1")
+    assert code == 0, text
+    assert "written texts" not in text
+    assert read_record(directory)["texts"] == {}
+    assert "int8_written" not in pyarrow.parquet.read_schema(directory / "predictions.parquet").names
+    assert "## Written texts" not in (directory / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("task.beams=0", "got task.beams=0, expected"),
+        ("task.scored_texts=-1", "got task.scored_texts=-1, expected"),
+        ("task.text_metrics=[meteor]", "meteor"),
+        ("task.text_metrics=[]", "got task.text_metrics=[], expected"),
+    ],
+)
+def test_bad_input_is_reported_in_one_line(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, expected: str
+) -> None:
+    code = run_in(work, tmp_path, *options(work), option)
+    printed = capsys.readouterr()
+    error = (printed.out + printed.err).strip().splitlines()[-1]
+    assert code == 2, printed
+    assert error.startswith("error: ")
+    assert expected in error
+
+
+def test_a_missing_library_is_named_before_a_training(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    run = capture_runs(partial(run_in, work), tmp_path, capsys)
+    code, text, _ = run(*options(work))
+    assert code == 2
+    assert "texts are scored with rouge-score, which is not installed" in " ".join(text.split())
+    assert "Before training" not in text
