@@ -171,7 +171,7 @@ class TaskRun:
         cut = summary.describe_cut(self.examples, max_length, longest=longest)
         return [
             ("task", summary.describe_task(self.task, record, self.data)),
-            ("tokens", summary.describe_lengths(self.examples, max_length)),
+            ("tokens", summary.describe_lengths(self.examples, max_length, max_target=self.task.info.max_target)),
             *([("long texts", cut)] if cut else []),
             *([("text", text)] if text else []),
             *([("written texts", written.describe())] if self.plan.exports and (written := self.teacher_texts) else []),

@@ -104,9 +104,7 @@ def list_columns(models: Mapping[str, Texts], data: Data) -> dict[str, dict[str,
     return columns
 
 
-def _compare_split(
-    models: Mapping[str, Sequence[Mapping[str, Any]]], split: Split, writing: Writing
-) -> dict[str, Any]:
+def _compare_split(models: Mapping[str, Sequence[Mapping[str, Any]]], split: Split, writing: Writing) -> dict[str, Any]:
     chosen = split.select(np.array(writing.rows(len(split))))
     references = chosen["references"]
     columns = {
@@ -115,10 +113,7 @@ def _compare_split(
     }
     worst = score_examples([""] * len(chosen), references, writing.metrics)
     pairs = [
-        (model, reference)
-        for model in models
-        for reference in (TEACHER, FLOAT32)
-        if model not in (TEACHER, reference)
+        (model, reference) for model in models for reference in (TEACHER, FLOAT32) if model not in (TEACHER, reference)
     ]
     comparison: dict[str, dict[str, dict[str, Difference]]] = {}
     for model, reference in pairs:

@@ -334,9 +334,7 @@ class Scorer:
         writing = self.scoring.writing
         if writing is None:
             return {split: list(bundle.predict(of)) for split, of in texts.items()}
-        return {
-            split: _write(bundle, of, writing, title=f"{model} writes for {split}") for split, of in texts.items()
-        }
+        return {split: _write(bundle, of, writing, title=f"{model} writes for {split}") for split, of in texts.items()}
 
     def mark(self, split: str, scores: Scores) -> Scores:
         """Returns the scores of a split with the column `REREAD`, if the vocabulary is smaller."""
@@ -463,9 +461,7 @@ class Scorer:
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
 
 
-def _write(
-    bundle: edge.Bundle, sources: Sequence[str], writing: Writing, *, title: str
-) -> list[Mapping[str, Any]]:
+def _write(bundle: edge.Bundle, sources: Sequence[str], writing: Writing, *, title: str) -> list[Mapping[str, Any]]:
     """Returns the text that a bundle writes for each source, and shows the progress."""
     written: dict[int, Mapping[str, Any]] = {}
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))

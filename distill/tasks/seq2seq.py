@@ -188,7 +188,7 @@ class Seq2Seq(ShownTask):
         )
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
-            max_length=max_length, classes_are_tokens=True, generates=True,
+            max_length=max_length, classes_are_tokens=True, caches_outputs=False, generates=True,
             max_target=max_target,
         )  # fmt: skip
 
@@ -202,7 +202,9 @@ class Seq2Seq(ShownTask):
         if self.writing is not None:
             text_metrics(["a"], [["a"]], self.writing.metrics)  # Before a training, at whose end it is needed.
         data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
-        return replace(data, scoring=TargetScores(max_target=self.max_target, writing=self.writing), terms={"hard": HardLabels()})
+        return replace(
+            data, scoring=TargetScores(max_target=self.max_target, writing=self.writing), terms={"hard": HardLabels()}
+        )
 
     def encode(
         self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
