@@ -121,11 +121,7 @@ def write_bundle(
     _report_reading(file_scores["fp32"], pieces=f"{len(reader):,} of {len(tokenizer):,} pieces")
     files = {name: entry.file for name, entry in names.items()}
     _update(manifest, directory, files)  # A bundle with them reads plain texts.
-    texts = {name: scorer.predict_texts(name) for name in names}
-    formats = {
-        name: _describe(directory / entry.file, entry, file_scores[name], texts[name], scorer, settings=settings)
-        for name, entry in names.items()
-    }
+    formats, texts = _describe_files(directory, names, file_scores, scorer, settings=settings)
     if not is_cut:
         _set_verdict(formats["fp32"], judge_float32(formats["fp32"], settings))
     elif not scorer.equals(fp32, exported):
@@ -514,6 +510,23 @@ def check_calibration(examples: int, settings: ExportSettings) -> None:
             f"got export.calibration={settings.calibration}, and the task has {examples:,} training texts: set it to "
             "at most that, or to null"
         )
+
+
+def _describe_files(
+    directory: Path,
+    names: Mapping[str, _Name],
+    scores: Mapping[str, Mapping[str, Scores]],
+    scorer: Scorer,
+    *,
+    settings: ExportSettings,
+) -> tuple[dict[str, ExportedFile], dict[str, Texts]]:
+    """Returns the `export` of run.json, and the predictions of each file for plain texts."""
+    texts = {name: scorer.predict_texts(name) for name in names}
+    formats = {
+        name: _describe(directory / entry.file, entry, scores[name], texts[name], scorer, settings=settings)
+        for name, entry in names.items()
+    }
+    return formats, texts
 
 
 def _describe(

@@ -39,4 +39,5 @@ class Writing:
         [0, 4, 8]
         """
         number = examples if self.sources is None else min(self.sources, examples)
-        return np.linspace(0, examples - 1, number).round().astype(int).tolist()
+        rows: list[int] = np.linspace(0, examples - 1, number).round().astype(int).tolist()
+        return rows
