@@ -77,7 +77,7 @@ class Exported:
     formats: dict[str, ExportedFile]
     attempts: list[Attempt]
     scores: dict[str, dict[str, Scores]]
-    texts: dict[str, Texts]
+    texts: dict[str, Texts] = field(default_factory=dict)
 
 
 def write_bundle(
