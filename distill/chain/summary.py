@@ -91,8 +91,12 @@ def describe_text(unlabelled: JsonObject | None, notes: Sequence[str]) -> str | 
     return "; ".join(filter(None, facts))
 
 
-def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
-    """Describes the lengths in tokens and the numbers of truncated examples. A stream has none before it is read."""
+def describe_lengths(splits: EncodedSplits, max_length: int, *, max_target: int | None = None) -> str:
+    """Describes the lengths in tokens and the numbers of truncated examples. A stream has none before it is read.
+
+    Args:
+        max_target: the most tokens of a target, which lengths count behind those of its source; None without targets.
+    """
     tokenized = {name: split for name, split in splits.items() if isinstance(split, Examples)}
     lengths = np.concatenate([examples.lengths // examples.sequences for examples in tokenized.values()])
     several = any(examples.sequences.max() > 1 for examples in tokenized.values())
@@ -102,8 +106,11 @@ def describe_lengths(splits: EncodedSplits, max_length: int) -> str:
         for name, number in truncated.items()
     )
     of_sequences = " of an example's longest sequence" if several else ""
+    limit = f"{max_length}"
+    if max_target is not None:
+        of_sequences, limit = " of source and target", f"{max_length} and {max_target}"
     return (
-        f"median length{of_sequences} {int(np.median(lengths))}, longest {lengths.max()}, limit {max_length}; "
+        f"median length{of_sequences} {int(np.median(lengths))}, longest {lengths.max()}, limit {limit}; "
         f"truncated: {counts or 'none'}"
     )
 

@@ -20,6 +20,7 @@ from distill.chain.depth_search import warn_of_budget
 from distill.chain.lengths import break_down_by_length, score_cuts
 from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan
+from distill.chain.written_texts import TeacherTexts, compare_texts, list_columns, open_teacher_texts
 from distill.console import print_line, print_notice
 from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
 from distill.data.mixing import MixedExamples, labelled_only
@@ -27,7 +28,7 @@ from distill.edge.decode import DECODERS
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
-from distill.export.bundle import FILES, Exported, export_model, wrap_file, write_bundle
+from distill.export.bundle import FILES, Exported, Texts, export_model, text_metrics, wrap_file, write_bundle
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.model2vec import write_model2vec
 from distill.export.quantization import Material, write_dynamic, write_with_encoder
@@ -170,10 +171,26 @@ class TaskRun:
         cut = summary.describe_cut(self.examples, max_length, longest=longest)
         return [
             ("task", summary.describe_task(self.task, record, self.data)),
-            ("tokens", summary.describe_lengths(self.examples, max_length)),
+            ("tokens", summary.describe_lengths(self.examples, max_length, max_target=self.task.info.max_target)),
             *([("long texts", cut)] if cut else []),
             *([("text", text)] if text else []),
+            *([("written texts", written.describe())] if self.plan.exports and (written := self.teacher_texts) else []),
         ]
+
+    @property
+    def teacher_texts(self) -> TeacherTexts | None:
+        """Returns the texts of the teacher for the splits that are scored; None for a task without such texts."""
+        return open_teacher_texts(self.teacher, self.data, cache_dir=self.plan.cache_dir)
+
+    def write_teacher_texts(self) -> Texts:
+        """Writes the texts of the teacher, unless they are cached, and records their metrics; returns them."""
+        texts = self.teacher_texts
+        if texts is None:
+            return {}
+        written, teacher = texts.write(), self.run.record["teacher"]
+        metrics = {**teacher["metrics"], **text_metrics(self.data, written)}
+        self.run.update(teacher={**teacher, "metrics": metrics})
+        return written
 
     def record_sureness(self, signal: Signal) -> None:
         """Records how sure the teacher is of the texts that only it labels, if its outputs for them are cached."""
@@ -211,6 +228,7 @@ class TaskRun:
     ) -> Exported:
         """Writes the bundle with its model card to `directory`, checks its files, and records them."""
         run = self.run
+        self.write_teacher_texts()
         # The directory of a teacher means nothing where the bundle goes.
         is_directory = Path(self.teacher.resolved).expanduser().is_dir()
         name = self.teacher.requested if is_directory else hide_paths(run.record)["teacher"]["resolved"]
@@ -218,7 +236,7 @@ class TaskRun:
         exported = write_bundle(
             directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.data,
             scores=scores, settings=self.plan.export, retrain=retrain,
-            teacher=None if self.is_baseline else {"name": name, "metrics": self.teacher.metrics},
+            teacher=None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]},
         )  # fmt: skip
         retention = measure_retention(run.record, self.scoring.metric, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
@@ -257,8 +275,13 @@ class TaskRun:
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
         by_length = break_down_by_length(models, self.data, self.teacher.tokenizer)
         run.update(breakdown=break_down(models, self.scoring), lengths=by_length)
+        written: dict[str, dict[str, list[Any]]] = {}
+        if teacher_texts := self.write_teacher_texts():
+            texts = {"teacher": teacher_texts, **exported.texts}
+            written = list_columns(texts, self.data)
+            run.update(texts=compare_texts(texts, self.data))
         make_directory(run.directory)
-        write_predictions(run.directory, models, splits=self.data, settings=self.plan.record)
+        write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
         run.update(benchmark=self._time(student, exported.formats, within=within))
         if (lengths := self.plan.benchmark.max_lengths) is not None:
             run.update(cuts=self._score_cuts(models, lengths))

@@ -1,6 +1,6 @@
 """The options of a generation: how tokens are chosen, and when it ends."""
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -90,4 +90,4 @@ def _read_stops(stop: object) -> tuple[str, ...]:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

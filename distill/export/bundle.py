@@ -50,6 +50,7 @@ from distill.export.vocabulary import cut_vocabulary
 from distill.models.forward import input_names, output_logits
 from distill.storage.files import hash_file, write_json
 from distill.tasks.scoring import Scoring
+from distill.tasks.writing import Writing
 
 FILES = {name: FORMATS[name].file for name in (FLOAT32, INT8)}
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
@@ -58,6 +59,8 @@ LOGITS_AT_ONCE = 2**26  # 256 MiB in float32.
 COMPARED = 256  # Examples on which a file with another vocabulary is compared with torch.
 FP32_LOGIT_DIFF = 1e-3
 INPUTS = ("input_ids", "attention_mask")  # Of a model that writes text.
+WRITTEN = 32  # Texts that are written between two lines of progress.
+Texts = dict[str, list[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,13 @@ class Exported:
         formats: the `export` of run.json.
         attempts: the `attempts` of run.json, every recipe that was tried.
         scores: of each file, by split.
+        texts: the predictions of each file for the plain texts of each split, if the task has any.
     """
 
     formats: dict[str, ExportedFile]
     attempts: list[Attempt]
     scores: dict[str, dict[str, Scores]]
+    texts: dict[str, Texts] = field(default_factory=dict)
 
 
 def write_bundle(
@@ -114,17 +119,16 @@ def write_bundle(
     names = {"fp32": _Name(fp32.name, FORMATS[FLOAT32].recipe, ANY), **{name: names[name] for name in smaller}}
     file_scores = {"fp32": fp32_scores, **smaller}
     _report_reading(file_scores["fp32"], pieces=f"{len(reader):,} of {len(tokenizer):,} pieces")
-    formats = {
-        name: _describe(directory / entry.file, entry, file_scores[name], scorer, settings=settings)
-        for name, entry in names.items()
-    }
+    files = {name: entry.file for name, entry in names.items()}
+    _update(manifest, directory, files)  # A bundle with them reads plain texts.
+    formats, texts = _describe_files(directory, names, file_scores, scorer, settings=settings)
     if not is_cut:
         _set_verdict(formats["fp32"], judge_float32(formats["fp32"], settings))
     elif not scorer.equals(fp32, exported):
         _set_verdict(formats["fp32"], Verdict(FAILED, "its logits are not those of the model in torch"))
     manifest |= _summarize(formats)
-    _update(manifest, directory, {name: entry.file for name, entry in names.items()})
-    return Exported(formats, attempts, file_scores)
+    _update(manifest, directory, files)
+    return Exported(formats, attempts, file_scores, texts)
 
 
 def wrap_file(
@@ -313,16 +317,20 @@ class Scorer:
             raise ValueError(f"the bundle has {len(scores.labels)} items, expected {len(expected.labels)} as in torch")
         return self.mark(split, scores)
 
-    def text_metrics(self, path: Path) -> dict[str, float]:
-        """Returns the metrics of a file on the plain text of every split; none unless examples are given as words."""
-        if not self.scoring.scores_text:
+    def predict_texts(self, model: str) -> Texts:
+        """Returns the predictions of a model of the bundle for the plain texts of every split that has any.
+
+        They are those of `Bundle.predict`, or of `Bundle.generate_all` of a model that writes text.
+        """
+        splits = self.splits.scored()
+        texts = {split: found for split in self.scores if (found := self.scoring.plain_texts(splits[split]))}
+        if not texts:
             return {}
-        bundle, metrics, splits = self._load(path), dict[str, float](), self.splits.scored()
-        for split in self.scores:
-            prefix = "" if split == "dev" else f"{split}/"
-            values = self.scoring.text_metrics(splits[split], bundle.predict)
-            metrics |= {f"{prefix}{name}": value for name, value in values.items()}
-        return metrics
+        bundle = edge.Bundle(self.bundle.directory, model=model, threads=self.bundle.threads)
+        writing = self.scoring.writing
+        if writing is None:
+            return {split: list(bundle.predict(of)) for split, of in texts.items()}
+        return {split: _write(bundle, of, writing, title=f"{model} writes for {split}") for split, of in texts.items()}
 
     def mark(self, split: str, scores: Scores) -> Scores:
         """Returns the scores of a split with the column `REREAD`, if the vocabulary is smaller."""
@@ -449,6 +457,19 @@ class Scorer:
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
 
 
+def _write(bundle: edge.Bundle, sources: Sequence[str], writing: Writing, *, title: str) -> list[Mapping[str, Any]]:
+    """Returns the text that a bundle writes for each source, and shows the progress."""
+    written: dict[int, Mapping[str, Any]] = {}
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    with ProgressMeter(title, len(sources), unit="texts", transient=True) as meter:
+        for first in range(0, len(order), WRITTEN):
+            rows = order[first : first + WRITTEN]
+            texts = bundle.generate_all([sources[row] for row in rows], **writing.options)
+            written |= dict(zip(rows, texts, strict=True))
+            meter.advance(len(rows))
+    return [written[row] for row in range(len(sources))]
+
+
 def _show_share(meter: ProgressMeter, share: float, *, first: int, size: int) -> None:
     """Shows that a share of `size` examples is done, after `first` ones before."""
     meter.show(first + round(share * size))
@@ -491,8 +512,25 @@ def check_calibration(examples: int, settings: ExportSettings) -> None:
         )
 
 
+def _describe_files(
+    directory: Path,
+    names: Mapping[str, _Name],
+    scores: Mapping[str, Mapping[str, Scores]],
+    scorer: Scorer,
+    *,
+    settings: ExportSettings,
+) -> tuple[dict[str, ExportedFile], dict[str, Texts]]:
+    """Returns the `export` of run.json, and the predictions of each file for plain texts."""
+    texts = {name: scorer.predict_texts(name) for name in names}
+    formats = {
+        name: _describe(directory / entry.file, entry, scores[name], texts[name], scorer, settings=settings)
+        for name, entry in names.items()
+    }
+    return formats, texts
+
+
 def _describe(
-    path: Path, entry: _Name, scores: Mapping[str, Scores], scorer: Scorer, *, settings: ExportSettings
+    path: Path, entry: _Name, scores: Mapping[str, Scores], texts: Texts, scorer: Scorer, *, settings: ExportSettings
 ) -> ExportedFile:
     """Returns the entry of a file in run.json's `export`."""
     comparison = compare(scores, scorer.scores, scoring=scorer.scoring, resolution=scorer.resolution)
@@ -501,7 +539,7 @@ def _describe(
     vectors = measure_vectors(scores, scorer.scores, scoring=scorer.scoring, settings=settings)
     return {
         "file": entry.file, "bytes": count_bytes(path), **comparison,
-        "metrics": {**comparison["metrics"], **scorer.text_metrics(path)},
+        "metrics": {**comparison["metrics"], **text_metrics(scorer.splits, texts)},
         "gate": verdict.gate, "reason": verdict.reason,
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, scoring=scorer.scoring, share=share),
@@ -509,6 +547,15 @@ def _describe(
         "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
         "vectors": vectors,
     }  # fmt: skip
+
+
+def text_metrics(data: Data, texts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """Returns the metrics of predictions for the plain texts of each split by their names in run.json."""
+    splits, metrics = data.scored(), dict[str, float]()
+    for split, predictions in texts.items():
+        values = data.scoring.text_metrics(splits[split], predictions)
+        metrics |= {name if split == "dev" else f"{split}/{name}": value for name, value in values.items()}
+    return metrics
 
 
 def _list_targets(settings: ExportSettings) -> dict[int, str]:

@@ -142,7 +142,7 @@ def _describe_text(
     """Returns the rows of the summary on the text: its size, its lengths, and what token frequencies reach on dev."""
     rows = {
         "task": summary.describe_task(task, run.record["task"], data),
-        "tokens": summary.describe_lengths(examples, task.info.max_length),
+        "tokens": summary.describe_lengths(examples, task.info.max_length, max_target=task.info.max_target),
     }
     unigram = measure_constant(data.scoring, task, dev)
     return rows if unigram is None else rows | {"unigram": summary.describe_unigram(unigram)}

@@ -11,7 +11,7 @@ import numpy as np
 from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.errors import UserError, first_line
 from distill.readers.order import sort_classes
-from distill.records.predictions import FILE
+from distill.records.predictions import FILE, REFERENCES, WRITTEN
 
 BINS = 10  # Of equal width, between the probabilities 0 and 1.
 MOST_CLASSES = 20  # Of a confusion matrix.
@@ -136,8 +136,8 @@ def _read_dev(path: Path) -> Columns:
 
 
 def _text_columns(columns: Columns) -> list[str]:
-    rest = ("split", "index", "label")
-    return [name for name in columns if name not in rest and not name.endswith(("_prediction", "_probability"))]
+    rest, endings = ("split", "index", "label", REFERENCES), ("_prediction", "_probability", WRITTEN)
+    return [name for name in columns if name not in rest and not name.endswith(endings)]
 
 
 def _rows(columns: Columns, model: str) -> Iterator[tuple[Any, Any, Any]]:

@@ -169,7 +169,7 @@ def create_results() -> dict[str, Any]:
     fields = dict.fromkeys(["task", "teacher", "student", "baseline", "retention"])
     return {
         **fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {},
-        "lengths": {}, "cuts": {}, "pruning": [],
+        "lengths": {}, "cuts": {}, "texts": {}, "pruning": [],
     }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from distill.records.tables import (
 )
 from distill.records.verdict import find_split
 from distill.records.word_table import WordTable
+from distill.records.written_texts import Sample, tabulate_written
 
 HEADER_WIDTH = 10  # Characters of a line of a header in a terminal.
 LONGEST_TEXT = 300  # Characters of a text of the data.
@@ -63,6 +64,7 @@ def render_report(
     record: Record,
     *,
     analysis: Analysis | None = None,
+    samples: Sequence[Sample] = (),
     sections: Sequence[str] = (),
     is_section: bool = False,
 ) -> str:
@@ -73,6 +75,7 @@ def render_report(
 
     Args:
         analysis: statistics of the predictions.
+        samples: texts that were written for rows of dev.
         sections: the reports of each of several tasks.
         is_section: leaves out what concerns the whole run: its status, the training and the environment. Headings are
             those of a section.
@@ -92,7 +95,8 @@ def render_report(
     text = _render(
         "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
         seed_columns=seed_columns, seed_rows=seed_rows, transfer=transfer_table(record), breakdowns=breakdowns,
-        analysis=analysis, sections=sections, is_section=is_section, **({} if is_section else status),
+        analysis=analysis, written=tabulate_written(record), samples=samples, sections=sections, is_section=is_section,
+        **({} if is_section else status),
     )  # fmt: skip
     return re.sub(r"^#", "##", text, flags=re.M) if is_section else text
 

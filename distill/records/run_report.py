@@ -16,6 +16,7 @@ from distill.records.paths import hide_in_text
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.report import BY_LENGTH, breakdown_heading, render_report, section_heading
 from distill.records.shape import fill_record, metric_name
+from distill.records.written_texts import Sample, read_samples
 from distill.storage.files import JsonObject, write_text
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -59,9 +60,11 @@ def render_run(directory: Path, record: JsonObject) -> Report:
 def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = False) -> Report:
     """Returns the report of a run, or of one of its several tasks, whose files are in `directory`."""
     analysis: Analysis | None = None
+    samples: list[Sample] = []
     notes = []
     try:
         analysis = analyze_predictions(directory, answer=(record["task"] or {}).get("answer"))
+        samples = read_samples(directory)
     except UserError as error:
         notes.append(hide_in_text(str(error)))
     [row] = compare_runs([(directory, record)])
@@ -71,8 +74,9 @@ def _describe_run(directory: Path, record: JsonObject, *, is_section: bool = Fal
         for name, section in task_sections(record).items()
     }
     markdown = render_report(
-        record, analysis=analysis, sections=[section.markdown for section in sections.values()], is_section=is_section
-    )
+        record, analysis=analysis, samples=samples, sections=[section.markdown for section in sections.values()],
+        is_section=is_section,
+    )  # fmt: skip
     markdown += "".join(f"\n> **Notice.** {note}\n" for note in notes)
     # The page draws those of a task at the end of its section, which has no headings of the same level.
     drawn_by_task = {

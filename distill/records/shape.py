@@ -276,6 +276,13 @@ class _Environment(TypedDict, total=False):
     accelerator: str | None
 
 
+class _Texts(TypedDict):
+    sources: int
+    beams: int
+    comparison: dict[str, dict[str, dict[str, _Difference]]]
+    lengths: dict[str, dict[str, Metrics]]
+
+
 class _Record(TypedDict, total=False):
     job: Required[str]
     error: str | None
@@ -302,6 +309,7 @@ class _Record(TypedDict, total=False):
     breakdown: dict[str, dict[str, dict[str, Metrics]]] | None
     lengths: dict[str, dict[str, dict[str, Metrics]]] | None
     cuts: dict[str, dict[str, dict[str, Metrics]]] | None
+    texts: dict[str, _Texts] | None
     environment: _Environment | None
 
 
@@ -309,7 +317,7 @@ _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
     "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
-    "lengths": {}, "cuts": {}, "pruning": [], "seconds": {}, "environment": {},
+    "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "seconds": {}, "environment": {},
 }  # fmt: skip
 
 

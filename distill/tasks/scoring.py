@@ -10,6 +10,7 @@ import numpy as np
 from distill.contracts import Constant, Items, Outputs, Scores
 from distill.edge.classes import MASKED, pad_classes, softmax
 from distill.tasks.own_metrics import Functions, compute_functions, digest_function
+from distill.tasks.writing import Writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +36,8 @@ class Scoring:
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         compares_with_teacher: whether `compare` has columns.
         weak_may_teach: whether a teacher that is no better than a constant prediction gets a notice alone.
-        scores_text: whether `text_metrics` are those of plain text.
         functions: the metrics that the user wrote, by name.
+        writing: how models write texts for `plain_texts`; None where they write none that are scored.
     """
 
     names: tuple[str, ...]
@@ -46,7 +47,7 @@ class Scoring:
     can_abstain = False
     compares_with_teacher = False
     weak_may_teach = False
-    scores_text = False
+    writing: Writing | None = None
 
     @property
     def needs_teacher(self) -> bool:
@@ -157,13 +158,15 @@ class Scoring:
         """The values that a decoder needs besides logits, from the scores on dev: `decoding` of bundle.json."""
         return {}
 
-    def text_metrics(
-        self, split: Any, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
-    ) -> dict[str, float]:
-        """The metrics of the predictions for the plain text of a split whose examples are given as words.
+    def plain_texts(self, split: Any) -> list[str]:
+        """The texts of a split that exported files read besides its records; empty for most tasks.
 
-        Their names begin with `text_`.
+        They are the sentences of examples that are given as words, or the sources for which texts are written.
         """
+        return []
+
+    def text_metrics(self, split: Any, predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The metrics of the predictions for `plain_texts`; their names are none of `names`."""
         return {}
 
     def condense(self, scores: Scores) -> Scores:

@@ -22,12 +22,15 @@ from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import check_memory
 from distill.data.tables import LabelledData, Split, text_split
 from distill.data.text_pairs import ADVICE, MissingTarget, TextPairs
+from distill.edge.generation_options import MOST_BEAMS
 from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.options import check_arguments
 from distill.tasks import rows
 from distill.tasks.masked_lm import TokenScores
 from distill.tasks.overview import ShownTask
+from distill.tasks.text_metrics import text_metrics
+from distill.tasks.writing import TextMetric, Writing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from distill.data.token_cache import Tokens
 
 LongTargets = Literal["cut", "error"]
+DEFAULT_METRICS: tuple[TextMetric, ...] = ("exact_match", "rougeL", "chrf", "bleu")
 
 
 class PairOptions(TypedDict, total=False):
@@ -75,12 +79,25 @@ class TargetScores(TokenScores):
     Args:
         settings: None, because targets are not packed.
         max_target: tokens of a target.
+        writing: of the texts that are scored besides the tokens of targets; None for none.
     """
 
     names = ("loss", "perplexity", "token_accuracy")
 
     settings: Any = None
     max_target: int | None = None
+    writing: Writing | None = None
+
+    def plain_texts(self, split: Split) -> list[str]:
+        """The sources that texts are written for."""
+        return [] if self.writing is None else [split["source"][row] for row in self.writing.rows(len(split))]
+
+    def text_metrics(self, split: Split, predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The metrics of the texts that were written for `plain_texts`."""
+        if self.writing is None:
+            return {}
+        references = [split["references"][row] for row in self.writing.rows(len(split))]
+        return text_metrics([prediction["text"] for prediction in predictions], references, self.writing.metrics)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """Mean cross-entropy of a token, its exponential, and the share of tokens that are the likeliest one.
@@ -125,6 +142,11 @@ class Seq2Seq(ShownTask):
         max_target: tokens of a target, the last of which ends it.
         long_targets: whether longer targets are `cut`, or an `error`.
         missing: whether rows without a source or a target are an `error`, or left out (`drop`).
+        text_metrics: of the texts that teacher and exported files write: `exact_match`, `rouge1`, `rouge2`, `rougeL`,
+            `chrf`, `bleu`, `distinct1`, `distinct2` and `length_ratio`. They select nothing.
+        scored_texts: sources of dev, and of each further split, that these texts are written for; None for all, 0 for
+            none.
+        beams: of the search for such a text; 1 takes the most probable token each time.
         name: names the task in records and directories.
         options: those of `PairOptions`.
 
@@ -148,6 +170,9 @@ class Seq2Seq(ShownTask):
         max_target: rows.MaxLength = 128,
         long_targets: LongTargets = "cut",
         missing: MissingTarget = "error",
+        text_metrics: Annotated[Sequence[TextMetric], Field(min_length=1)] = DEFAULT_METRICS,
+        scored_texts: Annotated[int, Field(ge=0)] | None = 200,
+        beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] = 1,
         name: str = "seq2seq",
         **options: Unpack[PairOptions],
     ) -> None:
@@ -158,9 +183,12 @@ class Seq2Seq(ShownTask):
             rows=self.source, source=source, target=target, separator=separator, prefix=prefix, missing=missing
         )
         self.max_target, self.long_targets = max_target, long_targets
+        self.writing = (
+            None if scored_texts == 0 else Writing(tuple(dict.fromkeys(text_metrics)), scored_texts, beams, max_target)
+        )
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
-            max_length=max_length, classes_are_tokens=True, generates=True,
+            max_length=max_length, classes_are_tokens=True, caches_outputs=False, generates=True,
             max_target=max_target,
         )  # fmt: skip
 
@@ -168,10 +196,15 @@ class Seq2Seq(ShownTask):
         """Reads every split.
 
         Raises:
-            UserError: for a file or column that is missing, and a row without a source or a target.
+            UserError: for a file or column that is missing, a row without a source or a target, and a library of a
+                metric that is not installed.
         """
+        if self.writing is not None:
+            text_metrics(["a"], [["a"]], self.writing.metrics)  # Before a training, at whose end it is needed.
         data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
-        return replace(data, scoring=TargetScores(max_target=self.max_target), terms={"hard": HardLabels()})
+        return replace(
+            data, scoring=TargetScores(max_target=self.max_target, writing=self.writing), terms={"hard": HardLabels()}
+        )
 
     def encode(
         self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None

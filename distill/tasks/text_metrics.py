@@ -6,7 +6,7 @@
 All values are in 0..1, except the length ratio: BLEU and chrF too, which are often printed as percentages.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,17 @@ from distill.errors import UserError
 from distill.installation import install_command
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
+MEANS = ("exact_match", *ROUGE)  # Metrics that are the mean over the examples.
+CORPUS = ("chrf", "bleu")  # Metrics that are a function of counts, which are summed over the examples.
 DISTINCT = (1, 2)  # The lengths of n-grams of which the share of different ones is counted.
+METRICS = (*MEANS, *CORPUS, *(f"distinct{size}" for size in DISTINCT), "length_ratio")
 LONGEST = (8, 16, 32, 64)  # Words of the longest text of each group of `break_down_by_length` but the last.
 References = Sequence[Sequence[str]]
 
 
-def text_metrics(predictions: Sequence[str], references: References) -> dict[str, float]:
+def text_metrics(
+    predictions: Sequence[str], references: References, metrics: Sequence[str] = METRICS
+) -> dict[str, float]:
     """Returns the metrics of all predictions together.
 
     `exact_match`, `rouge1`, `rouge2` and `rougeL` are means over the examples. `bleu` (Papineni et al., 2002, as
@@ -31,49 +36,59 @@ def text_metrics(predictions: Sequence[str], references: References) -> dict[str
     Args:
         predictions: `N` texts.
         references: at least one for each of them.
+        metrics: their names.
 
     Raises:
         UserError: if a library is not installed.
         ValueError: for no prediction, an example without a reference, or another number of examples.
     """
-    by_example = score_examples(predictions, references)
-    means = {name: float(by_example[name].mean()) for name in ("exact_match", *ROUGE)}
-    streams = _reference_streams(references)
-    bleu, chrf = _create_bleu(is_sentence=False), _create_chrf()
-    return {
-        **means,
-        "chrf": chrf.corpus_score(list(predictions), streams).score / 100,
-        "bleu": bleu.corpus_score(list(predictions), streams).score / 100,
-        **{f"distinct{size}": distinct_ngrams(predictions, size) for size in DISTINCT},
-        "length_ratio": _length_ratio(predictions, references),
-    }
+    columns = score_examples(predictions, references, metrics)
+    values = {name: combine_examples(name, column) for name, column in columns.items()}
+    values |= {f"distinct{size}": distinct_ngrams(predictions, size) for size in DISTINCT}
+    values["length_ratio"] = _length_ratio(predictions, references)
+    return {name: values[name] for name in metrics}
 
 
-def score_examples(predictions: Sequence[str], references: References) -> dict[str, np.ndarray]:
-    """Returns the metrics of each example, `[N]` each, of which intervals and breakdowns are made.
+def score_examples(
+    predictions: Sequence[str], references: References, metrics: Sequence[str] = (*MEANS, *CORPUS)
+) -> dict[str, np.ndarray]:
+    """Returns the column of each metric that `combine_examples` computes from any examples.
 
-    ROUGE is the F-measure with the best reference. `bleu` is that of a sentence, with the n-grams that it is long
-    enough for alone (sacrebleu's effective order).
+    It has the value of each example, `[N]`, for one of `MEANS`, where ROUGE is the F-measure with the best reference.
+    It has the counts of each example, `[N, K]`, for one of `CORPUS`. Other metrics have no column.
 
     Raises:
         UserError: if a library is not installed.
         ValueError: for no prediction, an example without a reference, or another number of examples.
     """
     _check(predictions, references)
-    exact = [_normalize(text) in map(_normalize, of) for text, of in zip(predictions, references, strict=True)]
-    scorer = _import("rouge_score", "rouge_scorer").RougeScorer(list(ROUGE))
-    rouge = [scorer.score_multi(list(of), text) for text, of in zip(predictions, references, strict=True)]
-    return {
-        "exact_match": np.array(exact, dtype=np.float64),
-        **{name: np.array([of[name].fmeasure for of in rouge]) for name in ROUGE},
-        "chrf": score_sentences(predictions, references, "chrf"),
-        "bleu": score_sentences(predictions, references, "bleu"),
-    }
+    pairs = list(zip(predictions, references, strict=True))
+    columns: dict[str, np.ndarray] = {}
+    if "exact_match" in metrics:
+        exact = [_normalize(text) in map(_normalize, of) for text, of in pairs]
+        columns["exact_match"] = np.array(exact, dtype=np.float64)
+    if rouge := [name for name in ROUGE if name in metrics]:
+        scorer = _import("rouge_score", "rouge_scorer").RougeScorer(rouge)
+        scores = [scorer.score_multi(list(of), text) for text, of in pairs]
+        columns |= {name: np.array([of[name].fmeasure for of in scores]) for name in rouge}
+    streams = _reference_streams(references)
+    for name in CORPUS:
+        if name in metrics:
+            counts = _create_scorer(name)._extract_corpus_statistics(list(predictions), streams)
+            columns[name] = np.array(counts, dtype=np.float64)
+    return columns
+
+
+def combine_examples(metric: str, column: np.ndarray) -> float:
+    """Returns a metric of the examples of a column of `score_examples`."""
+    if metric in CORPUS:
+        return float(_create_scorer(metric)._compute_score_from_stats(column.sum(axis=0).tolist()).score) / 100
+    return float(column.mean())
 
 
 def score_sentences(predictions: Sequence[str], references: References, metric: str) -> np.ndarray:
     """Returns the `chrf` or `bleu` of each prediction, `[N]` in 0..1."""
-    scorer = _create_chrf() if metric == "chrf" else _create_bleu(is_sentence=True)
+    scorer = _create_scorer(metric, is_sentence=True)
     scores = [scorer.sentence_score(text, list(of)).score for text, of in zip(predictions, references, strict=True)]
     return np.array(scores) / 100
 
@@ -84,17 +99,20 @@ def distinct_ngrams(texts: Sequence[str], size: int) -> float:
     return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
-def break_down_by_length(values: np.ndarray, texts: Sequence[str], *, name: str) -> dict[str, dict[str, float]]:
-    """Returns the mean `name` and `number` of the examples by the words of their texts: `up to 8 words`.
+def break_down_by_length(columns: Mapping[str, np.ndarray], texts: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Returns the metrics and `number` of the examples by the words of their texts: `up to 8 words`.
 
     Args:
-        values: of each example, `[N]`.
+        columns: as `score_examples` returns them.
         texts: whose words are counted, such as the sources.
     """
     groups = np.searchsorted(LONGEST, [len(text.split()) for text in texts])
     titles = [*(f"up to {longest} words" for longest in LONGEST), f"more than {LONGEST[-1]} words"]
     return {
-        title: {name: float(values[groups == group].mean()), "number": float((groups == group).sum())}
+        title: {
+            **{name: combine_examples(name, column[groups == group]) for name, column in columns.items()},
+            "number": float((groups == group).sum()),
+        }
         for group, title in enumerate(titles)
         if (groups == group).any()
     }
@@ -135,12 +153,10 @@ def _reference_streams(references: References) -> list[list[str | None]]:
     return [[of[number] if number < len(of) else None for of in references] for number in range(most)]
 
 
-def _create_chrf() -> Any:
-    return _import("sacrebleu", "metrics").CHRF()
-
-
-def _create_bleu(*, is_sentence: bool) -> Any:
-    return _import("sacrebleu", "metrics").BLEU(effective_order=is_sentence)
+def _create_scorer(metric: str, *, is_sentence: bool = False) -> Any:
+    """Returns sacrebleu's scorer, of BLEU for a sentence with the n-grams alone that it is long enough for."""
+    module = _import("sacrebleu", "metrics")
+    return module.CHRF() if metric == "chrf" else module.BLEU(effective_order=is_sentence)
 
 
 def _import(package: str, module: str) -> Any:

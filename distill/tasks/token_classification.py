@@ -6,7 +6,7 @@
 ('O', 'B-city')
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,8 +55,6 @@ class TagScores(Scoring):
     """
 
     names = ("f1", "precision", "recall", "accuracy")
-    scores_text = True
-
     labels: tuple[str, ...] = ()
     splitter: Splitter = field(default_factory=Splitter)
     weights: tuple[float, ...] | None = None
@@ -65,18 +63,19 @@ class TagScores(Scoring):
         """Returns the splitter of plain text."""
         return {splitting.NAME: self.splitter.describe()}
 
-    def text_metrics(
-        self, split: Split, predict: Callable[[Sequence[str]], Sequence[Mapping[str, Any]]]
-    ) -> dict[str, float]:
+    def plain_texts(self, split: Split) -> list[str]:
+        """The sentences as they are written."""
+        return [text for text, _ in place_sentences(split)]
+
+    def text_metrics(self, split: Split, predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """F1 of entities in plain text, which are right in type and in all characters.
 
         Entities of words that are cut off count as missed.
         """
-        written = place_sentences(split)
         scheme = TagScheme(self.labels)
-        sentences = zip(split["tags"], written, strict=True)
+        sentences = zip(split["tags"], place_sentences(split), strict=True)
         expected = [locate_entities(scheme, tags, spans) for tags, (_, spans) in sentences]
-        return {f"text_{self.metric}": score_entities(predict([text for text, _ in written]), expected)["f1"]}
+        return {f"text_{self.metric}": score_entities(predictions, expected)["f1"]}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """F1, precision and recall of entities, which count when type, first and last word are right, and accuracy.

@@ -113,6 +113,42 @@ def compare_examples(
         drawn = drawn[~np.isnan(drawn)]
         if not len(drawn):
             return {"difference": float(difference), "interval": None, "p": None, "over": "examples", "number": number}
+    return _describe_drawn(difference, drawn, number)
+
+
+def compare_means(values: np.ndarray, others: np.ndarray) -> Difference:
+    """Compares the means of two models' values `[N]` in 0..1 of the same examples, as `compare_examples` does."""
+    drawn = _resample_mean(np.append(values - others, [1.0, -1.0]))
+    return _describe_drawn(float(values.mean() - others.mean()), drawn, len(values))
+
+
+def compare_corpora(
+    counts: np.ndarray, others: np.ndarray, worst: np.ndarray, *, combine: Callable[[np.ndarray], float]
+) -> Difference:
+    """Compares two models in a metric of a corpus on the same examples, as `compare_examples` does.
+
+    Args:
+        counts: of the first model, a row for each example, `[N, K]`; `others` are those of the second one.
+        worst: those of a prediction that is all wrong. An added example has them for one of the models, and for the
+            other one those of a random example.
+        combine: returns the metric of the rows of any examples.
+    """
+    examples, random = len(counts), np.random.default_rng(0)
+
+    def difference(drawn: np.ndarray) -> float:
+        real = np.where(drawn < examples, drawn, random.integers(examples, size=len(drawn)))
+        # The first model is wrong in the second added example, and the other model in the first one.
+        first, second = counts[real], others[real]
+        for rows, is_wrong in ((first, drawn == examples + 1), (second, drawn == examples)):
+            rows[is_wrong] = worst[real[is_wrong]]
+        return combine(first) - combine(second)
+
+    drawn = _resample(np.arange(examples + 2), difference, METRIC_RESAMPLES, vectorized=False)
+    return _describe_drawn(combine(counts) - combine(others), drawn, examples)
+
+
+def _describe_drawn(difference: float, drawn: np.ndarray, number: int) -> Difference:
+    """Returns a difference over `number` examples with the interval and p of those in resamples."""
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     smaller = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))

@@ -215,6 +215,11 @@ def test_requests_that_join_an_encoder_decoder_have_the_texts_of_their_own(writt
     assert [writing.tokens for writing in writings] == [text["tokens"] for text in expected]
 
 
+def test_a_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(UserError, match="got temperature=10000.*, expected a number above 0"):
+        GenerationOptions(temperature=10**400)
+
+
 def test_an_encoder_that_is_asked_to_generate_is_refused(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
 ) -> None:

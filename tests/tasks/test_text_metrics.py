@@ -7,6 +7,8 @@ import pytest
 
 from distill.errors import UserError
 from distill.tasks.text_metrics import (
+    CORPUS,
+    MEANS,
     break_down_by_length,
     distinct_ngrams,
     score_examples,
@@ -71,11 +73,27 @@ def test_distinct_ngrams_are_counted_over_all_texts() -> None:
 
 def test_breakdown_by_length() -> None:
     texts = ["one", "a " * 8, "a " * 9, "a " * 100]
-    assert break_down_by_length(np.array([1.0, 0.0, 0.5, 0.25]), texts, name="rougeL") == {
+    assert break_down_by_length({"rougeL": np.array([1.0, 0.0, 0.5, 0.25])}, texts) == {
         "up to 8 words": {"rougeL": 0.5, "number": 2},
         "up to 16 words": {"rougeL": 0.5, "number": 1},
         "more than 64 words": {"rougeL": 0.25, "number": 1},
     }
+    columns = score_examples(["a b", "c", "x y", "a"], [["a c"], ["c"], ["x y"], ["b"]])
+    assert break_down_by_length(columns, texts)["up to 8 words"] == pytest.approx(
+        text_metrics(["a b", "c"], [["a c"], ["c"]], (*MEANS, *CORPUS)) | {"number": 2}
+    )
+
+
+def test_metrics_of_the_corpus_are_those_of_sacrebleu() -> None:
+    from sacrebleu.metrics import BLEU, CHRF
+
+    predictions = ["the cat sat on a mat", "he went home early today", "nothing"]
+    references = [["the cat sat on the mat", "a cat sat on a mat"], ["he went home early"], ["something else"]]
+    streams = [[of[0] for of in references], [references[0][1], None, None]]
+    metrics = text_metrics(predictions, references, ("bleu", "chrf"))
+    assert list(metrics) == ["bleu", "chrf"]
+    assert metrics["bleu"] == pytest.approx(BLEU().corpus_score(predictions, streams).score / 100)
+    assert metrics["chrf"] == pytest.approx(CHRF().corpus_score(predictions, streams).score / 100)
 
 
 @pytest.mark.parametrize(

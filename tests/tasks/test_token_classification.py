@@ -490,10 +490,11 @@ def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> 
         spans = {"AT&T in Rome": ("org", 0, 4), "to St. Paul": ("city", 3, 6), "in  Rome.": ("city", 4, 8)}
         return [{"entities": [dict(zip(("type", "start", "end"), spans[text], strict=True))]} for text in given]
 
-    assert data.scoring.text_metrics(splits["dev"], predict) == {
-        "text_f1": pytest.approx(2 / 5)
-    }  # Right, found, expected: 1, 2, 3.
-    assert data.scoring.text_metrics(splits["test"], predict) == {"text_f1": 1.0}
+    def score(split: str) -> dict[str, float]:
+        return data.scoring.text_metrics(splits[split], predict(data.scoring.plain_texts(splits[split])))
+
+    assert score("dev") == {"text_f1": pytest.approx(2 / 5)}  # Right, found, expected: 1, 2, 3.
+    assert score("test") == {"text_f1": 1.0}
     assert texts == ["AT&T in Rome", "to St. Paul", "in  Rome."]
     description = data.scoring.describe(data)
     assert (description["splitter"], description["split_differently"]) == ("edges", {"train": 0, "dev": 0, "test": 0})

@@ -186,6 +186,39 @@ def test_bootstrap_of_f1_and_of_correlations_is_paired(monkeypatch: pytest.Monke
         assert np.ptp(result["interval"]) < 1.96 * np.std(alone)  # Unpaired it is 5.5 standard deviations wide.
 
 
+def test_bootstrap_of_means_is_that_of_examples() -> None:
+    random = np.random.default_rng(0)
+    labels = np.zeros(200, dtype=int)
+    right, other = random.random(200) < 0.8, random.random(200) < 0.6
+    expected = statistics.compare_examples(
+        OneClass(("accuracy",)), classified(labels, right), classified(labels, other)
+    )
+    assert statistics.compare_means(right.astype(float), other.astype(float)) == expected
+
+
+def test_bootstrap_of_a_corpus_draws_examples_with_their_counts() -> None:
+    # A share of all words: the examples have 1 to 5 words each.
+    random = np.random.default_rng(0)
+    words = random.integers(1, 6, 300)
+    right = [random.binomial(words, share) for share in (0.7, 0.6)]
+    first, second = (np.stack([of, words], axis=1).astype(float) for of in right)
+    worst = np.stack([np.zeros(300), words], axis=1)
+
+    def combine(rows: np.ndarray) -> float:
+        return float(rows[:, 0].sum() / rows[:, 1].sum())
+
+    result = statistics.compare_corpora(first, second, worst, combine=combine)
+    expected = combine(first) - combine(second)
+    # The delta method: the variance of the mean of the residuals of a ratio.
+    residuals = (right[0] - right[1] - expected * words) / words.mean()
+    deviation = residuals.std(ddof=1) / math.sqrt(300)
+    assert result["difference"] == pytest.approx(expected)
+    assert result["interval"] == pytest.approx([expected - 1.96 * deviation, expected + 1.96 * deviation], abs=0.01)
+    alike = statistics.compare_corpora(first, first, worst, combine=combine)
+    low, high = alike["interval"] or (0.0, 0.0)
+    assert low < alike["difference"] == 0.0 < high
+
+
 def _sampled(scores: Scores, random: np.random.Generator) -> Scores:
     """Returns a resample of the examples."""
     drawn = random.integers(len(scores.labels), size=len(scores.labels))
