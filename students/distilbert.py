@@ -80,11 +80,10 @@ def from_teacher(
 ) -> PreTrainedModel:
     """Creates a student with some of the teacher's layers, in training mode and float32.
 
-    From a BERT it is a `DistilBertFor*` (arXiv 1910.01108), which has no token types and no pooler. The token-type row
-    of single sentences is added to the position embeddings, and the pooler becomes `pre_classifier`. From any other
-    family, and from a BERT that no configuration of a DistilBERT can describe, it is the teacher's class with fewer
-    layers, in both halves of an encoder-decoder. From a BiLSTM on features it follows their encoder, with a new head.
-    Its `inherited` maps the names of its tensors to those of the teacher's that they are copies of.
+    From a BERT it is a `DistilBertFor*` (arXiv 1910.01108) without token types, whose row of single sentences is added
+    to the position embeddings, and without a pooler, which becomes `pre_classifier`. From other families, and from a
+    BERT that no DistilBERT can describe, it is the teacher's class with fewer layers, in both halves of an
+    encoder-decoder. From a BiLSTM on features it follows their encoder. `inherited` maps its tensors to the teacher's.
 
     Args:
         layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
@@ -100,12 +99,12 @@ def from_teacher(
     """
     copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    has_features = isinstance(teacher, FeatureBilstmPreTrainedModel)
-    cut.check(copies=copies, can_be_cut=not (has_features or chunk or long_texts.is_set))
-    follow = _follow_encoder if has_features else partial(copy_layers, decoder_depth=decoder_depth)
-    student = follow(teacher, layers, depth, copies=copies)
-    student = long_texts.apply(cut.apply(student, origins.importance if copies and origins else None))
-    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(student, task, teacher=teacher)
+    copy = partial(copy_layers, decoder_depth=decoder_depth)
+    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
+    cut.check(copies=copies, can_be_cut=follow is copy and not chunk and not long_texts.is_set)
+    importance = origins.importance if copies and origins else None
+    student = cut.apply(follow(teacher, layers, depth, copies=copies), importance)
+    return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
 
 
 def check_init(init: str | Sequence[str]) -> bool:

@@ -118,7 +118,7 @@ def test_the_api_and_the_command_give_the_same_results(
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("failing", ["export_onnx", "write_dynamic", "session"])
+@pytest.mark.parametrize("failing", ["export_model", "write_dynamic", "session"])
 def test_a_teacher_that_cannot_be_exported_is_timed_in_torch_alone(
     teacher_dir: Path,
     data_dir: Path,

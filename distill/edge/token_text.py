@@ -1,11 +1,10 @@
 """The text of tokens that arrive one after the other: never half a character, and none of a stop string.
 
->>> text = TokenText(tokenizer, stop=["\\n"])  # doctest: +SKIP
->>> for token in tokenizer.encode("a film\\nand more").ids:  # doctest: +SKIP
-...     text.add(token)
->>> text.end()  # doctest: +SKIP
->>> text.read(), text.is_stopped  # doctest: +SKIP
-('a film', True)
+text = TokenText(tokenizer, stop=["\\n"])
+for token in tokenizer.encode("a film\\nand more").ids:
+    text.add(token)
+text.end()
+text.read(), text.is_stopped  # ('a film', True)
 """
 
 from collections.abc import Sequence

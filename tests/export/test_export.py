@@ -535,7 +535,7 @@ def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_g
 
     output = SimpleNamespace(name="logits", shape=[None, 2])
     bundle: Any = SimpleNamespace(
-        item_logits=item_logits, decoder=SimpleNamespace(at_positions=False, ranks=False),
+        item_logits=item_logits, decoder=SimpleNamespace(at_positions=False, ranks=False, generates=False),
         session=SimpleNamespace(get_outputs=lambda: [output]),
     )  # fmt: skip
     monkeypatch.setattr(Scorer, "_load", lambda self, path: bundle)

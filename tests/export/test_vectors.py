@@ -74,7 +74,9 @@ def test_tasks_without_vectors_have_no_smaller_ones() -> None:
     scoring = OneClass(("accuracy",))
     assert measure_vectors({"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings()) == []
     task: Any = SimpleNamespace(
-        info=SimpleNamespace(name="sst2", kind="classification", decoder="classes", likelihood="softmax")
+        info=SimpleNamespace(
+            name="sst2", kind="classification", decoder="classes", likelihood="softmax", generates=False
+        )
     )
     expected = (
         r"got export.dimensions=\[64\], expected \[\], because task sst2 \(classification\) has no vectors of tex"

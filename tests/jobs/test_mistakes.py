@@ -474,7 +474,7 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     ),
     "a negative weight": (
         _options("objective.terms.hard.weight=-1"),
-        "got weight -1 for HardLabels, expected 0 or more",
+        "got weight -1.0 for HardLabels, expected 0 or more",
     ),
     "no weight above 0": (_options(*WEIGHTS), "objective distilbert has nothing to learn from (soft, hard, cosine)"),
     "a batch size of 0": (_options("trainer.batch_size=0"), "got trainer.batch_size=0, expected a whole number of"),

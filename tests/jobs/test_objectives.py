@@ -72,7 +72,10 @@ def test_a_training_resumes_with_the_layers_of_its_terms(run: Run, tmp_path: Pat
     code, text, record = run(*options)
     assert code == 0, text
     assert "spanbert: mlm, boundary" in text
-    terms = {"mlm": {"weight": 1.0}, "boundary": {"weight": 0.5, "position_width": 200, "positions": 20}}
+    terms = {
+        "mlm": {"weight": 1.0, "smoothing": 0.0},
+        "boundary": {"weight": 0.5, "position_width": 200, "positions": 20},
+    }
     assert record["objective"] == {"name": "spanbert", "terms": terms}
     with open(record["directory"] / "metrics.csv") as file:
         losses = [float(row["train/boundary"]) for row in csv.DictReader(file) if row["train/boundary"]]
@@ -129,7 +132,8 @@ def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> No
     code, text, record = run("+experiment=structbert")
     assert code == 0, text
     assert "structbert: mlm, order" in text
-    assert record["objective"] == {"name": "structbert", "terms": {"mlm": {"weight": 1.0}, "order": {"weight": 1.0}}}
+    terms = {"mlm": {"weight": 1.0, "smoothing": 0.0}, "order": {"weight": 1.0}}
+    assert record["objective"] == {"name": "structbert", "terms": terms}
     with open(record["directory"] / "metrics.csv") as file:
         losses = [float(row["train/order"]) for row in csv.DictReader(file) if row["train/order"]]
     assert losses

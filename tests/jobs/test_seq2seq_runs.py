@@ -154,10 +154,9 @@ def test_cached_outputs_give_nearly_the_student_of_a_teacher_that_runs(run: Run)
             "student.decoder_depth=3 is out of range: the teacher's decoder has 2 layers",
         ),
         (("teacher.path={work}/t5", "task.long_targets=never"), "got task.long_targets=never, expected cut or error"),
-        (("teacher.path={work}/t5", "export.enabled=true"), "no bundle reads a model of task seq2seq (seq2seq) yet"),
         (("teacher.path={work}/t5", "objective.terms.hard.smoothing=1"), "smoothing=1"),
     ],
-    ids=["encoder", "positions", "tokenizers", "depth", "option", "export", "smoothing"],
+    ids=["encoder", "positions", "tokenizers", "depth", "option", "smoothing"],
 )
 def test_bad_input_is_reported_in_one_line(run: Run, options: tuple[str, ...], expected: str) -> None:
     student = () if "~student" in options else ("+student=distilbert",)

@@ -362,7 +362,7 @@ def test_every_reference_is_a_row_of_train_and_the_first_one_is_the_target_of_de
         assert data.splits["train"]["target"] == ["b", "c", "e"]
         assert data.splits["dev"]["target"] == ["b", "e"]
         assert data.splits["dev"]["references"] == [["b", "c"], ["e"]]
-        assert data.splits["dev"].records() == ["a", "d"]
+        assert data.splits["dev"].records() == [{"source": "a", "target": "b"}, {"source": "d", "target": "e"}]
 
 
 def test_a_source_without_a_target_is_refused_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
