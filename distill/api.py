@@ -62,6 +62,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import bilstm as _bilstm
     from students import cnn as _cnn
     from students import distilbert as _distilbert
+    from students import encoder_decoder as _encoder_decoder
     from students import layers as _layers
     from students import pretrained as _pretrained
     from students import static as _static
@@ -73,6 +74,7 @@ else:
     from distill.builtin.students import bilstm as _bilstm
     from distill.builtin.students import cnn as _cnn
     from distill.builtin.students import distilbert as _distilbert
+    from distill.builtin.students import encoder_decoder as _encoder_decoder
     from distill.builtin.students import layers as _layers
     from distill.builtin.students import pretrained as _pretrained
     from distill.builtin.students import static as _static
@@ -443,12 +445,30 @@ def _static_student(**options: Any) -> Student:
     return Student("static", partial(_static.from_teacher, **options))
 
 
+def _encoder_decoder_student(
+    path: str | Path, *, depth: int | None = None, decoder_depth: int | None = None, trust_remote_code: bool = False
+) -> Student:
+    """A student that writes a text for a text, whose halves both begin with layers of one encoder.
+
+    Args:
+        path: the directory of the encoder, with weights in safetensors and the tokenizer's files.
+        depth, decoder_depth: number of layers of each half; None for all of the encoder's.
+        trust_remote_code: runs Python code that comes with the weights.
+    """
+    build = partial(
+        _encoder_decoder.from_teacher, path=str(path), depth=depth, decoder_depth=decoder_depth,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    return Student("encoder_decoder", build)
+
+
 students = SimpleNamespace(
     albert=_albert_student, bilstm=_bilstm_student, cnn=_cnn_student, distilbert=_distilbert_student,
-    layers=_layers_student, pretrained=_pretrained_student, static=_static_student,
+    encoder_decoder=_encoder_decoder_student, layers=_layers_student, pretrained=_pretrained_student,
+    static=_static_student,
 )  # fmt: skip
-"""The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.layers`, `.pretrained` and
-`.static`."""
+"""The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.encoder_decoder`, `.layers`,
+`.pretrained` and `.static`."""
 
 
 def distill(

@@ -258,7 +258,7 @@ BAD: Sequence[tuple[Any, str]] = [
     ({"prompt": PROMPT, "temperature": 0}, "got temperature=0, expected a number above 0"),
     ({"prompt": PROMPT, "temperature": -1}, "got temperature=-1, expected a number above 0"),
     ({"prompt": PROMPT, "temperature": float("nan")}, "got temperature=nan, expected a number above 0"),
-    ({"prompt": PROMPT, "temperature": 10**400}, "int too large to convert to float"),
+    ({"prompt": PROMPT, "temperature": 10**400}, "expected a number above 0"),
     ({"prompt": PROMPT, "top_k": 5}, "got top_k=5 without a temperature"),
     ({"prompt": PROMPT, "stop": [""]}, "got stop=[''], expected texts that are not empty"),
     ({"prompt": PROMPT, "stream": "yes"}, "got stream='yes', expected true or false"),

@@ -99,7 +99,7 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
     elif name == "onnx":
         [made] = (root / name / "cache" / "onnx").iterdir()
         shutil.copytree(made, copy)
-        patch.setattr(task_run, "export_onnx", lambda model, path, **_: shutil.copy(copy / path.name, path))
+        patch.setattr(task_run, "export_model", lambda model, path, **_: shutil.copy(copy / path.name, path))
         patch.setattr(task_run, "write_dynamic", lambda material, int8: shutil.copy(copy / int8.name, int8))
 
 
@@ -144,6 +144,7 @@ def read_onnx(root: Path, tokenizer: PreTrainedTokenizerBase) -> str:
     stage = SimpleNamespace(
         plan=SimpleNamespace(export=ExportSettings(), cache_dir=root / "onnx" / "cache"),
         teacher=SimpleNamespace(weights="0123456789abcdef", model=model, tokenizer=tokenizer),
+        task=SimpleNamespace(info=SimpleNamespace(generates=False)),
     )
     files = task_run.TaskRun._teacher_files(stage)  # type: ignore[arg-type]
     return digest_of(*(path.read_bytes() for path in files.values()))
