@@ -12,11 +12,29 @@ from distill.edge.masks import MaskedTokens
 from distill.edge.words import Span
 
 Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class SourceTokens:
+    """The row of a model with an encoder: the tokens of a source `[L]`, and those of its target or decoder `[T]`.
+
+    In a record `target` are the tokens of the target, in a row those that the decoder reads to predict them.
+    """
+
+    ids: Sequence[int]
+    type_ids: Sequence[int]
+    attention_mask: Sequence[int]
+    target: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 # A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
 # with its choices, `{"question", "choices"}`, which may have a `context` too, or a query with the documents to rank,
 # `{"query", "documents"}`. For vectors also a list of texts. For masks also `{"text", "top_k"}`, or the tokens of a
 # text.
-Record = str | Sequence[str] | Mapping[str, str | int | Sequence[str]] | MaskedTokens
+Record = str | Sequence[str] | Mapping[str, str | int | Sequence[str]] | MaskedTokens | SourceTokens
 # A JSON object: `label` or `choice` with `probability` and `probabilities`; or `labels` with `probabilities`; or
 # `value`; or `entities`; or `answer` with its place; or `vector`; or `masks` with the filled `text`; or `order` with
 # `scores`.
@@ -45,7 +63,7 @@ class Example:
     choices: tuple[str, ...] = ()
     context: str | None = None
     more: tuple[str, ...] = ()
-    tokens: MaskedTokens | None = None
+    tokens: MaskedTokens | SourceTokens | None = None
     target: str | None = None
     top_k: int | None = None
 

@@ -1,12 +1,11 @@
 """The decoder of models that write text, whose items are texts that have been written."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from distill.edge.decoder import Example, Floats, Items, Prediction, Record, Row
+from distill.edge.decoder import Example, Floats, Items, Prediction, Record, Row, SourceTokens
 from distill.edge.generation import Writing
 from distill.edge.masks import MaskedTokens
 from distill.edge.strings import check_text, escape, shorten
@@ -68,23 +67,11 @@ class Continuations:
         return escape(prediction["text"])
 
 
-@dataclass(frozen=True)
-class SourceTokens:
-    """The row of a model with an encoder: the tokens of a source `[L]`, and those that the decoder reads `[T]`."""
-
-    ids: Sequence[int]
-    type_ids: Sequence[int]
-    attention_mask: Sequence[int]
-    target: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
 class Targets(Continuations):
     """The decoder of a model with an encoder, whose predictions are those of `Continuations`.
 
-    Where it is scored, a record is `{"source": ..., "target": ...}`, and the items are the tokens of the target.
+    Where it is scored, a record is `{"source": ..., "target": ...}` or has the tokens of both, and the items are the
+    tokens of the target.
 
     Args:
         decoding: `start`, the token that a target begins after, `end`, the one that ends it, which is put behind it if
@@ -100,6 +87,8 @@ class Targets(Continuations):
         self.max_target: int | None = decoding.get("max_target")
 
     def read(self, record: Record) -> Example:
+        if isinstance(record, SourceTokens):
+            return Example("", tokens=record)
         if not isinstance(record, Mapping):
             return super().read(record)
         source, target = record.get("source"), record.get("target")
@@ -108,11 +97,15 @@ class Targets(Continuations):
         return Example(check_text(source), target=check_text(target))
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        if example.target is None:
+        [source] = row or [example.tokens]
+        if example.target is None and not isinstance(source, SourceTokens):
             return [row]
         if self.start is None or self.end is None or self.max_target is None:
             raise ValueError("a target cannot be scored, because decoding lacks start, end or max_target")
-        [source], ids = row, self._tokenize(example.target, self.max_target, self.end, side)
+        if example.target is None:
+            ids = source.target
+        else:
+            ids = self._tokenize(example.target, self.max_target, self.end, side)
         # The decoder reads each token to predict the next one.
         target = [self.start, *ids[:-1]]
         return [[SourceTokens(source.ids, source.type_ids, source.attention_mask, target)]]

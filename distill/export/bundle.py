@@ -581,7 +581,7 @@ def _create_manifest(
         "positive": about.get("positive"),
         **splits.scoring.describe_functions(),
         "max_length": task.info.max_length,
-        "decoding": _describe_targets(model, tokenizer, about) if "max_target" in about else {},
+        "decoding": {} if task.info.max_target is None else _describe_targets(model, tokenizer, task.info.max_target),
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
         **({"generation": describe_generation(model)} if task.info.generates else {}),
@@ -604,12 +604,10 @@ def _create_manifest(
     }
 
 
-def _describe_targets(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, about: Mapping[str, Any]
-) -> dict[str, Any]:
+def _describe_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int) -> dict[str, Any]:
     """Returns what a decoder needs to tokenize a target: the tokens around it, and the tokens that it is cut to."""
     start = int(model.config.decoder_start_token_id)
-    return {"start": start, "end": tokenizer.eos_token_id, "max_target": about["max_target"]}
+    return {"start": start, "end": tokenizer.eos_token_id, "max_target": max_target}
 
 
 def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:

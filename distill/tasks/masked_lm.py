@@ -15,7 +15,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from distill.contracts import IGNORED, Batch, Constant, EncodedSplits, Examples, Items, Outputs, Scores, TaskInfo
+from distill.contracts import (
+    IGNORED,
+    TARGET_MASK,
+    Batch,
+    Constant,
+    EncodedSplits,
+    Examples,
+    Items,
+    Outputs,
+    Scores,
+    TaskInfo,
+)
+from distill.edge.decoder import SourceTokens
 from distill.edge.masks import MaskedTokens
 from distill.losses import MaskedLanguageModelling, SegmentOrder, Term, ThreeWayOrder
 from distill.tasks.overview import ShownTask
@@ -350,7 +362,7 @@ def _predict_frequencies(counts: np.ndarray, scores: Scores) -> Scores:
     return replace(scores, columns={name: column.astype(np.float32) for name, column in columns.items()})
 
 
-class SequenceRecords(Sequence[MaskedTokens]):
+class SequenceRecords(Sequence[MaskedTokens | SourceTokens]):
     """Sequences as an exported student reads them, made when they are read."""
 
     def __init__(self, sequences: "Sequences") -> None:
@@ -360,18 +372,21 @@ class SequenceRecords(Sequence[MaskedTokens]):
         return len(self.sequences)
 
     @overload
-    def __getitem__(self, index: int) -> MaskedTokens: ...
+    def __getitem__(self, index: int) -> MaskedTokens | SourceTokens: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[MaskedTokens]: ...
+    def __getitem__(self, index: slice) -> list[MaskedTokens | SourceTokens]: ...
 
-    def __getitem__(self, index: int | slice) -> MaskedTokens | list[MaskedTokens]:
+    def __getitem__(self, index: int | slice) -> MaskedTokens | SourceTokens | list[MaskedTokens | SourceTokens]:
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         batch = {name: column[0].numpy() for name, column in self.sequences[[index]].items()}
         text = batch["attention_mask"] == 1
         ids = batch["input_ids"][text]
         types = batch["token_type_ids"][text] if "token_type_ids" in batch else np.zeros_like(ids)
+        if TARGET_MASK in batch:
+            target = batch["labels"][batch[TARGET_MASK] == 1]
+            return SourceTokens(ids, types, np.ones_like(ids), target)  # type: ignore[arg-type]
         # A causal model has no labels of its own: it predicts the token behind each one.
         labels = batch["labels"][text] if "labels" in batch else ids[1:]
         positions = np.flatnonzero(labels != IGNORED)

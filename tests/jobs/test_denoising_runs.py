@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from distill.edge import Bundle
 from tests.conftest import write_corpus
 from tests.jobs.runs import Run, capture_runs, read_record, run_command
 
@@ -52,9 +53,15 @@ def test_a_pretrained_model_teaches_a_student_of_half_its_layers(run: Run, teach
     assert model.generate(**batch, max_new_tokens=3, do_sample=False).shape[0] == 1
     code, text, distilled = run(
         "+teacher=pretrained", f"teacher.path={path}", "+student=distilbert", "objective=seq2seq",
-        f"task.corruption={corruption}", "teacher.accept_weak=true", "export.enabled=false", output="distilled",
+        f"task.corruption={corruption}", "teacher.accept_weak=true", "export.recipes=[dynamic]",
+        "benchmark.enabled=false", output="distilled",
     )  # fmt: skip
     assert code == 0, text
+    assert read_record(distilled)["export"]["fp32"]["metrics"]["loss"] == pytest.approx(
+        read_record(distilled)["student"]["metrics"]["loss"], abs=1e-4
+    )
+    [prediction] = Bundle(distilled / "bundle", model="fp32").generate_all(["Good <extra_id_0>."], max_new_tokens=3)
+    assert prediction["finish"] in ("eos", "length")
     student = AutoModelForSeq2SeqLM.from_pretrained(distilled / "student")
     depths = {"num_layers", "num_decoder_layers"} if teacher == "t5_tiny" else {"encoder_layers", "decoder_layers"}
     assert {getattr(student.config, name) for name in depths} == {1}
