@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.edge import cores, decode
-from distill.edge.cached_rows import CachedModel
+from distill.edge.cached_rows import CachedModel, pad_rows
 from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
 from distill.edge.generation import Generator, Writing
 from distill.edge.generation_options import GenerationOptions
@@ -39,15 +39,15 @@ from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.edge.texts import describe
 from distill.edge.truncation import Truncation, chunk_texts
-from distill.edge.whole_texts import TARGET, WholeTexts, open_model, pad_right
+from distill.edge.whole_texts import TARGET, WholeTexts, open_model
 from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
 MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
-# Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
 MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
+# Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
 MOST_PAIRS = 2**24
 POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 OneRecord = str | Mapping[str, Any] | MaskedTokens
@@ -688,7 +688,7 @@ class Bundle(Shown):
         if self.decoder.at_positions:
             inputs[POSITIONS] = self._locate(sequences, length)
         if self.decoder.targets:
-            inputs[TARGET] = pad_right([sequence.target for sequence in sequences])
+            inputs[TARGET], _ = pad_rows([sequence.target for sequence in sequences], on_left=False)
         return inputs
 
     def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:

@@ -89,7 +89,7 @@ class CachedRows:
             UserError: if the model cannot be run, or its logits are not finite. No row is added then.
         """
         new = CachedRows(self.model)
-        tokens, mask = _pad(prompts, on_left=self.model.encoder is None)
+        tokens, mask = pad_rows(prompts, on_left=self.model.encoder is None)
         if self.model.encoder is not None:
             new._read_sources(tokens, mask)
             tokens = np.full((len(prompts), 1), self.model.start, dtype=np.int64)
@@ -180,7 +180,7 @@ def _is_of_source(name: str) -> bool:
     return ".encoder." in name
 
 
-def _pad(rows: Sequence[Sequence[int]], *, on_left: bool) -> tuple[Array, Array]:
+def pad_rows(rows: Sequence[Sequence[int]], *, on_left: bool) -> tuple[Array, Array]:
     """Returns tokens `[B, S]` padded with 0, which is masked, and the mask."""
     lengths = np.array(list(map(len, rows)))[:, None]
     size = int(lengths.max())

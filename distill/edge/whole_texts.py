@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distill.edge.cached_rows import PAST
 from distill.edge.model_files import Session, encoder_file, session
 
-PAST = "past_key_values."
 TARGET = "decoder_input_ids"  # An input of an encoder-decoder here: the tokens that its decoder reads.
 
 
@@ -61,14 +61,6 @@ class WholeTexts:
     def get_outputs(self) -> Sequence[Any]:
         """Returns the outputs of the decoder."""
         return self.decoder.get_outputs()
-
-
-def pad_right(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """Returns rows of tokens as `[B, T]`, padded with 0, which no token before it reads."""
-    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    return padded
 
 
 def open_model(path: Path, threads: int | None = None, *, encoder: Path | None = None) -> Session:

@@ -23,6 +23,7 @@ from distill.edge.processor import ANY, weight_bits
 from distill.edge.whole_texts import open_model
 from distill.errors import NumericalError, UserError
 from distill.export.abstention import measure_abstention
+from distill.export.files import export_model
 from distill.export.formats import FLOAT32, FORMATS, INT8
 from distill.export.gate import (
     FAILED,
@@ -38,9 +39,7 @@ from distill.export.gate import (
     recommended,
 )
 from distill.export.generation import describe_generation
-from distill.export.generator import export_generator
 from distill.export.graph import remove_model
-from distill.export.onnx import export_onnx
 from distill.export.quantization import RECIPES, Material, write_with_encoder
 from distill.export.recipe_search import Attempt, RecipeSearch
 from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
@@ -170,14 +169,6 @@ def export_float32(
         model, tokenizer = cut_vocabulary(model, tokenizer, labelled, data.unlabelled_texts())
     export_model(model, path, tokenizer=tokenizer, generates=info.generates)
     return model, tokenizer
-
-
-def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, generates: bool) -> None:
-    """Writes a model as float32 ONNX, with caches if it writes text (`generates`)."""
-    if generates:
-        export_generator(model, path)
-    else:
-        export_onnx(model, path, tokenizer=tokenizer)
 
 
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:

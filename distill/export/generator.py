@@ -16,12 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from distill.edge.cached_rows import KEPT_LOGITS
+from distill.edge.cached_rows import KEPT_LOGITS, PAST, PRESENT
 from distill.edge.model_files import encoder_file
 from distill.errors import UserError
 from distill.export.onnx import save_program
 
-PAST, PRESENT = "past_key_values", "present"
 ONNX_END = 2**62  # Behind the last element of any axis.
 # The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.
 ROWS = "batch_size"
@@ -62,7 +61,7 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
         lengths = ((CACHED, "past"),)
     heads, width = _cache_shape(layers)
     caches = {
-        f"{PAST}.{layer}{kind}.{part}": (torch.randn(BATCH, heads, length, width), {0: ROWS, 2: axis})
+        f"{PAST}{layer}{kind}.{part}": (torch.zeros(BATCH, heads, length, width), {0: ROWS, 2: axis})
         for layer in range(len(layers))
         for kind, (length, axis) in zip(kinds, lengths, strict=True)
         for part in ("key", "value")
@@ -172,7 +171,7 @@ def _encoder_example(model: PreTrainedModel) -> dict[str, Any]:
 
 def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
     encoder = _encoder_example(model)
-    states = torch.randn(BATCH, SOURCE, model.config.hidden_size)
+    states = torch.zeros(BATCH, SOURCE, model.config.hidden_size)
     return {
         "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
         "encoder_attention_mask": encoder["attention_mask"],

@@ -13,8 +13,7 @@ from distill.console import print_line
 from distill.edge.model_files import session
 from distill.edge.whole_texts import TARGET, open_model
 from distill.errors import UserError, find_cause, first_line
-from distill.export.generator import export_generator
-from distill.export.onnx import export_onnx
+from distill.export.files import export_model
 from distill.models import modeling_local
 from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices
 from distill.storage.files import is_full_disk
@@ -56,10 +55,7 @@ def rehearse_export(
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         try:
-            if generates:
-                export_generator(model, path)
-            else:
-                export_onnx(model, path, tokenizer=tokenizer)
+            export_model(model, path, tokenizer=tokenizer, generates=generates)
             compare, shapes = _compare_texts if generates else _compare, ((2, max_length), *SHAPES)
             difference = compare(copy.deepcopy(model).eval(), path, tokenizer, shapes)
         except Exception as error:  # Of any library.
