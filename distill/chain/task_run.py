@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from distill.edge.decode import DECODERS
 from distill.edge.model_files import session
 from distill.edge.processor import weight_bits
 from distill.errors import first_line
-from distill.export.bundle import FILES, Exported, Texts, export_model, text_metrics, wrap_file, write_bundle
+from distill.export.bundle import FILES, Exported, text_metrics, wrap_file, write_bundle
+from distill.export.files import export_model
 from distill.export.gate import UNDECIDED, ExportedFile, recommended
 from distill.export.model2vec import write_model2vec
 from distill.export.quantization import Material, write_dynamic, write_with_encoder
@@ -177,20 +179,18 @@ class TaskRun:
             *([("written texts", written.describe())] if self.plan.exports and (written := self.teacher_texts) else []),
         ]
 
-    @property
+    @cached_property
     def teacher_texts(self) -> TeacherTexts | None:
         """Returns the texts of the teacher for the splits that are scored; None for a task without such texts."""
         return open_teacher_texts(self.teacher, self.data, cache_dir=self.plan.cache_dir)
 
-    def write_teacher_texts(self) -> Texts:
-        """Writes the texts of the teacher, unless they are cached, and records their metrics; returns them."""
-        texts = self.teacher_texts
-        if texts is None:
-            return {}
-        written, teacher = texts.write(), self.run.record["teacher"]
+    def write_teacher_texts(self) -> None:
+        """Writes the texts of the teacher, unless they are cached, and records their metrics."""
+        if self.teacher_texts is None:
+            return
+        teacher, written = self.run.record["teacher"], self.teacher_texts.write()
         metrics = {**teacher["metrics"], **text_metrics(self.data, written)}
         self.run.update(teacher={**teacher, "metrics": metrics})
-        return written
 
     def record_sureness(self, signal: Signal) -> None:
         """Records how sure the teacher is of the texts that only it labels, if its outputs for them are cached."""
@@ -276,8 +276,8 @@ class TaskRun:
         by_length = break_down_by_length(models, self.data, self.teacher.tokenizer)
         run.update(breakdown=break_down(models, self.scoring), lengths=by_length)
         written: dict[str, dict[str, list[Any]]] = {}
-        if teacher_texts := self.write_teacher_texts():
-            texts = {"teacher": teacher_texts, **exported.texts}
+        if self.teacher_texts is not None:
+            texts = {"teacher": self.teacher_texts.write(), **exported.texts}
             written = list_columns(texts, self.data)
             run.update(texts=compare_texts(texts, self.data))
         make_directory(run.directory)

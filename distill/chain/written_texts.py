@@ -11,7 +11,7 @@ from distill.console import format_duration
 from distill.contracts import Data
 from distill.data.tables import LabelledData, Split
 from distill.export.bundle import Texts
-from distill.export.generation import describe_generation
+from distill.export.generation import count_positions
 from distill.records.predictions import REFERENCES, WRITTEN
 from distill.tasks.text_metrics import CORPUS, break_down_by_length, combine_examples, score_examples
 from distill.tasks.writing import Writing
@@ -65,7 +65,7 @@ def open_teacher_texts(teacher: PreparedTeacher, data: Data, *, cache_dir: Path)
         return None
     model, splits = teacher.running(), _splits(data)
     # The exported files cut a source where it has more tokens than positions too.
-    positions = describe_generation(model)["positions"] or LONGEST
+    positions = count_positions(model) or LONGEST
     writer = BeamWriter(model, teacher.tokenizer, writing.beams, positions, writing.max_target)
     sources = {name: data.scoring.plain_texts(split) for name, split in splits.items()}
     every = [source for of in sources.values() for source in of]

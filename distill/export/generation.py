@@ -28,7 +28,7 @@ def describe_generation(model: PreTrainedModel) -> dict[str, Any]:
         "pad": find("pad_token_id"),
         "start": find("decoder_start_token_id") if config.is_encoder_decoder else None,
         "max_new_tokens": int(length or MAX_NEW_TOKENS),
-        "positions": _count_positions(model),
+        "positions": count_positions(model),
         "layers": layers, "heads": heads, "head_width": width,
         "positions_input": not config.is_encoder_decoder and takes_positions(model),
         "forced_bos": find("forced_bos_token_id"), "forced_eos": find("forced_eos_token_id"),
@@ -36,7 +36,7 @@ def describe_generation(model: PreTrainedModel) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _count_positions(model: PreTrainedModel) -> int | None:
+def count_positions(model: PreTrainedModel) -> int | None:
     """Returns the tokens that a model has positions for; None for one with relative positions, which has no limit."""
     number = getattr(model.config, "max_position_embeddings", None)
     return None if number is None else int(number)

@@ -109,7 +109,7 @@ class WrittenTexts:
         return sum(map(len, self._files))
 
     def write(self, write: Write) -> None:
-        """Writes the missing files, and shows the progress."""
+        """Writes the missing files, shows the progress, and sends them to the mirror of the cache."""
         check_writable(self.directory)
         make_directory(self.directory)
         lease(self.directory)
@@ -118,6 +118,7 @@ class WrittenTexts:
             for number in self.missing():
                 self._add(number, write(self._files[number]))
                 meter.advance(len(self._files[number]))
+        mirror.try_send(self.directory)
 
     def by_source(self) -> dict[str, list[str]]:
         """Returns the texts for each source; raises ValueError if files are missing."""
@@ -280,7 +281,6 @@ def write_targets(
         if dry_run:
             return data
         texts.write(writer)
-        mirror.try_send(texts.directory)
     beams = texts.by_source()
     chosen = settings.choose([beams[source] for source in train["source"]], train["target"])
     return replace_targets(data, chosen).with_option(f"targets={settings} {teacher.fingerprint}")
