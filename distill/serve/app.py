@@ -29,94 +29,72 @@ from distill.serve.models import ServedModel, only
 from distill.serve.reading import GONE, RefusedError, find_ranking, read_records, wait_for_disconnect
 from distill.serve.settings import Limits
 
-BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "description": "One of texts, pairs and inputs.",
-                "properties": {
-                    "texts": {"type": "array", "items": {"type": "string"}},
-                    "pairs": {
-                        "type": "array",
-                        "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
-                    },
-                    "inputs": {"type": "array", "items": {}, "description": "records, as distill.edge reads them"},
-                },
-            },
-            "example": {"texts": ["a lovely film"]},
-        }
+
+def _describe_body(
+    description: str, properties: dict[str, Any], example: dict[str, Any], *, required: list[str] | None = None
+) -> dict[str, Any]:
+    """Returns the body of a request, an object in JSON, as OpenAPI describes it."""
+    schema = {"type": "object", "description": description, "properties": properties}
+    if required is not None:
+        schema["required"] = required
+    return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
+
+
+BODY = _describe_body(
+    "One of texts, pairs and inputs.",
+    {
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "pairs": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
+        },
+        "inputs": {"type": "array", "items": {}, "description": "records, as distill.edge reads them"},
     },
-}
-RANKING_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "description": "A query and the documents to rank.",
-                "properties": {
-                    "query": {"type": "string"},
-                    "documents": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["query", "documents"],
-            },
-            "example": {"query": "heat transfer to a wing", "documents": ["the flow over a wing", "a heated wing"]},
-        }
+    {"texts": ["a lovely film"]},
+)
+RANKING_BODY = _describe_body(
+    "A query and the documents to rank.",
+    {
+        "query": {"type": "string"},
+        "documents": {"type": "array", "items": {"type": "string"}},
     },
-}
-TEXT_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "description": "A prompt with the options of Bundle.generate. With stream (the default), the answer is "
-                "server-sent events.",
-                "properties": {
-                    "prompt": {"type": "string"},
-                    "stream": {"type": "boolean"},
-                    "max_new_tokens": {"type": "integer"},
-                    "temperature": {"type": "number"},
-                    "top_k": {"type": "integer"},
-                    "top_p": {"type": "number"},
-                    "seed": {"type": "integer"},
-                    "beams": {"type": "integer"},
-                    "stop": {"type": "array", "items": {"type": "string"}},
-                    "repetition_penalty": {"type": "number"},
-                    "truncate": {"type": "string"},
-                },
-                "required": ["prompt"],
-            },
-            "example": {"prompt": "Once upon a time", "max_new_tokens": 40},
-        }
+    {"query": "heat transfer to a wing", "documents": ["the flow over a wing", "a heated wing"]},
+    required=["query", "documents"],
+)
+TEXT_BODY = _describe_body(
+    "A prompt with the options of Bundle.generate. With stream (the default), the answer is server-sent events.",
+    {
+        "prompt": {"type": "string"},
+        "stream": {"type": "boolean"},
+        "max_new_tokens": {"type": "integer"},
+        "temperature": {"type": "number"},
+        "top_k": {"type": "integer"},
+        "top_p": {"type": "number"},
+        "seed": {"type": "integer"},
+        "beams": {"type": "integer"},
+        "stop": {"type": "array", "items": {"type": "string"}},
+        "repetition_penalty": {"type": "number"},
+        "truncate": {"type": "string"},
     },
-}
-COMPLETION_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "description": "As OpenAI's completions.",
-                "properties": {
-                    "model": {"type": "string"},
-                    "prompt": {"description": "a text, or a list of texts"},
-                    "max_tokens": {"type": "integer"},
-                    "temperature": {"type": "number"},
-                    "top_p": {"type": "number"},
-                    "seed": {"type": "integer"},
-                    "stop": {"description": "a text, or a list of texts"},
-                    "stream": {"type": "boolean"},
-                    "stream_options": {"type": "object"},
-                },
-                "required": ["prompt"],
-            },
-            "example": {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
-        }
+    {"prompt": "Once upon a time", "max_new_tokens": 40},
+    required=["prompt"],
+)
+COMPLETION_BODY = _describe_body(
+    "As OpenAI's completions.",
+    {
+        "model": {"type": "string"},
+        "prompt": {"description": "a text, or a list of texts"},
+        "max_tokens": {"type": "integer"},
+        "temperature": {"type": "number"},
+        "top_p": {"type": "number"},
+        "seed": {"type": "integer"},
+        "stop": {"description": "a text, or a list of texts"},
+        "stream": {"type": "boolean"},
+        "stream_options": {"type": "object"},
     },
-}
+    {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
+    required=["prompt"],
+)
 NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
 RANK_ONLY, RANK_NAMED = {"requestBody": RANKING_BODY}, {"requestBody": RANKING_BODY, "parameters": [NAME]}

@@ -264,6 +264,6 @@ def create_order(
         most = min(generator.prompts.count_new(chosen), limits.new_tokens)
         chosen = dataclasses.replace(chosen, max_new_tokens=most)
         prompts = [generator.prompts.read(text, chosen) for text in texts]
-    except (UserError, OverflowError) as error:  # A whole number may be larger than any float.
+    except UserError as error:
         raise RefusedError(422, first_line(error)) from error
     return Order(model, generator, prompts, chosen, is_streamed)
