@@ -8,7 +8,7 @@ from pathlib import Path
 from distill.errors import UserError
 from distill.models.encoder_decoder import build_encoder_decoder
 from distill.models.forward import SEQ2SEQ
-from distill.models.loading import Start
+from distill.models.loading import ENCODER, Start
 
 from .pretrained import Pretrained
 
@@ -77,11 +77,10 @@ class EncoderDecoder:
                 f"teacher {self.name} writes a text for a text, and the task needs an {auto_class}: take task=seq2seq, "
                 f"or +teacher=pretrained with the encoder itself"
             )
-        start = self.encoder.load("AutoModel", None, texts)
+        start = self.encoder.load(ENCODER, None, texts)
         model = build_encoder_decoder(
-            start.model, start.tokenizer, "teacher",
-            depth=self.depth, decoder_depth=self.decoder_depth,
-        )  # fmt: skip
+            start.model, start.tokenizer, "teacher", depth=self.depth, decoder_depth=self.decoder_depth
+        )
         fresh = sorted(name for name, _ in model.named_parameters() if ".encoder_attn" in name)
         return Start(
             model, start.tokenizer, fits=False, reason="its cross-attention is not trained", notices=start.notices,

@@ -54,13 +54,9 @@ class GeneralizedKD(Term):
         self.student_share, self.sampling_temperature = float(student_share), float(sampling_temperature)
 
     def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
-        student_log, teacher_log = (
-            F.log_softmax(
-                mask_logits(select_chosen(get_logits(outputs), items).float() / self.temperature, valid), dim=-1
-            )
-            for valid in [None if items.valid is None else select_chosen(items.valid, items)]
-            for outputs in (student, teacher)
-        )
+        valid = None if items.valid is None else select_chosen(items.valid, items)
+        logits = (select_chosen(get_logits(outputs), items).float() for outputs in (student, teacher))
+        student_log, teacher_log = (F.log_softmax(mask_logits(of / self.temperature, valid), dim=-1) for of in logits)
         return self._divergence(student_log, teacher_log), self.count(items)
 
     def _divergence(self, student_log: Tensor, teacher_log: Tensor) -> Tensor:

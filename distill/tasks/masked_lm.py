@@ -319,22 +319,24 @@ class MaskedLM(TextTask):
 
     def select(self, batch: Batch) -> Items:
         """The tokens chosen for prediction, in the order of the batch."""
-        labels = batch["labels"].flatten()
-        index = (labels != IGNORED).nonzero().squeeze(-1)
-        return Items(
-            batch=batch,
-            row=index // batch["labels"].shape[1],
-            labels=labels[index],
-            labelled=labels[index] != IGNORED,
-            index=index,
-            classes_are_tokens=True,
-        )
+        return select_labelled(batch)
 
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the encoder; its head computes logits at the items alone."""
         from distill.models.chunked_logits import run_encoder_pass
 
         return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
+
+
+def select_labelled(batch: Batch) -> Items:
+    """Returns the tokens with a label of `labels [B, L]`, in the order of the batch."""
+    labels = batch["labels"].flatten()
+    index = (labels != IGNORED).nonzero().squeeze(-1)
+    chosen = labels[index]
+    return Items(
+        batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
+        classes_are_tokens=True,
+    )  # fmt: skip
 
 
 def _score_logits(logits: "Tensor", labels: "Tensor") -> "dict[str, Tensor]":

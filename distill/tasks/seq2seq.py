@@ -17,7 +17,7 @@ from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
 from distill.console import print_notice
-from distill.contracts import DECODER_INPUTS, IGNORED, Batch, Examples, Items, Outputs, Scores, TaskInfo
+from distill.contracts import DECODER_INPUTS, Batch, Examples, Items, Outputs, Scores, TaskInfo
 from distill.data.in_memory import Table, TableSplits
 from distill.data.sources import check_memory
 from distill.data.tables import LabelledData, Split, text_split
@@ -27,7 +27,7 @@ from distill.errors import UserError
 from distill.losses import HardLabels
 from distill.options import check_arguments
 from distill.tasks import rows
-from distill.tasks.masked_lm import TokenScores
+from distill.tasks.masked_lm import TokenScores, select_labelled
 from distill.tasks.overview import ShownTask
 from distill.tasks.text_metrics import text_metrics
 from distill.tasks.writing import TextMetric, Writing
@@ -250,13 +250,8 @@ class Seq2Seq(ShownTask):
 
 def select_targets(batch: Batch) -> Items:
     """Returns the tokens of the targets, in the order of the batch."""
-    labels = batch["labels"].flatten()
-    index = (labels != IGNORED).nonzero().squeeze(-1)
-    chosen = labels[index].long()
-    return Items(
-        batch=batch, row=index // batch["labels"].shape[1], labels=chosen, labelled=chosen != IGNORED, index=index,
-        classes_are_tokens=True, is_complete=True,
-    )  # fmt: skip
+    items = select_labelled(batch)
+    return replace(items, labels=items.labels.long(), is_complete=True)
 
 
 def run_halves(model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
@@ -18,6 +16,7 @@ from distill.edge import Bundle, web
 from tests.edge.conftest import NODE_MODULES, needs_browser, needs_libraries, open_page
 from tests.edge.test_text_bundles import END, START, write_text_bundle
 from tests.edge.test_web import WORDS, byte_level, run_node
+from tests.export.test_generator import draw_model
 
 SIZES = {
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 48, "bos_token_id": START},
@@ -53,18 +52,10 @@ def make_tokenizer(kind: str) -> Tokenizer:
 
 
 def make_model(kind: str, classes: int) -> PreTrainedModel:
-    """Returns a model with random weights."""
-    config = transformers.AutoConfig.for_model(
+    return draw_model(
         kind, vocab_size=classes, eos_token_id=END, pad_token_id=1, decoder_start_token_id=START,
         forced_eos_token_id=None, **SIZES[kind],
     )  # fmt: skip
-    auto = transformers.AutoModelForCausalLM if kind == "gpt2" else transformers.AutoModelForSeq2SeqLM
-    torch.manual_seed(0)
-    model: PreTrainedModel = auto.from_config(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
 
 
 @pytest.fixture(scope="module")

@@ -49,10 +49,13 @@ PAIRED = {
 
 @functools.cache
 def make_model(kind: str) -> PreTrainedModel:
+    return draw_model(kind, vocab_size=VOCABULARY, **(CAUSAL | PAIRED)[kind])
+
+
+def draw_model(kind: str, **settings: Any) -> PreTrainedModel:
     """Returns a model with random weights, whose logits are about as large as those of a trained one."""
-    settings = (CAUSAL | PAIRED)[kind]
-    config = transformers.AutoConfig.for_model(kind, vocab_size=VOCABULARY, **settings)
-    auto = transformers.AutoModelForCausalLM if kind in CAUSAL else transformers.AutoModelForSeq2SeqLM
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    auto = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model: PreTrainedModel = auto.from_config(config).eval()
     for parameter in model.parameters():
