@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.export import rehearsal
-from distill.export.onnx import export_onnx
+from distill.export.files import export_model
 from tests.conftest import toy_bert
 
 
@@ -22,7 +22,7 @@ def stranger(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 
 
 def replace_export(monkeypatch: pytest.MonkeyPatch, export: Callable[..., None]) -> None:
-    monkeypatch.setattr(rehearsal, "export_onnx", export)
+    monkeypatch.setattr(rehearsal, "export_model", export)
 
 
 def test_a_known_family_is_not_exported(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_a_family_whose_file_differs_is_refused(
     other = toy_bert(len(tokenizer), layers=1, seed=1)
 
     def export_other(_: PreTrainedModel, path: Path, **options: Any) -> None:
-        export_onnx(other, path, **options)
+        export_model(other, path, **options)
 
     replace_export(monkeypatch, export_other)
     with pytest.raises(UserError, match=r"student mine .* has other outputs in ONNX than in torch, by up to \d"):
