@@ -8,15 +8,54 @@ Where the only judgements are those of the split, its queries are the share of t
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
 
-from distill.data.retrieval import read_retrieval
+from distill.data.retrieval import Gains, read_retrieval
 from distill.tasks import Embedding
 from distill.tasks.rankings import DEPTH, METRICS, score_rankings
+
+
+@dataclass(frozen=True)
+class Split:
+    """Queries of a retrieval set, and all its documents.
+
+    Attributes:
+        queries: their texts.
+        texts: those of the documents.
+        documents: the number of each document; one without a text is missing.
+        gains: the judgements of each query.
+    """
+
+    queries: np.ndarray
+    texts: np.ndarray
+    documents: np.ndarray
+    gains: list[Gains]
+
+    def score(self, found: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns each metric of each query, from positions `[queries, k]` of documents, best first."""
+        return score_rankings(self.documents[found], self.gains)
+
+
+def read_split(directory: Path, name: str, dev_fraction: float) -> Split:
+    """Returns a split of a retrieval set in the layout of BEIR."""
+    has_train = (directory / "qrels" / "train.tsv").is_file()
+    splits = None if has_train else {"train": [name]}
+    task = Embedding(data_dir=directory, metrics=cast(Any, list(METRICS)), splits=splits, dev_fraction=dev_fraction)
+    data, judgements = read_retrieval(task.source)
+    split = data.splits[name if name in data.splits else "dev"]
+    is_query = split.labels >= 0
+    texts = np.array([group[0] for group in split["texts"]], dtype=object)
+    return Split(
+        queries=texts[is_query],
+        texts=texts[~is_query],
+        documents=-1 - split.labels[~is_query].astype(int),
+        gains=[judgements.gains[int(number)] for number in split.labels[is_query]],
+    )
 
 
 def main() -> None:
@@ -28,16 +67,7 @@ def main() -> None:
     parser.add_argument("--split", default="test")
     parser.add_argument("--dev-fraction", type=float, default=0.1)
     options = parser.parse_args()
-    has_train = (options.directory / "qrels" / "train.tsv").is_file()
-    splits = None if has_train else {"train": [options.split]}
-    task = Embedding(
-        data_dir=options.directory, metrics=cast(Any, list(METRICS)), splits=splits, dev_fraction=options.dev_fraction
-    )
-    data, judgements = read_retrieval(task.source)
-    split = data.splits[options.split if options.split in data.splits else "dev"]
-    is_query = split.labels >= 0
-    texts = np.array([group[0] for group in split["texts"]], dtype=object)
-    documents = -1 - split.labels[~is_query].astype(int)  # Their numbers; a document without a text is missing.
+    split = read_split(options.directory, options.split, options.dev_fraction)
 
     def tokenize(part: np.ndarray) -> list[list[str]]:
         tokens = bm25s.tokenize(
@@ -46,11 +76,9 @@ def main() -> None:
         return [list(row) for row in tokens]
 
     model = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
-    model.index(tokenize(texts[~is_query]), show_progress=False)
-    found, _ = model.retrieve(tokenize(texts[is_query]), k=DEPTH, show_progress=False)
-    values = score_rankings(
-        documents[np.asarray(found)], [judgements.gains[int(number)] for number in split.labels[is_query]]
-    )
+    model.index(tokenize(split.texts), show_progress=False)
+    found, _ = model.retrieve(tokenize(split.queries), k=DEPTH, show_progress=False)
+    values = split.score(np.asarray(found))
     for name, of_queries in values.items():
         Console().print(f"{name} {of_queries.mean():.4f} ({len(of_queries)} queries)")
 

@@ -1,0 +1,45 @@
+"""nDCG@10 of a bundle's index in float32, int8 and bits, with and without rescoring, on a retrieval set.
+
+    python benchmarks/narrow_index.py path/to/bundle path/to/scifact
+
+The vectors of the documents are computed once, by the recommended file.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from bm25 import read_split
+from rich.console import Console
+
+from distill.edge import Bundle, Index
+from distill.edge.index import Precision
+
+# Precision and `rescore`.
+VARIANTS: tuple[tuple[Precision, int], ...] = (("float32", 0), ("int8", 0), ("binary", 0), ("binary", 1), ("binary", 4))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("directory", type=Path, help="a retrieval set in the layout of BEIR")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--dev-fraction", type=float, default=0.1)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    split = read_split(options.directory, options.split, options.dev_fraction)
+    bundle = Bundle(options.bundle, threads=options.threads)
+    documents, queries = bundle.encode(split.texts.tolist()), bundle.encode(split.queries.tolist())
+    Console().print(f"{len(documents):,} documents, {len(queries):,} queries, {documents.shape[1]} dimensions")
+    whole: np.ndarray | None = None
+    for precision, rescore in VARIANTS:
+        index = Index(documents, precision=precision)
+        _, positions = index.search(queries, 10, rescore=rescore)
+        values = split.score(np.asarray(positions))["ndcg@10"]
+        whole = values if whole is None else whole
+        kept = values.mean() / whole.mean()
+        Console().print(f"{precision:8} rescore={rescore} nDCG@10 {values.mean():.4f}, {kept:.1%} of float32")
+
+
+if __name__ == "__main__":
+    main()
