@@ -205,12 +205,16 @@ def describe_difference(difference: Record, task: Record) -> str:
 
 
 def summary_table(record: Record) -> Table:
-    """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns."""
+    """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns.
+
+    A terminal that is still too narrow lacks parameters and sizes first, and then the last columns.
+    """
+    columns = summary_columns(record)
     table = WordTable(
         title=_title(hide_paths(record)), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
-        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size"),
+        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size", *reversed(columns[2:])),
     )  # fmt: skip
-    for place, column in enumerate(summary_columns(record)):
+    for place, column in enumerate(columns):
         header = textwrap.fill(column, HEADER_WIDTH, break_long_words=False)
         table.add_column(header, justify="right" if place else "left", overflow="fold", vertical="bottom")
     for row in summary_rows(record):

@@ -45,3 +45,15 @@ def test_a_wide_terminal_has_one_line_for_each_row() -> None:
     lines = render(300, box=SIMPLE_HEAD, show_edge=False)
     assert len(lines) == len(ROWS) + 2
     assert all("  ".join(row[:1]) in line for row, line in zip(ROWS, lines[2:], strict=True))
+
+
+@pytest.mark.parametrize("width", [10, 20, 40])
+def test_columns_of_single_words_are_shown_where_there_is_no_room(width: int) -> None:
+    table = WordTable()
+    for number in range(6):
+        table.add_column(f"metric{number}")
+    table.add_row(*("0.1234" for _ in range(6)))
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table)
+    assert max(map(len, capture.get().splitlines())) <= width
