@@ -11,6 +11,7 @@ teacher's beams (sequence level), by both, and on texts of its own. Dev has no n
 import argparse
 import copy
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def score(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast,
 
 
 def run(*, rows: int, teacher_steps: int, steps: int, seeds: int, cache_dir: Path) -> dict[str, dict[str, float]]:
-    """Returns the metrics of the teacher and of each student, the students' as means over the seeds."""
+    """Returns the metrics of the teacher and of each student, the students' as means over seeds with the deviation."""
     tokenizer, task = create_tokenizer(), Seq2Seq(train=[{"source": "1", "target": "1"}])
     pairs, dev = create_pairs(rows, noise=0.2, seed=1), create_pairs(500, noise=0.0, seed=2)
     torch.manual_seed(0)
@@ -155,7 +156,8 @@ def run(*, rows: int, teacher_steps: int, steps: int, seeds: int, cache_dir: Pat
             train(module, tokenizer, written if setting.beams else pairs, steps=steps, seed=seed)
             scores.append(score(student, tokenizer, dev))
         results[name] = {metric: float(np.mean([of[metric] for of in scores])) for metric in scores[0]}
-        print(f"{name}: {results[name]['exact_match']:.3f}", flush=True)
+        results[name]["deviation"] = statistics.stdev([of["exact_match"] for of in scores]) if seeds > 1 else 0.0
+        print(f"{name}: {results[name]['exact_match']:.3f} ± {results[name]['deviation']:.3f}", flush=True)
     return results
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from rich.console import Console
 
 from distill.records import report, tables
 from distill.records.plain_text import warn_of_text
@@ -271,6 +272,22 @@ def test_the_terminal_table_has_the_rows_of_the_summary() -> None:
         headers = [str(column.header) for column in table.columns]
         assert tuple(" ".join(header.split()) for header in headers) == tables.summary_columns(content)
         assert list(zip(*(column.cells for column in table.columns), strict=True)) == tables.summary_rows(content)
+
+
+def test_a_narrow_terminal_shows_the_first_metrics_of_a_run_without_an_export() -> None:
+    content = language_model_record() | {"export": {}}
+    metrics = {f"metric_number_{number}": 0.1234 for number in range(8)}
+    content["student"]["metrics"] = content["student"]["metrics"] | metrics
+    console = Console(width=60)
+    with console.capture() as captured:
+        console.print(report.summary_table(content))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 60
+    shown = " ".join(captured.get().split())
+    columns = tables.summary_columns(content)
+    assert "loss perplexity" in shown
+    assert columns[-1] == "metric_number_7"
+    assert columns[-1] not in shown
 
 
 @pytest.mark.parametrize("metric", [0.0, -0.1])
