@@ -8,14 +8,13 @@ The vectors of the documents are computed once, by the recommended file.
 import argparse
 from pathlib import Path
 
-import numpy as np
 from bm25 import read_split
 from rich.console import Console
 
 from distill.edge import Bundle, Index
 from distill.edge.index import Precision
 
-# Precision and `rescore`.
+# Precision and `rescore`, the one to compare with first.
 VARIANTS: tuple[tuple[Precision, int], ...] = (("float32", 0), ("int8", 0), ("binary", 0), ("binary", 1), ("binary", 4))
 
 
@@ -31,14 +30,12 @@ def main() -> None:
     bundle = Bundle(options.bundle, threads=options.threads)
     documents, queries = bundle.encode(split.texts.tolist()), bundle.encode(split.queries.tolist())
     Console().print(f"{len(documents):,} documents, {len(queries):,} queries, {documents.shape[1]} dimensions")
-    whole: np.ndarray | None = None
+    means: list[float] = []
     for precision, rescore in VARIANTS:
-        index = Index(documents, precision=precision)
-        _, positions = index.search(queries, 10, rescore=rescore)
-        values = split.score(np.asarray(positions))["ndcg@10"]
-        whole = values if whole is None else whole
-        kept = values.mean() / whole.mean()
-        Console().print(f"{precision:8} rescore={rescore} nDCG@10 {values.mean():.4f}, {kept:.1%} of float32")
+        _, positions = Index(documents, precision=precision).search(queries, 10, rescore=rescore)
+        means.append(split.score(positions)["ndcg@10"].mean())
+        kept = means[-1] / means[0]
+        Console().print(f"{precision:8} rescore={rescore} nDCG@10 {means[-1]:.4f}, {kept:.1%} of float32")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def score(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast,
 
 
 def run(*, rows: int, teacher_steps: int, steps: int, seeds: int, cache_dir: Path) -> dict[str, dict[str, float]]:
-    """Returns the metrics of the teacher and of each student, the students' as means over seeds with the deviation."""
+    """Returns the metrics of the teacher and of each student, the students' as means over the seeds."""
     tokenizer, task = create_tokenizer(), Seq2Seq(train=[{"source": "1", "target": "1"}])
     pairs, dev = create_pairs(rows, noise=0.2, seed=1), create_pairs(500, noise=0.0, seed=2)
     torch.manual_seed(0)
@@ -156,8 +156,8 @@ def run(*, rows: int, teacher_steps: int, steps: int, seeds: int, cache_dir: Pat
             train(module, tokenizer, written if setting.beams else pairs, steps=steps, seed=seed)
             scores.append(score(student, tokenizer, dev))
         results[name] = {metric: float(np.mean([of[metric] for of in scores])) for metric in scores[0]}
-        results[name]["deviation"] = statistics.stdev([of["exact_match"] for of in scores]) if seeds > 1 else 0.0
-        print(f"{name}: {results[name]['exact_match']:.3f} ± {results[name]['deviation']:.3f}", flush=True)
+        spread = f" ± {statistics.stdev([of['exact_match'] for of in scores]):.3f}" if seeds > 1 else ""
+        print(f"{name}: {results[name]['exact_match']:.3f}{spread}", flush=True)
     return results
 
 

@@ -207,12 +207,13 @@ def describe_difference(difference: Record, task: Record) -> str:
 def summary_table(record: Record) -> Table:
     """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns.
 
-    A terminal that is still too narrow lacks parameters and sizes first, and then the last columns.
+    A terminal that is still too narrow lacks parameters and sizes first, and then the last columns, but never the
+    column of the metric.
     """
     columns = summary_columns(record)
     table = WordTable(
         title=_title(hide_paths(record)), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
-        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size", *reversed(columns[2:])),
+        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size", *reversed(columns[3:])),
     )  # fmt: skip
     for place, column in enumerate(columns):
         header = textwrap.fill(column, HEADER_WIDTH, break_long_words=False)

@@ -45,7 +45,7 @@ class WordTable(Table):
         """Returns the width of each column: that of its longest word, and a share of the rest for its longest line."""
         shortest, longest = list(map(_longest_word, columns)), list(map(_longest_line, columns))
         room, wanted = self._count_room(len(columns), width) - sum(shortest), sum(longest) - sum(shortest)
-        share = 1.0 if wanted <= max(0, room) else max(0.0, room / wanted)
+        share = min(1.0, max(0, room) / max(1, wanted))
         return [low + int(share * (high - low)) for low, high in zip(shortest, longest, strict=True)]
 
     def _count_room(self, number: int, width: int) -> int:
