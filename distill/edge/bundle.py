@@ -357,8 +357,8 @@ class Bundle(Shown):
 
     @property
     def generates(self) -> bool:
-        """Whether the model writes text, so that `generate` can be called."""
-        return self._writer is not None
+        """Whether a prediction is a text that the model writes."""
+        return self._writer is not None and self.decoder.fields[0] == "text"
 
     def generate(self, prompt: str, **options: Any) -> Iterator[str]:
         """Returns an iterator over the pieces of the text that the model writes after a prompt, as they come.
@@ -515,7 +515,9 @@ class Bundle(Shown):
         """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
         if not self.decoder.generates or not rows:
             return batch_size
-        longest = max(len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row)
+        longest = max(
+            len(row) * len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row
+        )
         return max(1, min(batch_size, MOST_LOGITS // (longest * self._width())))
 
     def index(

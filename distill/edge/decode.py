@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from distill.edge import spans
 from distill.edge.classes import pad_classes, sigmoid, softmax
 from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row
+from distill.edge.label_words import LabelWords
 from distill.edge.mask_decoder import Masks
 from distill.edge.search import check_count
 from distill.edge.splitting import Splitter
@@ -496,6 +497,7 @@ class Vectors:
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
     "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuations, "seq2seq": Targets,
+    "label_words": LabelWords,
 }  # fmt: skip
 
 

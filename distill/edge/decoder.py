@@ -54,7 +54,8 @@ class Example:
     With `choices`, the text is a question, and `context` the text that it is about, or the text is a query and they are
     its documents. With `more`, all texts are encoded by themselves. With `tokens`, there is no text, and nothing is
     left to be tokenized. `target` is the text that a model with an encoder writes for it. `top_k` is the number of
-    pieces that are wanted for each mask; None for that of the decoder.
+    pieces that are wanted for each mask; None for that of the decoder. `task` names the one of a bundle's tasks whose
+    words are scored.
     """
 
     text: str
@@ -66,6 +67,7 @@ class Example:
     tokens: MaskedTokens | SourceTokens | None = None
     target: str | None = None
     top_k: int | None = None
+    task: str | None = None
 
     def sequences(self) -> list[str | tuple[str, str]]:
         """Returns the texts of each sequence of tokens that a model reads."""

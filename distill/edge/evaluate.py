@@ -7,7 +7,7 @@ the metrics from predictions. Labels are read by the rules of a run, all of them
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.edge.bundle import Bundle, RecordError
 from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
 from distill.edge.decoder import Prediction, Record
+from distill.edge.label_words import TASK, LabelWords
 from distill.edge.search import match_pairs
 from distill.edge.splitting import place_words
 from distill.edge.strings import shorten
@@ -189,6 +190,24 @@ class ClassRows(_Texts):
             "accuracy": float(np.trace(counts) / counts.sum()), "f1": compute_f1(counts, positive),
             "matthews": compute_matthews(counts),
         }  # fmt: skip
+
+
+class WordRows(ClassRows):
+    """Rows with the name of a class, or its index, of the task of a bundle that `task` or the columns name."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        decoder = cast(LabelWords, bundle.decoder)
+        known = list(decoder.tasks.values())
+        task = known[0] if len(known) == 1 else decoder.find(rows[0] if rows else {})
+        self.task, self.labels, self.positive = task.name, list(task.labels), task.positive
+        self.label, self.texts = columns.label or "label", columns.texts or task.columns
+        if len(self.texts) != len(task.columns):
+            raise UserError(f"got {', '.join(self.texts)}, expected {', '.join(task.columns)}: give --text-column NAME")
+        self.columns = task.columns
+
+    def record(self, row: Row) -> Record:
+        texts = (_value(row, name) for name in self.texts)
+        return {TASK: self.task, **dict(zip(self.columns, texts, strict=True))}  # type: ignore[dict-item]
 
 
 class LabelRows(_Texts):
@@ -462,7 +481,7 @@ class MaskRows(_OneByOne):
 
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
-    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows,
+    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows, "label_words": WordRows,
 }  # fmt: skip
 
 

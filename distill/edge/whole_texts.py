@@ -45,12 +45,19 @@ class WholeTexts:
             positions = (mask.cumsum(axis=1) - 1).clip(min=0)
             feed |= {"input_ids": inputs["input_ids"], "attention_mask": mask, "position_ids": positions}
         else:
-            source = {"input_ids": inputs["input_ids"], "attention_mask": mask}
-            [states] = self.encoder.run(["last_hidden_state"], source)
             feed |= {
-                "input_ids": inputs[TARGET], "encoder_attention_mask": mask, "encoder_hidden_states": states,
+                "input_ids": inputs[TARGET], "encoder_attention_mask": mask,
+                "encoder_hidden_states": self._encode(inputs["input_ids"], mask),
             }  # fmt: skip
         return self.decoder.run(names, {name: value for name, value in feed.items() if name in self.shapes})
+
+    def _encode(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.floating]:
+        """Returns the states `[B, L, H]` of the sources; equal ones that follow each other are encoded once."""
+        assert self.encoder is not None
+        changes = (ids[1:] != ids[:-1]).any(axis=1) | (mask[1:] != mask[:-1]).any(axis=1)
+        firsts = np.flatnonzero(np.append(True, changes))
+        [states] = self.encoder.run(["last_hidden_state"], {"input_ids": ids[firsts], "attention_mask": mask[firsts]})
+        return states if len(firsts) == len(ids) else np.repeat(states, np.diff(firsts, append=len(ids)), axis=0)
 
     def get_inputs(self) -> Sequence[Any]:
         """Returns the inputs that `run` takes."""

@@ -17,6 +17,7 @@ from distill.tasks.regression import Regression
 from distill.tasks.replaced_tokens import ReplacedTokenDetection
 from distill.tasks.reranking import Reranking
 from distill.tasks.seq2seq import Seq2Seq
+from distill.tasks.text_labels import TextLabels
 from distill.tasks.token_classification import TokenClassification
 
 __all__ = [
@@ -33,13 +34,14 @@ __all__ = [
     "ReplacedTokenDetection",
     "Reranking",
     "Seq2Seq",
+    "TextLabels",
     "TokenClassification",
 ]
 
 # The classes of one task; a run of several has a bundle for each of them.
 CLASSES: tuple[Any, ...] = (
     BidirectionalLM, CausalLM, Classification, Denoising, Embedding, MaskedLM, MultipleChoice,
-    QuestionAnswering, Regression, ReplacedTokenDetection, Reranking, Seq2Seq, TokenClassification,
+    QuestionAnswering, Regression, ReplacedTokenDetection, Reranking, Seq2Seq, TextLabels, TokenClassification,
 )  # fmt: skip
 _AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}
 

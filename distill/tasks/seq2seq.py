@@ -226,18 +226,14 @@ class Seq2Seq(ShownTask):
         from distill.data import token_cache
         from distill.data.batching import TokenizedExamples
 
-        sources, targets = text_split(split["source"]), text_split(split["target"])
-        tokens = token_cache.tokenize_split(sources, tokenizer, self.info.max_length, cache_dir)
-        adds_end = ends_texts(tokenizer)
-        written = token_cache.tokenize_split(targets, tokenizer, self.max_target - (not adds_end), cache_dir)
+        tokens = token_cache.tokenize_split(text_split(split["source"]), tokenizer, self.info.max_length, cache_dir)
+        written = encode_targets(split["target"], tokenizer, self.max_target, cache_dir)
         if written.truncated:
             counted = f"{name}: {written.truncated:,} of {len(split):,} targets have more than {self.max_target} tokens"
             if self.long_targets == "error":
                 raise UserError(f"{counted}: raise task.max_target, or set task.long_targets=cut")
             print_notice(f"{counted} and are cut: raise task.max_target to keep them whole")
-        return TokenizedExamples(
-            tokens, tokenizer, targets=written if adds_end else _append_end(written, tokenizer.eos_token_id)
-        )
+        return TokenizedExamples(tokens, tokenizer, targets=written)
 
     def select(self, batch: Batch) -> Items:
         """The tokens of the targets, in the order of the batch."""
@@ -260,6 +256,17 @@ def run_halves(model: "PreTrainedModel", batch: Batch, items: Items, needs: froz
 
     inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
     return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
+
+
+def encode_targets(
+    texts: list[str], tokenizer: "PreTrainedTokenizerBase", max_target: int, cache_dir: Path | None
+) -> "Tokens":
+    """Returns the tokens of targets, cut to `max_target`, with the token for the end of a text as their last one."""
+    from distill.data import token_cache
+
+    adds_end = ends_texts(tokenizer)
+    tokens = token_cache.tokenize_split(text_split(texts), tokenizer, max_target - (not adds_end), cache_dir)
+    return tokens if adds_end else _append_end(tokens, tokenizer.eos_token_id)
 
 
 def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
