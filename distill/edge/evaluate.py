@@ -207,7 +207,7 @@ class WordRows(ClassRows):
 
     def record(self, row: Row) -> Record:
         texts = (_value(row, name) for name in self.texts)
-        return {TASK: self.task, **dict(zip(self.columns, texts, strict=True))}  # type: ignore[dict-item]
+        return {TASK: self.task, **dict(zip(self.columns, texts, strict=True))}  # type: ignore[arg-type]
 
 
 class LabelRows(_Texts):

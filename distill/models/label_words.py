@@ -36,6 +36,8 @@ def _score_part(model: PreTrainedModel, ids: Tensor, mask: Tensor, words: Tensor
     states = None
     for number in range(words.shape[1]):
         rows = (words[:, number] != IGNORED).any(dim=-1).nonzero().squeeze(-1)
+        if not len(rows):
+            continue
         labels = words[rows, number]  # [rows, T]
         encoded = None if states is None else BaseModelOutput(last_hidden_state=states[rows])
         output = model(
