@@ -77,8 +77,7 @@ class WordScores(Scoring):
         names = [self.tasks[number][0].labels for number in numbers]
         columns = {"label": scores.labels.tolist(), "prediction": self.predictions(scores).tolist()}
         named = {key: [of[index] for of, index in zip(names, column, strict=True)] for key, column in columns.items()}
-        tasks = {"task": [self.tasks[number][0].name for number in numbers]} if len(self.tasks) > 1 else {}
-        return {**tasks, **named, "probability": self.probabilities(scores).max(axis=-1).tolist()}
+        return {**named, "probability": self.probabilities(scores).max(axis=-1).tolist()}
 
     def example_metric(self, scores: Scores) -> np.ndarray | None:
         """Whether each label is right, where the accuracy of one task is compared."""
