@@ -38,32 +38,37 @@ def choose_words(task: str, labels: Sequence[str], given: Mapping[str, str] | No
     Raises:
         UserError: for a label without a word, a word without a label, an empty one, and one of two labels.
     """
-    option = f"task.words.{task}"
     words = dict(zip(labels, (label.replace("_", " ") for label in labels), strict=True))
     if given is not None:
-        words = {_find_label(label, labels, option): word for label, word in given.items()}
+        words = {_find_label(label, labels, task): word for label, word in given.items()}
     if missing := [label for label in labels if label not in words]:
-        raise UserError(f"the label {missing[0]} of task {task} has no word: set {option}.{missing[0]}=...")
+        raise UserError(f"the label {missing[0]} of task {task} has no word: {_advise(task, missing[0])}")
     by_word: dict[str, str] = {}
     for label in labels:
         key = simplify_word(words[label])
         if not key:
-            raise UserError(f"the word of the label {label} of task {task} is empty: set {option}.{label}=...")
+            raise UserError(f"the word of the label {label} of task {task} is empty: {_advise(task, label)}")
         if key in by_word:
             raise UserError(
                 f"the labels {by_word[key]} and {label} of task {task} have the same word {words[label]}, and no "
-                f"answer could tell them apart: set {option}.{label}=..."
+                f"answer could tell them apart: {_advise(task, label)}"
             )
         by_word[key] = label
     return tuple(words[label].strip() for label in labels)
 
 
-def _find_label(given: str, labels: Sequence[str], option: str) -> str:
+def _find_label(given: str, labels: Sequence[str], task: str) -> str:
     if given in labels:
         return given
     if given.isdecimal() and int(given) < len(labels):
         return labels[int(given)]
-    raise UserError(f"{option} has a word for {given}, which is no label of the task: expected {', '.join(labels)}")
+    raise UserError(
+        f"task.words has a word for {given}, which is no label of task {task}: expected {', '.join(labels)}"
+    )
+
+
+def _advise(task: str, label: str) -> str:
+    return f"give it a word of its own with task.words={{{task}: {{{label}: WORD, ...}}}}"
 
 
 def word_split(task: WordTask, number: int, split: Split) -> Split:
@@ -121,7 +126,7 @@ def _list_tokens(
     tokens = token_cache.tokenize_split(text_split(list(task.words)), tokenizer, max_target + 1)
     labels: dict[tuple[int, ...], str] = {}
     for label, word, ids in zip(task.labels, task.words, _split_rows(tokens), strict=True):
-        advice = f"set task.words.{task.name}.{label}=..."
+        advice = _advise(task.name, label)
         whole = [*ids, *([] if end is None else [end])]
         if len(whole) > max_target:
             raise UserError(

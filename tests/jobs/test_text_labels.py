@@ -46,7 +46,7 @@ def test_several_tasks_have_one_model_and_one_bundle(tmp_path: Path) -> None:
     done = run_here(
         "+teacher=pretrained", f"teacher.path={tmp_path / 't5'}", "teacher.finetune=false", "teacher.accept_weak=true",
         "+student=distilbert", "objective=seq2seq", *options(tmp_path, ["sst2", "mrpc"]),
-        "task.words.mrpc={not_equivalent: different, equivalent: same}", cwd=tmp_path,
+        "task.words={mrpc: {not_equivalent: different, equivalent: same}}", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     [path] = (tmp_path / "runs").rglob("run.json")
@@ -95,9 +95,15 @@ def test_an_encoder_learns_to_write_labels(tmp_path: Path, tokenizer: PreTrained
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("task.words.sst2={negative: dull}", "the label positive of task sst2 has no word: set task.words.sst2.pos"),
-        ("task.words={0: ☃, 1: dull}", "the vocabulary cannot write the word ☃ of the label negative: set task.words"),
-        ("task.max_target=3", "of the label negative has more than 3 tokens: set task.words.sst2.negative=..., or"),
+        (
+            "task.words={sst2: {negative: dull}}",
+            "the label positive of task sst2 has no word: give it a word of its own",
+        ),
+        ("task.words={0: ☃, 1: dull}", "the vocabulary cannot write the word ☃ of the label negative: give it a word"),
+        (
+            "task.max_target=3",
+            "of the label negative has more than 3 tokens: give it a word of its own with task.words",
+        ),
         ("task.tasks.sst2.class_weights=balanced", "task.tasks.sst2.class_weights has no use for words that a model"),
     ],
 )

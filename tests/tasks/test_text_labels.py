@@ -82,11 +82,17 @@ def test_a_label_without_a_word_of_its_own_has_its_name_with_spaces() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"no": "false"}, "the label yes of task a has no word: set task.words.a.yes=..."),
-        ({"no": "false", "yes": " "}, "the word of the label yes of task a is empty: set task.words.a.yes=..."),
+        (
+            {"no": "false"},
+            "the label yes of task a has no word: give it a word of its own with task.words={a: {yes: WORD",
+        ),
+        (
+            {"no": "false", "yes": " "},
+            "the word of the label yes of task a is empty: give it a word of its own with",
+        ),
         ({"no": "A b", "yes": "ab"}, "the labels no and yes of task a have the same word ab, and no answer could tell"),
-        ({"no": "x", "maybe": "y"}, "task.words.a has a word for maybe, which is no label of the task: expected no, y"),
-        ({"no": "x", "2": "y"}, "task.words.a has a word for 2, which is no label of the task: expected no, yes"),
+        ({"no": "x", "maybe": "y"}, "task.words has a word for maybe, which is no label of task a: expected no, yes"),
+        ({"no": "x", "2": "y"}, "task.words has a word for 2, which is no label of task a: expected no, yes"),
     ],
 )
 def test_words_that_do_not_suit_the_labels_are_refused(given: dict[str, str], message: str) -> None:
@@ -165,9 +171,9 @@ def test_an_end_is_put_behind_words_where_the_tokenizer_puts_none() -> None:
 @pytest.mark.parametrize(
     ("words", "most", "message"),
     [
-        (("good", "gut ☃"), 16, "the vocabulary cannot write the word gut ☃ of the label label1: set task"),
+        (("good", "gut ☃"), 16, "the vocabulary cannot write the word gut ☃ of the label label1: give it a word"),
         (("good", "not good not good"), 4, "the word not good not good of the label label1 has more than 4 tokens"),
-        (("café", "cafe"), 16, "the words of the labels label0 and label1 have the same tokens: set"),
+        (("café", "cafe"), 16, "the words of the labels label0 and label1 have the same tokens: give it"),
     ],
 )  # fmt: skip
 def test_words_that_a_vocabulary_cannot_tell_apart_are_refused(
