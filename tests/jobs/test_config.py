@@ -89,8 +89,8 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
             values["paths"] = [".", "."]
         elif file.stem == "by_task":
             values["paths"] = {"sst2": ".", "mrpc": "."}
-    elif file.stem == "multi":
-        several = compose_config("task=multi", "task.tasks=[sst2,mrpc]", "task.tasks.mrpc.max_length=64").task
+    elif file.stem in ("multi", "text_labels"):
+        several = compose_config(f"task={file.stem}", "task.tasks=[sst2,mrpc]", "task.tasks.mrpc.max_length=64").task
         assert (list(several.tasks), several.tasks.mrpc.max_length) == (["sst2", "mrpc"], 64)
         values["tasks"] = OmegaConf.to_container(several.tasks)
     built = hydra.utils.instantiate(values, _convert_="all")
