@@ -200,7 +200,8 @@ def _advise(record: JsonObject, verdict: Verdict) -> list[str]:
             f"The baseline is exported in {verdicts.BASELINE_BUNDLE}." if is_exported
             else "The baseline is not exported: objective=supervised trains and exports such a student."
         )  # fmt: skip
-    takes_texts = not (task.get("unlabelled") or task.get("packing") or task.get("answer") == "text")
+    writes = task.get("answer") in ("text", "label_words")
+    takes_texts = not (task.get("unlabelled") or task.get("packing") or writes)
     if verdict.case in (verdicts.EQUAL, verdicts.WORSE) and takes_texts:
         words.append("More text for the teacher to label may help: set task.unlabelled.")
     is_over = choice.get("trained") is False or (not choice and record.get("status") != "running")

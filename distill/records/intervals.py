@@ -14,7 +14,7 @@ from distill.training.statistics import LEVEL, Difference, compare_seeds
 # Metrics that are the share of examples with a right prediction.
 SHARES = ("accuracy", "agreement", "subset_accuracy", "exact_match")
 # Tasks whose accuracy is of examples. In others an example has several items, which depend on each other.
-_OF_EXAMPLES = ("classes", "choices", "labels", "spans")
+_OF_EXAMPLES = ("classes", "choices", "labels", "label_words", "spans")
 MOST_SEEDS = 8  # That a caption lists.
 Values = Mapping[int, float]  # The metric of each seed.
 

@@ -46,7 +46,7 @@ WordTasks = Annotated[
 ]
 Words = Annotated[
     Mapping[Any, Word | Mapping[Any, Word]],
-    Field(description="a word for each label of each task, as in {sst2: {negative: bad, positive: good}}"),
+    Field(description="words of labels by task, as in {sst2: {0: bad, 1: good}}, quoted if YAML's true or false"),
 ]
 
 

@@ -27,7 +27,7 @@ class WordScores(Scoring):
     """The log-likelihoods of the words of each example as the logits of its classes.
 
     With one task the metrics are its own. With several they are `task/metric`, and `mean`, the mean of the tasks' first
-    metrics, which selects checkpoints.
+    metrics, which selects checkpoints. A split may lack a task.
 
     Args:
         tasks: in the order of their numbers, with the scoring of the labels of each.
@@ -48,18 +48,16 @@ class WordScores(Scoring):
         return {**super().score(outputs, items), NUMBER: items[NUMBER][items.row]}
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """The metrics of the tasks that have examples here; without `mean` if one of them has none."""
+        """The metrics of the tasks that have examples here, and the mean of their first ones."""
+        values = {name: (scoring, scoring.metrics(of_task)) for name, scoring, of_task in self._parts(scores)}
         if len(self.tasks) == 1:
-            [(_, scoring, of_task)] = self._parts(scores)
-            return scoring.metrics(of_task)
-        values = {name: scoring.metrics(of_task) for name, scoring, of_task in self._parts(scores)}
-        metrics = {f"{name}/{metric}": value for name, of_task in values.items() for metric, value in of_task.items()}
-        if len(values) < len(self.tasks):
-            return metrics
-        return {MEAN: float(np.mean([values[task.name][scoring.metric] for task, scoring in self.tasks])), **metrics}
+            return next(metrics for _, metrics in values.values())
+        mean = np.mean([metrics[scoring.metric] for scoring, metrics in values.values()])
+        named = {f"{name}/{metric}": value for name, (_, of) in values.items() for metric, value in of.items()}
+        return {MEAN: float(mean), **named}
 
     def selecting_metric(self, scores: Scores) -> float:
-        """The first metric of the task, or its mean over the tasks, in a resample over those that it has."""
+        """The first metric of the task, or its mean over the tasks that have examples here."""
         return float(np.mean([_first_metric(scoring, of_task) for _, scoring, of_task in self._parts(scores)]))
 
     def _parts(self, scores: Scores) -> Iterator[tuple[str, OneClass, Scores]]:

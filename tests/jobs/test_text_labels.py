@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
+from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from distill.edge import Bundle
 from tests.conftest import run_here
 from tests.jobs.runs import read_record
-from tests.jobs.test_text_export import make_teacher
+from tests.jobs.test_text_export import write_tokenizer
 
 STEPS = ("trainer.max_epochs=null", "trainer.max_steps=3", "trainer.learning_rate=3e-3", "trainer.evaluations=1")
 WORDS = ("fine", "dull")
@@ -42,7 +42,12 @@ def options(directory: Path, names: Sequence[str]) -> list[str]:
 
 
 def test_several_tasks_have_one_model_and_one_bundle(tmp_path: Path) -> None:
-    make_teacher(tmp_path / "t5", "t5", write_tasks(tmp_path))
+    write_tokenizer(tmp_path / "t5", write_tasks(tmp_path), start=False)
+    config = T5Config(
+        vocab_size=400, d_model=32, d_kv=16, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=2,
+        pad_token_id=0, eos_token_id=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     done = run_here(
         "+teacher=pretrained", f"teacher.path={tmp_path / 't5'}", "teacher.finetune=false", "teacher.accept_weak=true",
         "+student=distilbert", "objective=seq2seq", *options(tmp_path, ["sst2", "mrpc"]),
