@@ -366,7 +366,7 @@ def test_what_is_learned_from_targets_is_found_among_the_words() -> None:
             decoder_start_token_id=tokenizer.cls_token_id,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.sep_token_id,
-        )  # fmt: skip
+        )
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     train, dev = encoded["train"][range(34)], encoded["dev"][range(34)]
