@@ -115,7 +115,9 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
     if job == "pretrain" and not is_text:
         raise UserError(f"job={job} is not for task={config.task.name}: take a task over text, task=mlm")
     if "tasks" in config.task and "tasks" not in inspect.signature(task).parameters:
-        raise UserError(f"task.tasks is for task=multi, and this run has task={config.task.name}: leave it out")
+        raise UserError(
+            f"task.tasks is for task=multi and task=text_labels, and this run has task={config.task.name}: leave it out"
+        )
     _check_options(config, job, on_text=is_text)
     return find_job(job).load()
 

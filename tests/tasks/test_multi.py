@@ -329,7 +329,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
         (["task=sst2", "+teacher=by_task", "teacher.paths={sst2:.}"],
          "expected a directory for each task: one path, because task=sst2 is one task"),
         (["task.tasks=[sst2,rte]", "task.tasks.rte.data_dir=nowhere", "task.tasks.sst2.data_dir={data}"], "nowhere"),
-        (["task=sst2", "task.tasks=[rte,mrpc]"], "task.tasks is for task=multi, and this run has task=sst2"),
+        (["task=sst2", "task.tasks=[rte,mrpc]"], "task.tasks is for task=multi and task=text_labels, and this run"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_be_is_refused_in_one_line(
