@@ -24,9 +24,10 @@ from distill.serve.completions import CompletionForm
 from distill.serve.documentation import render_documentation
 from distill.serve.generation import Generation, PlainForm
 from distill.serve.measurements import Measurements
-from distill.serve.middleware import AccessMiddleware, refuse
+from distill.serve.middleware import AccessMiddleware
 from distill.serve.models import ServedModel, only
-from distill.serve.reading import GONE, RefusedError, find_ranking, read_records, wait_for_disconnect
+from distill.serve.reading import GONE, find_ranking, read_records, wait_for_disconnect
+from distill.serve.refusals import RefusedError, refuse
 from distill.serve.settings import Limits
 
 

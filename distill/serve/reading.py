@@ -13,6 +13,7 @@ from distill.edge.bundle import Bundle
 from distill.edge.decoder import Decoder, Example, Record
 from distill.edge.strings import SHOWN, shorten
 from distill.errors import UserError, first_line
+from distill.serve.refusals import RefusedError
 from distill.serve.settings import Limits
 
 Read = TypeVar("Read")
@@ -24,14 +25,6 @@ GONE = 499  # A status for the log of a proxy; the client does not see it any mo
 # What a sequence of tokens and a piece for a mask cost beside their characters, and a mask for each token of the
 # vocabulary.
 SEQUENCE, PIECE, MASK = 20, 10, 0.01
-
-
-class RefusedError(Exception):
-    """A request that is not answered with predictions, with the status and the reason in words."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 async def read_records(
