@@ -1,6 +1,6 @@
 """Prediction with a bundle, which requires onnxruntime, tokenizers and numpy but not torch.
 
-Both names are imported when they are first used, so that the light modules of this package need none of the three.
+`Bundle` and `Index` are imported when they are first used, because the light modules beside them need none of these.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill.edge.strings import shorten
 from distill.serve.hosts import is_known_host
-from distill.serve.refusals import RefusedError, refuse
+from distill.serve.refusals import RefusedError, read_bearer, refuse
 
 OPEN_PATHS = ("/health", "/ready", "/")  # Without a token: they tell nothing of the models, and the page asks for it.
 PART = 65_536  # Bytes of an answer that are handed on at once, so that its memory is counted until the client has it.
@@ -111,10 +111,9 @@ def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str | None) -> boo
     """
     if token is None:
         return True
-    value = next((value for name, value in headers if name.lower() == b"authorization"), b"")
-    kind, _, given = value.partition(b" ")
+    given = read_bearer(headers)
     forms = [token.encode("utf-8", "surrogateescape")]
     if not token.isascii() and all(ord(letter) < 256 for letter in token):
         forms.append(token.encode("latin-1"))
-    is_right = [hmac.compare_digest(given.strip(), form) for form in forms]
-    return kind.lower() == b"bearer" and any(is_right)
+    is_right = [hmac.compare_digest(given or b"", form) for form in forms]
+    return given is not None and any(is_right)

@@ -1,6 +1,6 @@
-"""Answers to requests that are refused."""
+"""Requests that are refused, with the status and the reason in words."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -26,3 +26,10 @@ async def refuse_path(request: Request, error: Exception) -> Response:
     """Answers a request for a path that there is not, or with another method."""
     assert isinstance(error, HTTPException)
     return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
+
+
+def read_bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Returns the bearer token of a request; None where it has none."""
+    value = next((value for name, value in headers if name.lower() == b"authorization"), b"")
+    kind, _, given = value.partition(b" ")
+    return given.strip() if kind.lower() == b"bearer" else None
