@@ -15,7 +15,7 @@ from benchmarks.code_size import PACKAGES, list_imports, read_sources, unit_of, 
 ROOT = Path(distill.__file__).resolve().parents[1]
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("credentials", "errors", "installation", "readers", "options", "console", "stages", "storage"),
+    ("credentials", "errors", "events", "installation", "readers", "options", "console", "stages", "storage"),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
@@ -32,8 +32,8 @@ WITHIN = {
     "errors": {"credentials"},
     "storage": {"credentials", "errors", "console"},
     "readers": {"errors", "installation"},
-    "console": {"credentials", "errors", "storage"},
-    "stages": {"console", "storage"},
+    "console": {"credentials", "errors", "events", "storage"},
+    "stages": {"console", "events", "storage"},
     "options": {"errors", "installation"},
     "data": {"edge"},  # Labels are read as on a device.
 }
