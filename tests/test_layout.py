@@ -43,7 +43,6 @@ ONLY = {
     "serve": {"errors", "installation", "storage", "edge"},
     "service": {
         "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
-        "jobs",
     },
     "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
 }  # fmt: skip
