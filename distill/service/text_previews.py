@@ -104,20 +104,13 @@ def preview_squad(path: Path) -> Preview:
     wrong = [question.number for question in questions if question.is_wrong]
     answered = sum(bool(row["answers"]) for row in rows)
     counts = {_ANSWERED: answered, _UNANSWERED: len(rows) - answered}
-    problems = [
-        Problem(
-            f"{len(wrong):,} answers are not in their context at answer_start ({show_lines(wrong)})",
-            "answer_start counts code points from 0",
-            is_error=True,
-        )
-    ]
     return create_preview(
         {"data": len(rows)},
         columns=[_describe(name, [row[name] for row in rows]) for name in rows[0]],
         first=rows[:FIRST],
         labels={label: {"data": count} for label, count in counts.items() if count},
         lengths=_measure([row["context"] for row in rows[:_SAMPLED]]),
-        problems=problems if wrong else [],
+        problems=_find_wrong_answers(rows, wrong),
         task="question_answering",
     )
 
@@ -147,6 +140,13 @@ def _find_width_problems(widths: Mapping[int, Sequence[int]], width: int) -> lis
         f"{len(others):,} lines have another number of fields than {width} ({show_lines(range(len(others)), others)})"
     )
     return [Problem(summary, "expected as many in every line", is_error=True)]
+
+
+def _find_wrong_answers(questions: Sequence[object], wrong: Sequence[int]) -> list[Problem]:
+    if not wrong:
+        return []
+    summary = f"{len(wrong):,} of {len(questions):,} answers are not in their context at answer_start"
+    return [Problem(f"{summary} ({show_lines(wrong)})", "answer_start counts code points from 0", is_error=True)]
 
 
 def _read_questions(content: Any) -> Iterator[_Question]:
