@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from fastapi.responses import JSONResponse
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
 
 class RefusedError(Exception):
@@ -18,6 +20,12 @@ def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -
     retry = {"Retry-After": "1"} if status == 503 else {}
     words = reason.encode("utf-8", "backslashreplace").decode()
     return JSONResponse({"error": words}, status_code=status, headers={**retry, **(headers or {})})
+
+
+async def refuse_path(request: Request, error: Exception) -> Response:
+    """Answers a request for a path that there is not, or with another method."""
+    assert isinstance(error, HTTPException)
+    return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
 
 
 def read_bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
