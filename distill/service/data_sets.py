@@ -137,7 +137,14 @@ class DataSets:
         size = sum(file.stat().st_size for file in content.rglob("*") if file.is_file())
         place = about["path"]
         found = DataSet(
-            name, format, size, about["rows"], tuple(about["columns"]), time.time(), digest, f"content/{place}"
+            name,
+            format,
+            size,
+            about["rows"],
+            tuple(about["preview"]["columns"]),
+            time.time(),
+            digest,
+            f"content/{place}",
         )
         write_json(staging / "about.json", {**asdict(found), "preview": about["preview"]})
         self._directory(owner, name).parent.mkdir(exist_ok=True)

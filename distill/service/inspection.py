@@ -18,7 +18,7 @@ from distill.readers.problems import Problem
 from distill.service.preview import Preview, create_preview
 from distill.service.row_previews import preview_rows
 from distill.service.text_previews import preview_conll, preview_squad, preview_text
-from distill.service.zips import ZipLimits, unpack
+from distill.service.zips import ZipLimits, unpack, unpack_gzip
 
 MEMORY = 6 * 2**30  # Bytes of address space.
 SECONDS = 300  # Of the processor.
@@ -30,7 +30,7 @@ STEMS = {
 }
 _MOST_FILES = 200  # Of a directory that are listed.
 _OTHERS = {".conll": "conll", ".conllu": "conll", ".bio": "conll", ".iob": "conll", ".json": "squad", ".txt": "text"}
-_MAGIC = {b"PK\x03\x04": "zip", b"PAR1": "parquet", b"\x1f\x8b": "gzip", b"%PDF": "PDF"}
+_MAGIC = {b"PK\x03\x04": "zip", b"PAR1": "parquet", b"%PDF": "PDF"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,12 +60,14 @@ def _encode(value: Any) -> Any:
 
 
 def inspect(path: Path, format: str, limit: int) -> dict[str, Any]:
-    """Returns the path, the rows, the columns and the preview of an upload; a zip is replaced by its files.
+    """Returns the path, the rows and the preview of an upload; a zip is replaced by its files, and gzip is unpacked.
 
     Raises:
         UserError: for a file that cannot be read as its format, and for a zip that exceeds a limit.
     """
     if format != "zip":
+        if format != "parquet":
+            unpack_gzip(path, limit)
         preview = preview_file(path, format)
         return _describe(path, preview, path.parent)
     directory = path.with_suffix("")
@@ -79,9 +81,8 @@ def inspect(path: Path, format: str, limit: int) -> dict[str, Any]:
 
 
 def _describe(place: Path, preview: dict[str, Any], content: Path) -> dict[str, Any]:
-    rows = sum(preview["rows"].values()) if preview["rows"] else None
-    columns = [column["name"] for column in preview["columns"]]
-    return {"path": place.relative_to(content).as_posix(), "rows": rows, "columns": columns, "preview": preview}
+    rows = sum(preview["splits"].values()) if preview["splits"] else None
+    return {"path": place.relative_to(content).as_posix(), "rows": rows, "preview": preview}
 
 
 def preview_file(path: Path, format: str) -> Preview:
@@ -121,7 +122,7 @@ def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
     if left_out:
         names = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         problem = Problem(f"files that are no data are left out: {names}", "this needs no action")
-        preview["problems"].append(vars(problem))
+        preview["problems"].append(str(problem))
     listed = [{"name": path.relative_to(directory).as_posix(), "bytes": path.stat().st_size} for path in files]
     return {**preview, "files": listed[:_MOST_FILES], "number_of_files": len(listed)}
 

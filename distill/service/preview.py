@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from distill.readers.lengths import Lengths
+from distill.readers.lengths import measure_lengths
 from distill.readers.problems import Problem
+from distill.readers.scripts import find_scripts, is_like_english, sample_texts
 
 FIRST = 10  # Rows that are shown.
 LARGEST = 64 * 2**20  # Bytes of a file that is looked through as a whole; of a larger one its first rows.
@@ -20,32 +21,37 @@ Preview = dict[str, Any]
 
 
 def create_preview(
-    rows: Mapping[str, int],
+    splits: Mapping[str, int],
     *,
-    columns: Iterable[Mapping[str, object]] = (),
-    first: Iterable[Mapping[str, object]] = (),
-    labels: Mapping[str, Mapping[str, int]] | None = None,
-    lengths: Lengths | None = None,
+    kinds: Mapping[str, str] | None = None,
+    first_rows: Iterable[Mapping[str, object]] = (),
+    label_counts: Mapping[str, Mapping[str, int]] | None = None,
+    texts: Mapping[str, Sequence[str]] | None = None,
     problems: Iterable[Problem] = (),
     **guess: object,
 ) -> Preview:
     """Returns a preview, in which values and lists are short.
 
     Args:
-        rows: number of rows of each split; of a single file that of `data`.
-        labels: number of rows of each label by split.
+        splits: number of rows of each split; of a single file that of `data`.
+        kinds: of each column.
+        label_counts: number of rows of each label by column.
+        texts: of each column whose lengths are measured.
         guess: the task and its columns, where the names and values of the columns tell them.
     """
-    shown, counted, found = list(columns), list((labels or {}).items()), list(problems)
     return {
-        "rows": dict(rows),
-        "columns": [{key: shorten(value) for key, value in column.items()} for column in shown[:_MOST_COLUMNS]],
-        "number_of_columns": len(shown),
-        "first": [{key[:_SHOWN]: shorten(value) for key, value in list(row.items())[:_MOST_COLUMNS]} for row in first],
-        "labels": {label[:_SHOWN]: dict(of) for label, of in counted[:_MOST_LABELS]},
-        "number_of_labels": len(counted),
-        "lengths": None if lengths is None else vars(lengths),
-        "problems": [vars(problem) for problem in found[:_MOST_PROBLEMS]],
+        "splits": dict(splits),
+        "columns": [name[:_SHOWN] for name in kinds or {}][:_MOST_COLUMNS],
+        "kinds": {name[:_SHOWN]: kind for name, kind in list((kinds or {}).items())[:_MOST_COLUMNS]},
+        "first_rows": [
+            {name[:_SHOWN]: shorten(value) for name, value in list(row.items())[:_MOST_COLUMNS]} for row in first_rows
+        ],
+        "label_counts": {
+            name[:_SHOWN]: {label[:_SHOWN]: rows for label, rows in list(counts.items())[:_MOST_LABELS]}
+            for name, counts in (label_counts or {}).items()
+        },
+        "lengths": {name[:_SHOWN]: _measure(values) for name, values in (texts or {}).items() if values},
+        "problems": [str(problem) for problem in problems][:_MOST_PROBLEMS],
         **guess,
     }
 
@@ -60,3 +66,11 @@ def shorten(value: object) -> object:
         return value if math.isfinite(value) else str(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _measure(texts: Sequence[str]) -> dict[str, int]:
+    """Returns the lengths of texts in words, or in characters for scripts without spaces."""
+    sample = sample_texts(texts)
+    script = next(iter(find_scripts(sample)), "")
+    lengths = measure_lengths([texts], script=script, is_english=is_like_english(sample))
+    return {"median": lengths.median, "p95": lengths.p95, "longest": lengths.longest}

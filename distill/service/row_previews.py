@@ -1,19 +1,18 @@
 """Previews of CSV, TSV, JSONL and Parquet; of a large file the first rows are looked through and all are counted."""
 
 import csv
-import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from distill.errors import UserError, first_line
+from distill.readers.columns import read_columns
 from distill.readers.lines import iterate_lines, reading_errors
 from distill.readers.parquet import open_parquet
 from distill.readers.problems import Problem
 from distill.readers.profile import profile_files
-from distill.readers.rows import Row, read_rows
 from distill.service.preview import FIRST, LARGEST, Preview, create_preview
 
 _PARQUET_ROWS = 50_000  # Rows of a Parquet file that are looked through, whose size tells nothing of them.
@@ -39,7 +38,7 @@ def preview_rows(paths: Mapping[str, Path]) -> Preview:
         try:
             samples = {split: _sample(path, Path(temporary, path.name)) for split, path in paths.items()}
             profile = profile_files({split: sample.path for split, sample in samples.items()})
-            first = _read_first(next(iter(samples.values())).path)
+            table = read_columns(next(iter(samples.values())).path)
         except UserError as error:
             raise UserError(str(error).replace(f"{temporary}/", "")) from error
     problems = [
@@ -51,17 +50,24 @@ def preview_rows(paths: Mapping[str, Path]) -> Preview:
         if sample.rows is not None:
             summary = f"only the first {profile.rows[split]:,} of {sample.rows:,} rows are looked through"
             problems.append(Problem(summary, "a job reads all of them"))
-    record = profile.record()
+    chosen = profile.chosen
+    counts = {label: sum(rows.values()) for label, rows in profile.classes.items()}
     return create_preview(
         {split: profile.rows[split] if sample.rows is None else sample.rows for split, sample in samples.items()},
-        columns=record["columns"],
-        first=first,
-        labels=profile.classes,
-        lengths=profile.lengths,
+        kinds={column.name: column.kind for column in profile.columns},
+        first_rows=[
+            {name: values[row] for name, values in table.columns.items()} for row in range(min(FIRST, len(table)))
+        ],
+        label_counts={", ".join(chosen.label): counts} if counts else {},
+        texts={
+            column.name: [value for value in table.columns[column.name] if isinstance(value, str)]
+            for column in profile.columns
+            if column.kind == "text" or column.name in chosen.text
+        },
         problems=problems,
-        task=record["task"],
-        text=record["text"],
-        label=record["label"],
+        task=chosen.task,
+        text=chosen.text,
+        label=chosen.label,
     )
 
 
@@ -118,15 +124,3 @@ def _sample_parquet(path: Path, target: Path) -> _Sample:
         with pyarrow.parquet.ParquetWriter(target, first.schema) as writer:
             writer.write_batch(first)
     return _Sample(target, rows)
-
-
-def _read_first(path: Path) -> list[Row]:
-    if path.suffix == ".parquet":
-        with open_parquet(path) as file:
-            batch = next(file.iter_batches(FIRST), None)
-            return [] if batch is None else list(batch.to_pylist())
-    return list(itertools.islice(_read_all(path), FIRST))
-
-
-def _read_all(path: Path) -> Iterator[Row]:
-    yield from (row for _, row in read_rows(path, {}))

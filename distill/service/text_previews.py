@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distill.errors import UserError, first_line
-from distill.readers.kinds import describe_column
-from distill.readers.lengths import Lengths, measure_lengths
 from distill.readers.lines import iterate_lines
 from distill.readers.problems import Problem, show_lines
-from distill.readers.scripts import find_scripts, is_like_english, sample_texts
 from distill.service.preview import FIRST, LARGEST, Preview, create_preview
 
 _SAMPLED = 100_000  # Sentences, lines or contexts whose lengths are measured.
@@ -42,9 +39,11 @@ def preview_text(path: Path) -> Preview:
     if not sample:
         raise UserError(f"{path} is empty, expected a text on each line")
     rows = len(sample) + sum(1 for _ in texts)
-    columns = [_describe("text", sample)]
     return create_preview(
-        {"data": rows}, columns=columns, first=[{"text": text} for text in sample[:FIRST]], lengths=_measure(sample)
+        {"data": rows},
+        kinds={"text": "text"},
+        first_rows=[{"text": text} for text in sample[:FIRST]],
+        texts={"text": sample},
     )
 
 
@@ -65,20 +64,17 @@ def preview_conll(path: Path) -> Preview:
     if not number:
         raise UserError(f"{path} is empty, expected a word and its tag on each line")
     width = max(widths, key=lambda fields: len(widths[fields]))
-    first = [
-        {
-            "words": " ".join(token.fields[0] for token in sentence),
-            "tags": " ".join(token.fields[-1] for token in sentence if len(token.fields) > 1),
-        }
-        for sentence in sentences[:FIRST]
-    ]
-    tokens = [token for sentence in sentences for token in sentence if len(token.fields) == width][:_SAMPLED]
     return create_preview(
         {"data": number},
-        columns=[_describe(str(column), [token.fields[column] for token in tokens]) for column in range(width)],
-        first=first,
-        labels={tag: {"data": count} for tag, count in labels.most_common()},
-        lengths=_measure([" ".join(token.fields[0] for token in sentence) for sentence in sentences]),
+        kinds={str(column): "class" if column == width - 1 else "text" for column in range(width)},
+        first_rows=[
+            {str(column): " ".join(token.fields[column] for token in tokens) for column in range(width)}
+            for tokens in (
+                [token for token in sentence if len(token.fields) >= width] for sentence in sentences[:FIRST]
+            )
+        ],
+        label_counts={str(width - 1): dict(labels.most_common())} if labels else {},
+        texts={"0": [" ".join(token.fields[0] for token in sentence) for sentence in sentences]},
         problems=_find_width_problems(widths, width),
         task="token_classification",
     )
@@ -104,20 +100,13 @@ def preview_squad(path: Path) -> Preview:
     wrong = [question.number for question in questions if question.is_wrong]
     answered = sum(bool(row["answers"]) for row in rows)
     counts = {_ANSWERED: answered, _UNANSWERED: len(rows) - answered}
-    problems = [
-        Problem(
-            f"{len(wrong):,} answers are not in their context at answer_start ({show_lines(wrong)})",
-            "answer_start counts code points from 0",
-            is_error=True,
-        )
-    ]
     return create_preview(
         {"data": len(rows)},
-        columns=[_describe(name, [row[name] for row in rows]) for name in rows[0]],
-        first=rows[:FIRST],
-        labels={label: {"data": count} for label, count in counts.items() if count},
-        lengths=_measure([row["context"] for row in rows[:_SAMPLED]]),
-        problems=problems if wrong else [],
+        kinds=dict.fromkeys(rows[0], "text"),
+        first_rows=rows[:FIRST],
+        label_counts={"answers": {label: count for label, count in counts.items() if count}},
+        texts={name: [row[name] for row in rows[:_SAMPLED]] for name in ("question", "context")},
+        problems=_find_wrong_answers(rows, wrong),
         task="question_answering",
     )
 
@@ -149,6 +138,13 @@ def _find_width_problems(widths: Mapping[int, Sequence[int]], width: int) -> lis
     return [Problem(summary, "expected as many in every line", is_error=True)]
 
 
+def _find_wrong_answers(questions: Sequence[object], wrong: Sequence[int]) -> list[Problem]:
+    if not wrong:
+        return []
+    summary = f"{len(wrong):,} of {len(questions):,} answers are not in their context at answer_start"
+    return [Problem(f"{summary} ({show_lines(wrong)})", "answer_start counts code points from 0", is_error=True)]
+
+
 def _read_questions(content: Any) -> Iterator[_Question]:
     number = 0
     for article in content["data"]:
@@ -166,14 +162,3 @@ def _read_questions(content: Any) -> Iterator[_Question]:
                 row = {"question": question["question"], "context": context, "answers": " | ".join(texts)}
                 yield _Question(number, row, wrong)
                 number += 1
-
-
-def _describe(name: str, values: Sequence[str]) -> dict[str, object]:
-    column = vars(describe_column(name, values))
-    return {key: value for key, value in column.items() if key not in ("counts", "length")}
-
-
-def _measure(texts: Sequence[str]) -> Lengths:
-    sample = sample_texts(texts)
-    script = next(iter(find_scripts(sample)), "")
-    return measure_lengths([texts], script=script, is_english=is_like_english(sample))

@@ -1,9 +1,11 @@
 """Unpacks the zip of a stranger: nothing outside the directory, no link, and no more than was allowed."""
 
+import gzip
 import os
 import stat
 import unicodedata
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +17,7 @@ PART = 1_048_576  # Bytes that are unpacked at once.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".txt", ".conll", ".conllu", ".bio", ".iob")
 _LINKS_AND_DEVICES = (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
 _ENCRYPTED = 0x1
+_GZIP = b"\x1f\x8b"
 _LONGEST_PART = 200  # Bytes of a file's name, which file systems limit to 255.
 
 
@@ -45,17 +48,35 @@ def unpack(path: Path, directory: Path, limits: ZipLimits) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return _unpack(archive, directory, limits)
-    except (
-        zipfile.BadZipFile,
-        zipfile.LargeZipFile,
-        NotImplementedError,
-        EOFError,
-        ValueError,
-        zipfile.zlib.error,
-    ) as error:  # type: ignore[attr-defined]
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise UserError(f"the zip cannot be read: {first_line(error)}") from error
+
+
+def unpack_gzip(path: Path, limit: int) -> None:
+    """Replaces a file that is compressed with gzip by its content, and leaves any other as it is.
+
+    Raises:
+        UserError: for a damaged one, and for one that has more bytes, or many times more, when it is unpacked.
+    """
+    with open(path, "rb") as file:
+        if file.read(2) != _GZIP:
+            return
+    target, written = path.with_name(f".{path.name}"), 0
+    most = max(PART, path.stat().st_size * ZipLimits.ratio)
+    try:
+        with gzip.open(path) as packed, open(target, "xb") as file:
+            while part := packed.read(PART):
+                written += len(part)
+                if written > limit:
+                    raise UserError(f"{path.name} has more than {limit:,} bytes when it is unpacked, the limit")
+                if written > most:
+                    raise UserError(f"{path.name} is over {ZipLimits.ratio} times as large when it is unpacked")
+                file.write(part)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path.name} cannot be unpacked: {first_line(error)}") from error
+    os.replace(target, path)
 
 
 def _unpack(archive: zipfile.ZipFile, directory: Path, limits: ZipLimits) -> list[str]:
