@@ -33,14 +33,10 @@ class Cleanup:
 
     Args:
         directory: of the service.
-        on_removal: is called with the directory of a job before it is removed.
     """
 
-    def __init__(
-        self, directory: Path, queue: Queue, data: DataSets, usage: Usage, *, on_removal: Callable[[Path], None]
-    ) -> None:
+    def __init__(self, directory: Path, queue: Queue, data: DataSets, usage: Usage) -> None:
         self.directory, self._queue, self._data, self._usage = directory, queue, data, usage
-        self._on_removal = on_removal
 
     def remove(self, job: Job) -> None:
         """Removes a job that has ended with its files.
@@ -50,9 +46,7 @@ class Cleanup:
         """
         self._queue.remove(job.id)  # First, so that a removal that is interrupted leaves no job without files.
         self._usage.note(job)
-        directory = job_directory(self.directory, job.id)
-        self._on_removal(directory)
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(job_directory(self.directory, job.id), ignore_errors=True)
 
     def run(self, keeping: Keeping) -> list[str]:
         """Removes what is too old or too much; returns what was removed, in words."""

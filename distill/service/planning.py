@@ -75,10 +75,10 @@ class Planner:
             command = (sys.executable, "-m", "distill", *overrides, *added, "dry_run=true")
             code, output, errors = await _run_command(command, {**os.environ, VARIABLE: str(events)})
             if code != 0:
-                raise RefusedError(422, _rename(_find_error(errors), names))
+                raise RefusedError(422, rename(_find_error(errors), names))
             lines = events.read_text(encoding="utf-8").splitlines() if events.is_file() else []
         seconds, notices = read_events(lines)
-        return Plan(_rename(output.strip(), names), seconds, tuple(_rename(notice, names) for notice in notices))
+        return Plan(rename(output.strip(), names), seconds, tuple(rename(notice, names) for notice in notices))
 
 
 async def _run_command(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
@@ -105,7 +105,8 @@ def _find_error(errors: str) -> str:
     return hide_secrets((ours or lines or ["the check failed without a message"])[-1])
 
 
-def _rename(text: str, names: Mapping[str, str]) -> str:
+def rename(text: str, names: Mapping[str, str]) -> str:
+    """Returns a text with names in place of paths."""
     for path, name in names.items():
         text = text.replace(path, name)
     return text
