@@ -43,7 +43,7 @@ ONLY = {
     "serve": {"errors", "installation", "storage", "edge"},
     "service": {
         "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
-        "jobs",
+        "events",
     },
     "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
 }  # fmt: skip

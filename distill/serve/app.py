@@ -18,13 +18,14 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.strings import shorten
 from distill.errors import first_line
 from distill.serve.batcher import FullError
+from distill.serve.bodies import GONE
 from distill.serve.completions import CompletionForm
 from distill.serve.documentation import render_documentation
 from distill.serve.generation import Generation, PlainForm
 from distill.serve.measurements import Measurements
 from distill.serve.middleware import AccessMiddleware
 from distill.serve.models import ServedModel, only
-from distill.serve.reading import GONE, find_ranking, read_records, wait_for_disconnect
+from distill.serve.reading import find_ranking, read_records, wait_for_disconnect
 from distill.serve.refusals import RefusedError, refuse, refuse_path
 from distill.serve.routes import PlainRoute
 from distill.serve.settings import Limits

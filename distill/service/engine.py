@@ -5,14 +5,17 @@ of an attempt, and not the engine, show whether it runs and how it ended, so tha
 """
 
 import json
+import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from distill.installation import PACKAGE, is_checkout
 from distill.storage import locks
-from distill.storage.files import write_json
+from distill.storage.files import JsonObject, write_json
 
 EngineState = Literal["waiting", "running", "finished", "failed", "lost"]
 MARKER = "DISTILL_SERVICE_JOB"  # The environment variable with the id of the job, which all of its processes inherit.
@@ -28,6 +31,7 @@ class Work:
         command: the program and its arguments.
         directory: that of the service.
         environment: variables that the command gets in addition.
+        grace_seconds: time for a checkpoint after a cancel, before its processes are killed.
     """
 
     job: str
@@ -35,10 +39,16 @@ class Work:
     command: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str]
+    grace_seconds: float = 20.0
+
+    @property
+    def name(self) -> str:
+        """The name of the attempt."""
+        return Attempt(self.directory, self.job, self.attempt).name
 
 
 class Engine(Protocol):
-    """Runs attempts of jobs. A handle names an attempt also after a restart of the service."""
+    """Runs attempts of jobs. The handle of an attempt is its name, also after a restart of the service."""
 
     seconds_between_checks: float  # Of the state of an attempt.
 
@@ -68,6 +78,17 @@ class Attempt:
     directory: Path
     job: str
     number: int
+
+    @classmethod
+    def find(cls, directory: Path, name: str) -> "Attempt":
+        """Returns the attempt of a name."""
+        job, _, number = name.partition("/")
+        return cls(directory, job, int(number))
+
+    @property
+    def name(self) -> str:
+        """The id of the job and the number of the attempt: `ID/N`."""
+        return f"{self.job}/{self.number}"
 
     @property
     def path(self) -> Path:
@@ -105,11 +126,6 @@ class Attempt:
         return self.path / "work.json"
 
     @property
-    def handle(self) -> Path:
-        """The handle that the engine has given."""
-        return self.path / "handle"
-
-    @property
     def lock(self) -> Path:
         """The lock of the job, which only one attempt holds at a time."""
         return self.job_directory / "lock"
@@ -118,13 +134,36 @@ class Attempt:
         """Returns whether the runner of this attempt runs."""
         return locks.is_held(self.process)
 
-    def read_exit(self) -> Mapping[str, object] | None:
+    def read_exit(self) -> JsonObject | None:
         """Returns how the attempt ended, None if it is not over."""
+        return _read_json(self.exit)
+
+    def read_process(self) -> int | None:
+        """Returns the process of the runner, None if it is not known yet."""
+        content = _read_json(self.process)
+        return None if content is None else int(content["pid"])
+
+    def read_log(self, offset: int) -> bytes:
+        """Returns the output of the command from a byte on."""
         try:
-            content: Mapping[str, object] = json.loads(self.exit.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return content
+            with open(self.log, "rb") as file:
+                file.seek(offset)
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+    def close(self) -> bool:
+        """Ends an attempt that does not run, for good. Returns whether it is over, which it is not if it runs."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = locks.acquire(self.lock)
+        if lock is None:
+            return False
+        try:
+            if not self.exit.exists():
+                write_json(self.exit, {"code": None, "error": None, "time": time.time()})
+        finally:
+            locks.release(lock)
+        return True
 
 
 def job_directory(directory: Path, job: str) -> Path:
@@ -136,9 +175,30 @@ def prepare(work: Work) -> tuple[str, ...]:
     """Writes the files of an attempt, and returns the command of its runner."""
     attempt = Attempt(work.directory, work.job, work.attempt)
     attempt.path.mkdir(parents=True, exist_ok=True)
-    write_json(attempt.work, {"command": list(work.command), "environment": dict(work.environment)})
+    write_json(
+        attempt.work,
+        {
+            "command": list(work.command), "environment": dict(work.environment), "grace_seconds": work.grace_seconds
+        },
+    )  # fmt: skip
     runner = (sys.executable, "-m", "distill.service.runner")
     return (*runner, str(work.directory.absolute()), work.job, str(work.attempt))
+
+
+def _read_json(path: Path) -> JsonObject | None:
+    """Returns the content of a file, None if it is missing or is being written."""
+    try:
+        content: JsonObject = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return content
+
+
+def list_environment() -> dict[str, str]:
+    """Returns the variables with which another directory finds this package, none if it is installed."""
+    if not is_checkout():
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))}
 
 
 def read_log(directory: Path, job: str, offset: int = 0, limit: int = 1_000_000) -> bytes:

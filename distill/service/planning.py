@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.credentials import hide_secrets
+from distill.events import VARIABLE
 from distill.serve.refusals import RefusedError
 
 AT_ONCE = 2  # Dry runs, each of which loads a teacher.
 WAITING = 16  # Dry runs that wait for their turn.
 SECONDS = 600.0  # After which a dry run is ended.
-EVENTS = "DISTILL_EVENTS"  # The variable that names the file of a command's events.
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Planner:
             places = {"output_dir": Path(directory, "runs"), "cache_dir": self.cache.absolute()}
             added = [f"{name}={path}" for name, path in places.items() if name not in given]
             command = (sys.executable, "-m", "distill", *overrides, *added, "dry_run=true")
-            code, output, errors = await _run_command(command, {**os.environ, EVENTS: str(events)})
+            code, output, errors = await _run_command(command, {**os.environ, VARIABLE: str(events)})
             if code != 0:
-                raise RefusedError(422, _rename(_find_error(errors), names))
+                raise RefusedError(422, rename(_find_error(errors), names))
             lines = events.read_text(encoding="utf-8").splitlines() if events.is_file() else []
         seconds, notices = read_events(lines)
-        return Plan(_rename(output.strip(), names), seconds, tuple(_rename(notice, names) for notice in notices))
+        return Plan(rename(output.strip(), names), seconds, tuple(rename(notice, names) for notice in notices))
 
 
 async def _run_command(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
@@ -105,7 +105,8 @@ def _find_error(errors: str) -> str:
     return hide_secrets((ours or lines or ["the check failed without a message"])[-1])
 
 
-def _rename(text: str, names: Mapping[str, str]) -> str:
+def rename(text: str, names: Mapping[str, str]) -> str:
+    """Returns a text with names in place of paths."""
     for path, name in names.items():
         text = text.replace(path, name)
     return text
