@@ -21,7 +21,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("models", "text"),
     ("tasks",),
     ("training",),
-    ("teaching", "export", "benchmark", "records", "serve", "builtin"),
+    ("teaching", "export", "benchmark", "records", "serve", "client", "builtin"),
     ("chain",),
     ("jobs",),
     ("__main__", "api", "__init__"),
@@ -40,6 +40,7 @@ WITHIN = {
 ONLY = {
     "edge": {"errors", "storage", "readers"},
     "serve": {"errors", "installation", "storage", "edge"},
+    "client": {"errors"},
     "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
 }
 BUILTIN = "distill.builtin"
