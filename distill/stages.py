@@ -86,6 +86,8 @@ class Stages:
         """Sets the seconds that stages will take. With those of the training, the whole run has a time."""
         self._expected |= seconds
         self._is_planned |= TRAINING in seconds
+        if self._stage is not None and self._is_planned:
+            events.send("stage", stage=self._stage, **self.progress())
 
     def expect_left(self, seconds: float) -> None:
         """Raises the time of the stage that runs, where it will take `seconds` s more than until now."""

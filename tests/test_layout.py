@@ -24,6 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("teaching", "export", "benchmark", "records", "serve", "client", "builtin"),
     ("chain",),
     ("jobs",),
+    ("service",),
     ("__main__", "api", "__init__"),
 )
 # Within a level these may import each other in this order, the earlier ones from the later ones.
@@ -41,8 +42,12 @@ ONLY = {
     "edge": {"errors", "storage", "readers"},
     "serve": {"errors", "installation", "storage", "edge"},
     "client": {"errors"},
+    "service": {
+        "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
+        "events",
+    },
     "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
-}
+}  # fmt: skip
 BUILTIN = "distill.builtin"
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
 
