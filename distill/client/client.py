@@ -15,6 +15,8 @@ URL = "http://127.0.0.1:8080"
 ENDED = ("finished", "failed", "cancelled")  # The states that a job does not leave by itself.
 # Paths of what a finished job leaves, and the endings of their names here; a zip is unpacked.
 FILES = {"bundle": ("bundle.zip", ""), "student": ("student.zip", ""), "report": ("report", ".html")}
+# Formats of data whose files have other endings.
+FORMATS = {"json": "squad", "txt": "text", "conllu": "conll", "bio": "conll", "iob": "conll"}
 PATIENCE = 600.0  # Seconds without an answer after which `watch` gives up.
 PAUSE = 1.0  # Seconds before another connection.
 
@@ -51,11 +53,12 @@ class Client:
         """Returns a job: its state, stage, progress, metrics, and the results of a finished one."""
         return self._service.ask("GET", _path(job))
 
-    def cancel(self, job: str) -> None:
-        """Cancels a job that is queued or runs. One that has ended is refused, because the service would remove it."""
-        state = self.job(job)["state"]
-        if state in ENDED:
-            raise UserError(f"job {job} is {state} already: there is nothing to cancel")
+    def cancel(self, job: str) -> Json:
+        """Cancels a job that is queued or runs, and returns it; one that has ended is refused."""
+        return self._service.ask("DELETE", f"{_path(job)}?cancel=1")
+
+    def remove(self, job: str) -> None:
+        """Removes a job that has ended, with its files; one that is queued or runs is cancelled."""
         self._service.ask("DELETE", _path(job))
 
     def retry(self, job: str) -> Json:
@@ -63,40 +66,57 @@ class Client:
         return self._service.ask("POST", _path(job, "retry"), {})
 
     def log(self, job: str, offset: int = 0) -> str:
-        """Returns the output of a job from a byte on."""
-        with self._service.open("GET", f"{_path(job, 'log')}?offset={offset}") as answer:
-            return answer.read().decode("utf-8", "replace")
+        """Returns the output of a job until now, from a byte on."""
+        parts: list[bytes] = []
+        while not parts or parts[-1]:  # The service gives a part of a long one.
+            place = f"{_path(job, 'log')}?offset={offset + sum(map(len, parts))}"
+            with self._service.open("GET", place) as answer:
+                parts.append(answer.read())
+        return b"".join(parts).decode("utf-8", "replace")
 
-    def predict(self, job: str, inputs: Sequence[Any]) -> Json:
-        """Returns the predictions of the student of a finished job for texts or records, as `distill.serve` does."""
-        return self._service.ask("POST", _path(job, "predict"), {"inputs": list(inputs)})
+    def predict(self, job: str, inputs: Sequence[Any], *, run: str | None = None) -> Json:
+        """Returns the predictions of the student of a finished job for texts or records, as `distill.serve` does.
 
-    def deploy(self, job: str) -> Json:
-        """Gives the bundle of a finished job to the server of predictions that the service was started with."""
-        return self._service.ask("POST", _path(job, "deploy"), {})
+        Args:
+            run: one of the `runs` of a job that has several.
+        """
+        return self._service.ask("POST", _path(job, "predict") + _query(run=run), {"inputs": list(inputs)})
+
+    def deploy(self, job: str, *, run: str | None = None) -> Json:
+        """Puts the bundle of a finished job into the place of the one that a server of predictions serves."""
+        return self._service.ask("POST", _path(job, "deploy") + _query(run=run), {})
 
     def upload(self, path: str | Path, *, name: str | None = None, format: str | None = None) -> Json:
         """Uploads a file, or a directory as a zip, and returns the data set, which overrides name as `data:NAME`.
 
         Args:
             name: of the data set; by default that of the file without its ending.
-            format: csv, tsv, jsonl, parquet, conll, squad or zip; by default the ending of the file.
+            format: csv, tsv, jsonl, parquet, conll, squad, text or zip; by default by the ending of the file.
         """
         path = Path(path).expanduser()
         with open_data(path) as (file, ending):
-            place = f"/data/{quote(name or path.stem, safe='')}?{urlencode({'format': format or ending})}"
+            place = f"/data/{quote(name or path.stem, safe='')}{_query(format=format or FORMATS.get(ending, ending))}"
             return self._service.ask("PUT", place, file=file)
 
     def data(self, name: str) -> Json:
         """Returns the columns, the first rows and the problems of a data set."""
         return self._service.ask("GET", f"/data/{quote(name, safe='')}")
 
-    def fetch(self, job: str, what: str = "bundle", *, to: str | Path | None = None, force: bool = False) -> Path:
+    def fetch(
+        self,
+        job: str,
+        what: str = "bundle",
+        *,
+        to: str | Path | None = None,
+        run: str | None = None,
+        force: bool = False,
+    ) -> Path:
         """Downloads what a finished job left, and returns its path here: a directory, or the file of the report.
 
         Args:
             what: bundle, student or report.
             to: a path that does not exist; by default `JOB-bundle` and so on, in the working directory.
+            run: one of the `runs` of a job that has several.
             force: also a bundle without a file that passed the gate of its export.
         """
         if what not in FILES:
@@ -105,7 +125,8 @@ class Client:
         target = Path(to).expanduser() if to is not None else Path(f"{job}-{what}{ending}")
         if target.exists():
             raise UserError(f"{target} exists: give another path, or remove it")
-        with self._service.open("GET", _path(job, source) + "?force=1" * force) as answer:
+        query = _query(run=run, force="1" if force else None)
+        with self._service.open("GET", _path(job, source) + query) as answer:
             download(answer, target, unpack=not ending)
         return target
 
@@ -148,6 +169,11 @@ def _describe_job(overrides: Sequence[str], form: Mapping[str, Any] | None, name
 
 def _path(job: str, *rest: str) -> str:
     return "/".join(["/jobs", quote(job, safe=""), *rest])
+
+
+def _query(**values: str | None) -> str:
+    given = {name: value for name, value in values.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _is_end(event: Event | None) -> bool:

@@ -22,7 +22,7 @@ from distill.errors import Interrupted, UserError
 ADDRESS, TOKEN = "DISTILL_SERVICE", "DISTILL_SERVICE_TOKEN"
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 3}  # Of watch, by the state in which the job ended.
 # An override of a key whose value may be a file or a directory with data.
-_DATA = re.compile(r"(\+*[\w.@/]*\b(?:data_dir|unlabelled|bank|transfer(?:\.\w+)?|texts)=)(.+)")
+_DATA = re.compile(r"(\+*[\w.]*\b(?:data_dir|unlabelled|bank|transfer(?:\.\w+)?|teacher\.texts|teacher\.path)=)(.+)")
 _TITLE = 50  # Characters of the overrides in the list of jobs.
 
 
@@ -60,6 +60,7 @@ def _create_parser() -> argparse.ArgumentParser:
         command.add_argument("job", metavar="ID")
     fetch.add_argument("what", nargs="?", choices=FILES, default="bundle", help="default %(default)s")
     fetch.add_argument("--to", type=Path, metavar="PATH", help="a new directory or file; default ID-bundle and so on")
+    fetch.add_argument("--run", metavar="NAME", help="one of the runs of a job that has several")
     fetch.add_argument("--force", action="store_true", help="also a bundle that did not pass its gate")
     commands.add_parser("jobs", parents=[service], help="list your jobs")
     return parser
@@ -86,8 +87,8 @@ def _upload(client: Client, override: str) -> str:
     """Returns the override with the data set that holds its local file, uploaded unless the service has it already."""
     found = _DATA.fullmatch(override)
     path = Path(found[2]).expanduser() if found else None
-    if found is None or path is None or not path.exists():
-        return override
+    if found is None or path is None or not path.exists() or (path.is_dir() and "teacher." in found[1]):
+        return override  # A model stays here, because the service takes none.
     name = f"{re.sub(r'[^A-Za-z0-9-]+', '-', path.resolve().stem).strip('-') or 'data'}-{hash_data(path)[:12]}"
     try:
         client.data(name)
@@ -115,13 +116,13 @@ def _watch(client: Client, options: argparse.Namespace) -> int:
 
 
 def _fetch(client: Client, options: argparse.Namespace) -> int:
-    _print(client.fetch(options.job, options.what, to=options.to, force=options.force))
+    _print(client.fetch(options.job, options.what, to=options.to, run=options.run, force=options.force))
     return 0
 
 
 def _cancel(client: Client, options: argparse.Namespace) -> int:
-    client.cancel(options.job)
-    _print(f"Job {options.job} is being cancelled")
+    job = client.cancel(options.job)
+    _print(f"Job {options.job} is {job['state']}")
     return 0
 
 

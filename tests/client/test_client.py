@@ -52,7 +52,8 @@ def pack(**files: str) -> bytes:
         (lambda c: c.jobs(), "GET /jobs", b"", {"jobs": [JOB]}, [JOB]),
         (lambda c: c.job("a/b"), "GET /jobs/a%2Fb", b"", JOB, JOB),
         (lambda c: c.retry("j1"), "POST /jobs/j1/retry", {}, JOB, JOB),
-        (lambda c: c.log("j1", 5), "GET /jobs/j1/log", b"", "schön".encode(), "schön"),
+        (lambda c: c.cancel("j1"), "DELETE /jobs/j1", b"", JOB, JOB),
+        (lambda c: c.remove("j1"), "DELETE /jobs/j1", b"", b"", None),
         (lambda c: c.predict("j1", ["a"]), "POST /jobs/j1/predict", {"inputs": ["a"]}, {"predictions": []},
          {"predictions": []}),
         (lambda c: c.deploy("j1"), "POST /jobs/j1/deploy", {}, {"model": "films"}, {"model": "films"}),
@@ -75,14 +76,17 @@ def test_without_a_token_none_is_sent_and_a_path_of_the_address_is_kept(service:
     assert "Authorization" not in service.requests[0].headers
 
 
-def test_only_a_live_job_is_cancelled(service: FakeService) -> None:
-    service.answer("GET /jobs/j1", Answer({"id": "j1", "state": "running"}), Answer({"id": "j1", "state": "failed"}))
-    service.answer("DELETE /jobs/j1", Answer(b"", 202))
-    asking = Client(service.url)
-    asking.cancel("j1")
-    with pytest.raises(UserError, match="^job j1 is failed already: there is nothing to cancel$"):
-        asking.cancel("j1")
-    assert len(service.asked("DELETE /jobs/j1")) == 1
+def test_a_cancelled_job_is_not_removed_where_it_has_ended_meanwhile(service: FakeService) -> None:
+    service.answer("DELETE /jobs/j1", Answer(JOB, 202))
+    Client(service.url).cancel("j1")
+    assert service.requests[0].path == "/jobs/j1?cancel=1"
+
+
+def test_a_long_log_is_read_in_parts(service: FakeService) -> None:
+    content = "schön".encode()
+    service.answer("GET /jobs/j1/log", Answer(content[:4]), Answer(content[4:]), Answer(b""))
+    assert Client(service.url).log("j1", 5) == "schön"
+    assert [request.path.partition("=")[2] for request in service.requests] == ["5", "9", "11"]
 
 
 # Errors
@@ -224,6 +228,10 @@ def test_a_file_is_uploaded_with_its_length_and_format(service: FakeService, tmp
     service.answer("PUT /data/other%20name", Answer({"name": "other name"}, 201))
     Client(service.url).upload(path, name="other name", format="tsv")
     assert service.requests[-1].path == "/data/other%20name?format=tsv"
+    service.answer("PUT /data/notes", Answer({}, 201))
+    (tmp_path / "notes.txt").write_text("a")
+    Client(service.url).upload(tmp_path / "notes.txt")
+    assert service.requests[-1].path == "/data/notes?format=text"
 
 
 def test_a_directory_is_uploaded_as_a_zip_without_hidden_files(service: FakeService, tmp_path: Path) -> None:
@@ -270,8 +278,8 @@ def test_a_bundle_is_fetched_as_a_directory_and_the_report_as_a_file(
     assert (tmp_path / "j1-bundle" / "onnx" / "int8.onnx").read_text() == "x"
     assert asking.fetch("j1", "report", to="new/report.html") == Path("new/report.html")
     assert (tmp_path / "new" / "report.html").read_text() == "<html>"
-    asking.fetch("j1", to="forced", force=True)
-    assert service.requests[-1].path == "/jobs/j1/bundle.zip?force=1"
+    asking.fetch("j1", to="forced", run="a/b", force=True)
+    assert service.requests[-1].path == "/jobs/j1/bundle.zip?run=a%2Fb&force=1"
     with pytest.raises(UserError, match="^j1-bundle exists: give another path, or remove it$"):
         asking.fetch("j1")
     with pytest.raises(UserError, match="^got weights, expected one of bundle, student, report$"):

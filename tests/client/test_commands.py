@@ -110,9 +110,15 @@ def test_a_bundle_is_fetched_and_a_refusal_is_printed(run: Run, service: FakeSer
 
 
 def test_a_job_is_cancelled(run: Run, service: FakeService) -> None:
-    service.answer("GET /jobs/j1", Answer({"id": "j1", "state": "running"}))
-    service.answer("DELETE /jobs/j1", Answer(b"", 202))
-    assert run("cancel", "j1") == (0, "Job j1 is being cancelled\n", "")
+    service.answer("DELETE /jobs/j1", Answer({"id": "j1", "state": "cancelling"}, 202))
+    assert run("cancel", "j1") == (0, "Job j1 is cancelling\n", "")
+
+
+def test_a_model_of_this_machine_is_not_uploaded(run: Run, service: FakeService, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    service.answer("POST /jobs", Answer({"error": "teacher.path is for the administrator"}, 422))
+    assert run("submit", "teacher.path=model") == (2, "", "error: teacher.path is for the administrator\n")
+    assert len(service.requests) == 1
 
 
 def test_jobs_are_a_table(run: Run, service: FakeService) -> None:
