@@ -4,7 +4,7 @@ from distill.client import Client
 
 client = Client("http://127.0.0.1:8080")
 client.upload("films.csv")
-job = client.submit(["+teacher=minilm", "+student=distilbert", "task=csv", "task.data_dir=data:films"])
+job = client.submit(["+teacher=minilm", "+student=distilbert", "task=classification", "task.data_dir=data:films"])
 client.wait(job["id"])  # A bar in a terminal and in a notebook.
 client.fetch(job["id"])  # Its bundle, as a directory.
 """

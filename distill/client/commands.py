@@ -1,6 +1,6 @@
 """The commands `distill submit`, `watch`, `fetch`, `cancel` and `jobs`, which ask a service.
 
-    distill submit +teacher=minilm +student=distilbert task=csv task.data_dir=films.csv
+    distill submit +teacher=minilm +student=distilbert task=classification task.data_dir=films.csv
     distill watch ID
     distill fetch ID
 
