@@ -28,9 +28,8 @@ from distill.errors import (
     first_line,
     forget_interrupt,
 )
-from distill.installation import install_command
+from distill.installation import config_directory, install_command
 from distill.jobs import slurm
-from distill.jobs.conf import config_directory
 from distill.jobs.registry import find_job
 from distill.storage.files import is_full_disk
 from distill.storage.mirror import is_url, local_path

@@ -1,0 +1,1 @@
+"""Engines: the machines on which attempts of jobs run."""
