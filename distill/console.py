@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from distill.credentials import hide_secrets
+from distill.events import events
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # And those of the direction.
 
@@ -49,6 +50,7 @@ def print_line(text: str, style: str | None = None) -> None:
 def print_notice(text: str) -> None:
     """Prints a notice: something unexpected that is no error."""
     print_line(f"Notice: {text}", style="yellow")
+    events.send("notice", text=hide_secrets(text))
 
 
 def in_notebook() -> bool:

@@ -83,16 +83,26 @@ class Dispatcher:
         self._lock: int | None = None
         self._warning = ""
 
+    def lock(self) -> None:
+        """Takes the directory, until `stop`.
+
+        Raises:
+            UserError: if another service uses the directory.
+        """
+        if self._lock is not None:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = locks.acquire(self.directory / SERVICE_LOCK)
+        if self._lock is None:
+            raise UserError(f"{self.directory} is in use by another service: stop it, or give another directory")
+
     def start(self) -> None:
         """Begins to run jobs, and takes over those that an earlier service has left.
 
         Raises:
             UserError: if another service uses the directory.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = locks.acquire(self.directory / SERVICE_LOCK)
-        if self._lock is None:
-            raise UserError(f"{self.directory} is in use by another service: stop it, or give another directory")
+        self.lock()
         self._thread.start()
 
     def wake(self) -> None:

@@ -1,5 +1,6 @@
 """Progress bar of a training."""
 
+import time
 from collections.abc import Mapping
 
 import lightning as L
@@ -7,6 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from distill.console import ProgressMeter, console
+from distill.events import EVERY_SECONDS, events
 from distill.stages import stages
 
 SMOOTHING = 0.95  # Of the losses, the share of the steps before.
@@ -16,6 +18,8 @@ ROOM = 66  # Columns of a line beside the losses and the best metric.
 
 class ProgressBar(Callback):
     """Shows the loss with each term, the best metric on dev so far and the time left, over all steps of a training.
+
+    It sends the same as events: of the steps the first, the last and one in a second, and of dev every evaluation.
 
     Args:
         metric: name of the logged metric on dev.
@@ -29,6 +33,7 @@ class ProgressBar(Callback):
         self._meter: ProgressMeter | None = None
         self._losses: dict[str, float] = {}
         self._best: float | None = None
+        self._last_event = float("-inf")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._meter = ProgressMeter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
@@ -37,12 +42,15 @@ class ProgressBar(Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
         self._add(trainer.callback_metrics)
         self._update(trainer.global_step)
+        self._send_step(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         score = trainer.callback_metrics.get(self.metric)
         if score is not None:
             self._best = float(score) if self._best is None else self._select(self._best, float(score))
             self._update(trainer.global_step, now=f"{self.metric} {float(score):.4f}")
+        dev = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("dev/")}
+        events.send("metrics", title=self.title, step=trainer.global_step, metrics=dev)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -64,6 +72,17 @@ class ProgressBar(Callback):
         if self._meter is not None:
             self._meter.show(step, status, now=now)
             stages.expect_left(self._meter.left())
+
+    def _send_step(self, trainer: L.Trainer) -> None:
+        now = time.monotonic()
+        if now - self._last_event < EVERY_SECONDS and trainer.global_step < trainer.max_steps:
+            return
+        self._last_event = now
+        events.send(
+            "step", title=self.title, step=trainer.global_step, steps=trainer.max_steps, epoch=trainer.current_epoch,
+            loss=self._losses.get(TOTAL), losses={name: self._losses.get(name) for name in self.weights},
+            **stages.progress(),
+        )  # fmt: skip
 
     def _stop(self) -> None:
         if self._meter is not None:
