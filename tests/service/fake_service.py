@@ -1,5 +1,6 @@
 """A service without jobs: the paths of the real one, answered from memory, with events that a test sends."""
 
+import itertools
 import json
 import re
 import threading
@@ -98,15 +99,15 @@ class FakeService:
     def follow(self, id: str, after: int) -> Iterator[bytes]:
         """Yields the server-sent events of a job after one of them, until the state of an end, or a cut."""
         cuts, events = self._cuts, self._events[id]
-        while True:
+        for number in itertools.count(after + 1):
             with self._changed:
-                self._changed.wait_for(lambda: len(events) > after or self._cuts > cuts)
-            if self._cuts > cuts:
+                while len(events) < number and self._cuts == cuts:
+                    self._changed.wait()
+            if self._cuts != cuts:
                 return
-            kind, data = events[after]
-            after += 1
-            yield f"id: {after}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
-            if kind == "state" and data["state"] in ENDS and after == len(events):
+            kind, data = events[number - 1]
+            yield f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+            if kind == "state" and data["state"] in ENDS and number == len(events):
                 return
 
 
