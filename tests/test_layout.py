@@ -21,7 +21,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("models", "text"),
     ("tasks",),
     ("training",),
-    ("teaching", "export", "benchmark", "records", "serve", "builtin"),
+    ("teaching", "export", "benchmark", "records", "serve", "client", "builtin"),
     ("chain",),
     ("jobs",),
     ("service",),
@@ -41,6 +41,7 @@ WITHIN = {
 ONLY = {
     "edge": {"errors", "storage", "readers"},
     "serve": {"errors", "installation", "storage", "edge"},
+    "client": {"errors"},
     "service": {
         "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
         "events",

@@ -279,7 +279,7 @@ class _Checker:
                 is_data = name == "teacher.path" and self.from_file
                 return self._resolve(name, verdict, value, "data" if is_data else "teacher")
             case Kind.CHOICE:
-                self._check_choice(name, verdict, value.text)
+                return self._check_choice(name, verdict, value.text)
             case Kind.NAME | Kind.FILES:
                 if not is_name(value.text):
                     raise OverrideError(f"got {name}={show(value.text)}, expected {verdict.kind}")
@@ -288,13 +288,14 @@ class _Checker:
                     raise OverrideError(f"got {name}={show(value.text)}, expected {verdict.kind}")
         return value
 
-    def _check_choice(self, name: str, verdict: Verdict, text: str) -> None:
+    def _check_choice(self, name: str, verdict: Verdict, text: str) -> Scalar:
         known = list_choices(verdict.group)
         if text not in known:
             open_to_all = [choice for choice in known if choice not in verdict.excluded]
             raise OverrideError(f"got {name}={show(text)}, expected one of {', '.join(open_to_all)}")
         if text in verdict.excluded and not (self.administrator and verdict.group != "job"):
             raise OverrideError(f"{name}={text} is not for requests to the service: choose another one")
+        return Scalar(text)
 
     def _resolve(self, name: str, verdict: Verdict, value: Scalar, prefix: str) -> Scalar:
         """Returns the path of `data:NAME` or `teacher:NAME`."""

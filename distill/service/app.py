@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import asdict, dataclass, field
@@ -131,6 +134,8 @@ class Service:
         self.dispatcher.start()
         cleaning = asyncio.create_task(self._clean())
         self.is_ready = True
+        if threading.current_thread() is threading.main_thread():  # Others get no signals.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._drain)
         try:
             yield
         finally:
@@ -138,6 +143,16 @@ class Service:
             cleaning.cancel()
             await self.children.stop()
             await asyncio.to_thread(self.dispatcher.stop)
+
+    def _drain(self) -> None:
+        """Lets running jobs end, begins no others, and then stops the service."""
+        self.log("draining: no job is started any more, and the service ends with those that run")
+
+        def wait() -> None:
+            self.dispatcher.drain()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=wait, daemon=True).start()
 
     async def _clean(self) -> None:
         while True:

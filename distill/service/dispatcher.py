@@ -64,17 +64,18 @@ class Dispatcher:
         engine: where they run.
         directory: that of the service.
         workers: largest number of jobs at once.
+        grace_seconds: time for a checkpoint after a cancel, before the processes of a job are killed.
         build_command: returns the command of an attempt.
     """
 
     def __init__(
         self, queue: Queue, engine: Engine, directory: Path, workers: int = 1, *,
-        build_command: BuildCommand = build_command,
+        grace_seconds: float = 20.0, build_command: BuildCommand = build_command,
     ) -> None:  # fmt: skip
         if workers < 1:
             raise UserError(f"got {workers} workers, expected at least 1")
         self.queue, self.engine, self.directory, self.workers = queue, engine, directory, workers
-        self._build_command = build_command
+        self._grace_seconds, self._build_command = grace_seconds, build_command
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._changed = threading.Event()
         self._idle = threading.Event()
@@ -175,7 +176,8 @@ class Dispatcher:
     def _submit(self, job: Job) -> None:
         attempt = Attempt(self.directory, job.id, job.attempt)
         environment = {EVENTS_VARIABLE: str(attempt.events.absolute()), "PYTHONUNBUFFERED": "1"}
-        work = Work(job.id, job.attempt, self._build_command(job, attempt), self.directory, environment)
+        command = self._build_command(job, attempt)
+        work = Work(job.id, job.attempt, command, self.directory, environment, self._grace_seconds)
         try:
             self.engine.submit(work)
         except UserError as error:  # The engine will never take it.

@@ -39,7 +39,7 @@ class Work:
     command: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str]
-    grace_seconds: float = 20.0
+    grace_seconds: float
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ MOST_PARTS = 10  # Of a key.
 DEEPEST = 4  # Lists and mappings within each other.
 
 _KEY = re.compile(r"(\+\+|\+|)([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=", re.ASCII)
-_RANGE = re.compile(r"range\(\s*(-?\d{1,9})\s*(?:,\s*(-?\d{1,9})\s*)?(?:,\s*(-?\d{1,9})\s*)?\)", re.ASCII)
+_RANGE = re.compile(r"range\(\s*(-?\d{1,18})\s*(?:,\s*(-?\d{1,18})\s*)?(?:,\s*(-?\d{1,18})\s*)?\)", re.ASCII)
 _MAPPING_KEY = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*:", re.ASCII)
 _UNQUOTED = re.compile(r"""[^,\[\]{}()'"=\\]+""")
 # Scalars that stand without quotes; Hydra reads their types.

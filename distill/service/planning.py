@@ -78,7 +78,8 @@ class Planner:
                 raise RefusedError(422, rename(_find_error(errors), names))
             lines = events.read_text(encoding="utf-8").splitlines() if events.is_file() else []
         seconds, notices = read_events(lines)
-        return Plan(rename(output.strip(), names), seconds, tuple(rename(notice, names) for notice in notices))
+        text = "\n".join(line.rstrip() for line in output.strip().splitlines())
+        return Plan(rename(text, names), seconds, tuple(rename(notice, names) for notice in notices))
 
 
 async def _run_command(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+from distill.errors import first_line
 from distill.service.engine import MARKER, Attempt
 from distill.service.processes import adopt_orphans, die_with_parent, find_descendants, find_marked, kill
 from distill.storage import locks
@@ -72,8 +73,8 @@ class Runner:
                     env={**os.environ, **environment, MARKER: self.attempt.job}, pass_fds=(lock,),
                     start_new_session=True, preexec_fn=die_with_parent,
                 )  # fmt: skip
-            except OSError as error:
-                log.write(f"error: {command[0]} cannot be run: {error.strerror}\n".encode())
+            except (OSError, ValueError) as error:  # For example, of a NUL in an argument.
+                log.write(f"error: {command[0]} cannot be run: {first_line(error)}\n".encode())
                 return 1
         self._command = started.pid
         if self._stopping:

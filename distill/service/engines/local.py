@@ -1,5 +1,6 @@
 """Runs attempts as processes of this machine."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -66,7 +67,8 @@ class LocalEngine:
         if now - self._cancelled.setdefault(handle, now) > _PATIENCE:
             kill([*find_descendants(runner.pid), runner])
         else:
-            runner.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                runner.terminate()
 
     def list(self) -> list[str]:
         """Returns the handles of attempts whose runner lives."""
