@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from distill.service.queue import Event, Queue, State
 
@@ -81,7 +81,12 @@ class Feeds:
         self._queue = queue
         self._feeds: dict[str, Feed] = {}
 
-    async def watch(self, job: str, after: int, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+    @property
+    def watched(self) -> int:
+        """The number of jobs that somebody watches."""
+        return len(self._feeds)
+
+    async def watch(self, job: str, after: int, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Yields the events of a job after a number, up to the state of its end, or until `is_open` is false.
 
         Those of a job that was tried again go on after such a state.

@@ -130,6 +130,26 @@ def test_the_form_wants_a_column_of_each_kind_that_the_task_needs(service: FakeS
     assert service.requests == []
 
 
+def test_the_form_takes_task_and_columns_from_the_data(service: FakeService, open_page: Open) -> None:
+    service.data["films"] = make_data_set(
+        "films", ["review", "text", "stars"], [["a film", "b", "good"]], text=["review"], label=["stars"]
+    )
+    service.data["manuals"] = make_data_set("manuals", ["question"], [["why"]], task="question_answering", text=None)
+    service.data["tags"] = make_data_set("tags", ["0", "1"], [["fly", "O"]], task="unknown", text=None)
+    page = open_page(service, "#/new")
+    page.select_option("#data-set", "films")
+    page.wait_for_selector("#column-label")
+    assert page.input_value("#column-label") == "stars"
+    checked = "[...document.querySelectorAll('.choices :checked')].map((box) => box.value)"
+    assert page.evaluate(checked) == ["review"]
+    for name, task in (("manuals", "question_answering"), ("tags", "question_answering"), ("films", "classification")):
+        page.select_option("#data-set", name)
+        last = list(service.data[name]["first_rows"][0].values())[-1]
+        page.wait_for_selector(f"#new-preview .cell:text('{last}')")
+        assert page.input_value("#task") == task
+        assert page.locator("#column-label").count() == (name == "films")
+
+
 def test_a_file_is_uploaded_and_chosen(service: FakeService, open_page: Open, tmp_path: Path) -> None:
     file = tmp_path / "My Films (2026).tsv"
     file.write_bytes(b"text\tlabel\na film\tgood\n")
@@ -261,7 +281,7 @@ def test_files_are_fetched_and_a_bundle_without_a_passed_gate_only_by_force(
     service.emit("a", "state", state="finished", attempt=1)
     page = open_page(service, "#/job/a")
     page.wait_for_selector("#outcome:not([hidden])")
-    assert page.inner_text("#gates") == "No bundle: model.int8.onnx loses 2.1 points"
+    assert page.inner_text("#gates") == "No file passed its gate: model.int8.onnx loses 2.1 points"
     page.click("#bundle")
     page.wait_for_selector("#force:not([hidden])")
     assert page.inner_text("#alert") == "model.int8.onnx loses 2.1 points"
@@ -274,6 +294,20 @@ def test_files_are_fetched_and_a_bundle_without_a_passed_gate_only_by_force(
         assert Path(download.value.path()).read_bytes() == content
 
 
+def test_one_of_several_runs_is_chosen_for_files_and_texts(service: FakeService, open_page: Open) -> None:
+    service.add(make_job("a", results=[RESULT | {"run": "runs/0"}, RESULT | {"run": "runs/1"}]))
+    service.emit("a", "state", state="finished", attempt=1)
+    page = open_page(service, "#/job/a")
+    page.select_option("#run", "runs/1")
+    assert page.locator("#result-table tr td:first-child").all_inner_texts() == ["runs/0", "runs/1"]
+    page.fill("#texts", "a film")
+    page.click("#predict")
+    page.wait_for_selector(".result")
+    assert service.requests[-1][1] == "/jobs/a/predict?run=runs%2F1&force=1"
+    with page.expect_response("**/jobs/a/student.zip?run=runs%2F1"):
+        page.click("#student-files")
+
+
 def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> None:
     service.add(make_job("a", results=[RESULT]))
     service.emit("a", "state", state="finished", attempt=1)
@@ -282,7 +316,7 @@ def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> 
     page.click("#predict")
     page.wait_for_selector(".result")
     assert service.requests[-1] == (
-        "POST", "/jobs/a/predict", {"inputs": ["a film", ["one", "two"], {"text": "a record"}]},
+        "POST", "/jobs/a/predict?force=1", {"inputs": ["a film", ["one", "two"], {"text": "a record"}]},
     )  # fmt: skip
     assert page.inner_text("#predicted") == "3 predictions"
     assert page.inner_text(".result >> nth=0").split("\n") == ["a film", "good", "0.750", "<u>bad</u>", "0.250"]
