@@ -305,6 +305,8 @@ def test_one_of_several_runs_is_chosen_for_files_and_texts(service: FakeService,
     page = open_page(service, "#/job/a")
     page.select_option("#run", "runs/1")
     assert page.locator("#result-table tr td:first-child").all_inner_texts() == ["runs/0", "runs/1"]
+    assert page.get_attribute("#report", "href") == "jobs/a/report"
+    assert page.get_attribute("#run-report", "href") == "jobs/a/report?run=runs%2F1"
     page.fill("#texts", "a film")
     page.click("#predict")
     page.wait_for_selector(".result")
