@@ -409,8 +409,8 @@ def run(count: int, seed: int) -> Outcome:
                 [sys.executable, str(Path(__file__).resolve()), "--serve", str(machine.service), str(machine.accepted)],
                 stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=empty,
             )  # fmt: skip
+        assert service.stdout is not None
         try:
-            assert service.stdout is not None
             line, *tokens = json.loads(service.stdout.readline())
             outcome = send_all(machine, int(line.rpartition(":")[2]), tokens, count=count, seed=seed)
             if service.poll() is not None:
