@@ -1,4 +1,4 @@
-"""Tests of the page of the service in headless Chromium, against a service that answers from memory."""
+"""Tests of the page of the service in headless Chromium, with one that answers from memory, and with the real one."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from distill.service.page import load_page
+from distill.service.queue import State
+from tests.conftest import sentences
 from tests.documentation.test_accessibility import AXE, CLIPPED
 from tests.edge.conftest import needs_browser
+from tests.records.test_collection_report import save
+from tests.service.conftest import Running
 from tests.service.fake_service import FakeService, Json, make_data_set, make_job, serve
+from tests.service.programs import wait_for
 
 pytestmark = [needs_browser, pytest.mark.xdist_group("browser")]
 Open = Callable[..., Any]
@@ -34,7 +39,7 @@ def open_page(browser: Any) -> Iterator[Open]:
     """A function that opens the page of a service at a place; no script of it may fail."""
     opened, errors = [], []
 
-    def start(service: FakeService, place: str = "", **options: Any) -> Any:
+    def start(service: FakeService | Running, place: str = "", **options: Any) -> Any:
         page = browser.new_page(**options)
         opened.append(page)
         page.set_default_timeout(20_000)
@@ -300,6 +305,8 @@ def test_one_of_several_runs_is_chosen_for_files_and_texts(service: FakeService,
     page = open_page(service, "#/job/a")
     page.select_option("#run", "runs/1")
     assert page.locator("#result-table tr td:first-child").all_inner_texts() == ["runs/0", "runs/1"]
+    assert page.get_attribute("#report", "href") == "jobs/a/report"
+    assert page.get_attribute("#run-report", "href") == "jobs/a/report?run=runs%2F1"
     page.fill("#texts", "a film")
     page.click("#predict")
     page.wait_for_selector(".result")
@@ -396,6 +403,53 @@ def test_no_text_of_a_job_or_of_data_becomes_markup(service: FakeService, open_p
     assert seen[-1] >= 10
 
 
+def test_the_page_and_the_service_fit_together(start: Callable[..., Running], open_page: Open, tmp_path: Path) -> None:
+    running, file = start(), tmp_path / "films.csv"
+    file.write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in sentences(40)))
+    page = open_page(running, "#/new")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.set_input_files("#file", file)
+    page.click("#send")
+    page.wait_for_selector("#new-preview .bars")
+    assert page.input_value("#column-label") == "stars"
+    page.select_option("#teacher", "minilm")
+    page.select_option("#student", "bilstm")
+    page.click("#plan-button")
+    page.wait_for_selector("#plan:not([hidden])")
+    assert [page.inner_text(f"#{id}") for id in ("plan-text", "estimate", "plan-notices")] == [
+        "10 steps", "This job takes about 13 s.", "one epoch",
+    ]  # fmt: skip
+    page.click("#submit-button")
+    page.wait_for_url("**/#/job/*")
+    id = page.url.rpartition("/")[2]
+    job = running.wait(id, State.RUNNING)
+    assert (job.data, job.overrides[0]) == (("films",), "+teacher=minilm")
+    running.write_events(
+        id, {"kind": "stage", "stage": "training", "progress": 0.5, "seconds_left": 9.0},
+        {"kind": "step", "title": "student", "step": 3, "steps": 10, "epoch": 0, "loss": 0.5},
+        {"kind": "metrics", "title": "student", "step": 3, "metrics": {"dev/accuracy": 0.75}},
+    )  # fmt: skip
+    page.wait_for_selector("figure >> nth=1")
+    assert page.inner_text("#watch").split("\n") == ["training", "about 9 s left", "student: step 3 of 10, epoch 1"]
+    page.click("#cancel")
+    page.wait_for_selector("#retry:not([hidden])")
+    page.click("#retry")
+    wait_for(lambda: running.job(id).attempt == 2)
+    save(running.service.runs_directory(job) / "toy")
+    running.end(id)
+    page.wait_for_selector("#result-table td")
+    assert page.locator("#result-table td").all_inner_texts() == [
+        "toy", "accuracy on dev", "0.9000", "0.9000", "100.0%", "40", "8", "passed",
+    ]  # fmt: skip
+    page.click("#bundle")
+    page.wait_for_selector("#alert:not(:empty)")
+    assert page.inner_text("#alert") == "the run has no bundle: its student was not exported"
+    page.click("nav a:text('Data')")
+    page.click("button[aria-label='Delete films']")
+    page.wait_for_selector("#no-data:not([hidden])")
+    assert running.service.data.list("local") == []
+
+
 def test_the_form_is_filled_and_submitted_with_the_keyboard_alone(service: FakeService, open_page: Open) -> None:
     service.data["films"] = make_data_set("films", ["text", "label"], [["a film", "good"]])
     page = open_page(service)
@@ -455,7 +509,7 @@ PLACES = {
 }  # fmt: skip
 
 
-def visit(page: Any, service: FakeService, place: str) -> None:
+def visit(page: Any, service: FakeService | Running, place: str) -> None:
     page.goto(f"http://127.0.0.1:{service.port}/{place}")
     page.wait_for_selector(PLACES[place], state="attached")
 
