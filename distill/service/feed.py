@@ -9,7 +9,7 @@ from distill.service.queue import Event, Queue, State
 
 EVERY_SECONDS = 0.2  # Between two looks for new events, of a job that somebody watches.
 RECENT = 256  # Events that are kept for watchers who are not far behind; others read from the queue.
-AT_ONCE = 500  # Events that a watcher who is behind reads at once.
+AT_ONCE = 100  # Events that a watcher who is behind reads at once.
 WAIT_SECONDS = 1.0  # For a new event, before a watcher looks whether the service stops.
 QUIET_SECONDS = 15.0  # After which a comment is sent, so that a proxy does not close the connection.
 

@@ -43,7 +43,7 @@ def make_data_set(name: str, columns: list[str], first: list[list[str]], **chang
     return {
         "name": name, "format": "csv", "bytes": 12_345, "rows": 5_000, "columns": columns,
         "first_rows": [dict(zip(columns, row, strict=True)) for row in first], "label_counts": {}, "lengths": {},
-        "problems": [],
+        "problems": [], "task": "classification", "text": [], "label": [],
     } | changes  # fmt: skip
 
 

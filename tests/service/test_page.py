@@ -1,4 +1,4 @@
-"""Tests of the page of the service in headless Chromium, against a service that answers from memory."""
+"""Tests of the page of the service in headless Chromium, with one that answers from memory, and with the real one."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from distill.service.page import load_page
+from distill.service.queue import State
+from tests.conftest import sentences
 from tests.documentation.test_accessibility import AXE, CLIPPED
 from tests.edge.conftest import needs_browser
+from tests.records.test_collection_report import save
+from tests.service.conftest import Running
 from tests.service.fake_service import FakeService, Json, make_data_set, make_job, serve
+from tests.service.programs import wait_for
 
 pytestmark = [needs_browser, pytest.mark.xdist_group("browser")]
 Open = Callable[..., Any]
@@ -34,7 +39,7 @@ def open_page(browser: Any) -> Iterator[Open]:
     """A function that opens the page of a service at a place; no script of it may fail."""
     opened, errors = [], []
 
-    def start(service: FakeService, place: str = "", **options: Any) -> Any:
+    def start(service: FakeService | Running, place: str = "", **options: Any) -> Any:
         page = browser.new_page(**options)
         opened.append(page)
         page.set_default_timeout(20_000)
@@ -128,6 +133,26 @@ def test_the_form_wants_a_column_of_each_kind_that_the_task_needs(service: FakeS
     assert page.locator("#column-label").count() == 0
     assert page.evaluate("document.querySelector('#form').checkValidity()") is True
     assert service.requests == []
+
+
+def test_the_form_takes_task_and_columns_from_the_data(service: FakeService, open_page: Open) -> None:
+    service.data["films"] = make_data_set(
+        "films", ["review", "text", "stars"], [["a film", "b", "good"]], text=["review"], label=["stars"]
+    )
+    service.data["manuals"] = make_data_set("manuals", ["question"], [["why"]], task="question_answering", text=None)
+    service.data["tags"] = make_data_set("tags", ["0", "1"], [["fly", "O"]], task="unknown", text=None)
+    page = open_page(service, "#/new")
+    page.select_option("#data-set", "films")
+    page.wait_for_selector("#column-label")
+    assert page.input_value("#column-label") == "stars"
+    checked = "[...document.querySelectorAll('.choices :checked')].map((box) => box.value)"
+    assert page.evaluate(checked) == ["review"]
+    for name, task in (("manuals", "question_answering"), ("tags", "question_answering"), ("films", "classification")):
+        page.select_option("#data-set", name)
+        last = list(service.data[name]["first_rows"][0].values())[-1]
+        page.wait_for_selector(f"#new-preview .cell:text('{last}')")
+        assert page.input_value("#task") == task
+        assert page.locator("#column-label").count() == (name == "films")
 
 
 def test_a_file_is_uploaded_and_chosen(service: FakeService, open_page: Open, tmp_path: Path) -> None:
@@ -261,7 +286,7 @@ def test_files_are_fetched_and_a_bundle_without_a_passed_gate_only_by_force(
     service.emit("a", "state", state="finished", attempt=1)
     page = open_page(service, "#/job/a")
     page.wait_for_selector("#outcome:not([hidden])")
-    assert page.inner_text("#gates") == "No bundle: model.int8.onnx loses 2.1 points"
+    assert page.inner_text("#gates") == "No file passed its gate: model.int8.onnx loses 2.1 points"
     page.click("#bundle")
     page.wait_for_selector("#force:not([hidden])")
     assert page.inner_text("#alert") == "model.int8.onnx loses 2.1 points"
@@ -274,6 +299,22 @@ def test_files_are_fetched_and_a_bundle_without_a_passed_gate_only_by_force(
         assert Path(download.value.path()).read_bytes() == content
 
 
+def test_one_of_several_runs_is_chosen_for_files_and_texts(service: FakeService, open_page: Open) -> None:
+    service.add(make_job("a", results=[RESULT | {"run": "runs/0"}, RESULT | {"run": "runs/1"}]))
+    service.emit("a", "state", state="finished", attempt=1)
+    page = open_page(service, "#/job/a")
+    page.select_option("#run", "runs/1")
+    assert page.locator("#result-table tr td:first-child").all_inner_texts() == ["runs/0", "runs/1"]
+    assert page.get_attribute("#report", "href") == "jobs/a/report"
+    assert page.get_attribute("#run-report", "href") == "jobs/a/report?run=runs%2F1"
+    page.fill("#texts", "a film")
+    page.click("#predict")
+    page.wait_for_selector(".result")
+    assert service.requests[-1][1] == "/jobs/a/predict?run=runs%2F1&force=1"
+    with page.expect_response("**/jobs/a/student.zip?run=runs%2F1"):
+        page.click("#student-files")
+
+
 def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> None:
     service.add(make_job("a", results=[RESULT]))
     service.emit("a", "state", state="finished", attempt=1)
@@ -282,7 +323,7 @@ def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> 
     page.click("#predict")
     page.wait_for_selector(".result")
     assert service.requests[-1] == (
-        "POST", "/jobs/a/predict", {"inputs": ["a film", ["one", "two"], {"text": "a record"}]},
+        "POST", "/jobs/a/predict?force=1", {"inputs": ["a film", ["one", "two"], {"text": "a record"}]},
     )  # fmt: skip
     assert page.inner_text("#predicted") == "3 predictions"
     assert page.inner_text(".result >> nth=0").split("\n") == ["a film", "good", "0.750", "<u>bad</u>", "0.250"]
@@ -362,6 +403,53 @@ def test_no_text_of_a_job_or_of_data_becomes_markup(service: FakeService, open_p
     assert seen[-1] >= 10
 
 
+def test_the_page_and_the_service_fit_together(start: Callable[..., Running], open_page: Open, tmp_path: Path) -> None:
+    running, file = start(), tmp_path / "films.csv"
+    file.write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in sentences(40)))
+    page = open_page(running, "#/new")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.set_input_files("#file", file)
+    page.click("#send")
+    page.wait_for_selector("#new-preview .bars")
+    assert page.input_value("#column-label") == "stars"
+    page.select_option("#teacher", "minilm")
+    page.select_option("#student", "bilstm")
+    page.click("#plan-button")
+    page.wait_for_selector("#plan:not([hidden])")
+    assert [page.inner_text(f"#{id}") for id in ("plan-text", "estimate", "plan-notices")] == [
+        "10 steps", "This job takes about 13 s.", "one epoch",
+    ]  # fmt: skip
+    page.click("#submit-button")
+    page.wait_for_url("**/#/job/*")
+    id = page.url.rpartition("/")[2]
+    job = running.wait(id, State.RUNNING)
+    assert (job.data, job.overrides[0]) == (("films",), "+teacher=minilm")
+    running.write_events(
+        id, {"kind": "stage", "stage": "training", "progress": 0.5, "seconds_left": 9.0},
+        {"kind": "step", "title": "student", "step": 3, "steps": 10, "epoch": 0, "loss": 0.5},
+        {"kind": "metrics", "title": "student", "step": 3, "metrics": {"dev/accuracy": 0.75}},
+    )  # fmt: skip
+    page.wait_for_selector("figure >> nth=1")
+    assert page.inner_text("#watch").split("\n") == ["training", "about 9 s left", "student: step 3 of 10, epoch 1"]
+    page.click("#cancel")
+    page.wait_for_selector("#retry:not([hidden])")
+    page.click("#retry")
+    wait_for(lambda: running.job(id).attempt == 2)
+    save(running.service.runs_directory(job) / "toy")
+    running.end(id)
+    page.wait_for_selector("#result-table td")
+    assert page.locator("#result-table td").all_inner_texts() == [
+        "toy", "accuracy on dev", "0.9000", "0.9000", "100.0%", "40", "8", "passed",
+    ]  # fmt: skip
+    page.click("#bundle")
+    page.wait_for_selector("#alert:not(:empty)")
+    assert page.inner_text("#alert") == "the run has no bundle: its student was not exported"
+    page.click("nav a:text('Data')")
+    page.click("button[aria-label='Delete films']")
+    page.wait_for_selector("#no-data:not([hidden])")
+    assert running.service.data.list("local") == []
+
+
 def test_the_form_is_filled_and_submitted_with_the_keyboard_alone(service: FakeService, open_page: Open) -> None:
     service.data["films"] = make_data_set("films", ["text", "label"], [["a film", "good"]])
     page = open_page(service)
@@ -421,7 +509,7 @@ PLACES = {
 }  # fmt: skip
 
 
-def visit(page: Any, service: FakeService, place: str) -> None:
+def visit(page: Any, service: FakeService | Running, place: str) -> None:
     page.goto(f"http://127.0.0.1:{service.port}/{place}")
     page.wait_for_selector(PLACES[place], state="attached")
 
