@@ -211,6 +211,7 @@ def test_a_job_is_watched_over_a_connection_that_breaks(service: FakeService, op
     assert captions[1] == "student: dev/accuracy: 0.75 at step 4, from 0.75 to 0.75"
     assert page.locator("figure >> nth=0").locator("path").count() == 2
     page.click("#metric-values summary")
+    page.wait_for_selector("#metric-table td")
     assert page.locator("#metric-table td").all_inner_texts() == ["student", "4", "0.7500"]
     service.jobs["a"]["results"] = [RESULT]
     service.emit("a", "state", state="finished", attempt=1)
@@ -232,6 +233,17 @@ def test_a_resumed_run_repeats_steps_which_replace_those_before(service: FakeSer
     page.wait_for_selector("figcaption:has-text('step 40')")
     [line] = page.evaluate("[...document.querySelectorAll('figure path')].map((path) => path.getAttribute('d'))")
     assert len(re.findall("[ML]", line)) == 3  # Steps 10, 20 and 40.
+
+
+def test_a_job_that_there_is_not_shows_nothing_of_another(service: FakeService, open_page: Open) -> None:
+    service.add(make_job("a", "failed", error="the disk is full"))
+    service.emit("a", "state", state="failed", attempt=1, error="the disk is full")
+    page = open_page(service, "#/job/a")
+    page.wait_for_selector("#retry:not([hidden])")
+    page.goto(f"http://127.0.0.1:{service.port}/#/job/b")
+    page.wait_for_selector("#alert:not(:empty)")
+    assert page.inner_text("#alert") == "there is no /jobs/b"
+    assert page.inner_text("#job").strip() == "Job"
 
 
 def test_a_job_is_cancelled_retried_pinned_and_removed(service: FakeService, open_page: Open) -> None:
@@ -341,6 +353,7 @@ def test_a_service_with_accounts_is_given_a_token_with_every_request(open_page: 
         for token in ("wrong", "secret"):
             page.wait_for_selector("#access:not([hidden])")
             page.wait_for_selector("#token:focus")
+            assert page.locator("main > section:visible").count() == 0
             page.fill("#token", token)
             with page.expect_response("**/jobs/a"):
                 page.keyboard.press("Enter")
