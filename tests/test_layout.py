@@ -44,7 +44,7 @@ ONLY = {
     "client": {"errors"},
     "service": {
         "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
-        "events",
+        "events", "jobs",
     },
     "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
 }  # fmt: skip

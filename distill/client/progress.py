@@ -26,7 +26,7 @@ class ProgressLine:
         """Adds an event; returns the line that it is worth where nothing is redrawn, empty for a step."""
         data = event.data
         if event.kind in ("stage", "step"):
-            self._progress, self._left = data.get("progress"), data.get("seconds_left")
+            self._progress, self._left = data.get("progress", self._progress), data.get("seconds_left")
         if event.kind == "state":
             self.state, self.error = str(data.get("state", "")), str(data.get("error") or "")
             return self.state + (f": {self.error}" if self.error else "")

@@ -6,6 +6,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from distill.edge.strings import escape
+
 
 class RefusedError(Exception):
     """A request that is not answered as it asks, with the status and the reason in words."""
@@ -16,9 +18,9 @@ class RefusedError(Exception):
 
 
 def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Returns an answer with the reason; half of a character is escaped in it."""
+    """Returns an answer with the reason in one line; half of a character is escaped in it."""
     retry = {"Retry-After": "1"} if status == 503 else {}
-    words = reason.encode("utf-8", "backslashreplace").decode()
+    words = escape(reason.encode("utf-8", "backslashreplace").decode())
     return JSONResponse({"error": words}, status_code=status, headers={**retry, **(headers or {})})
 
 

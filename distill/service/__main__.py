@@ -16,11 +16,11 @@ from distill.errors import DistillError, UserError, forget_interrupt
 from distill.installation import install_command
 from distill.serve.__main__ import write_log
 from distill.serve.hosts import is_loopback
+from distill.service.engines import ENGINES, create_engine
 
 if TYPE_CHECKING:
     from distill.service.app import Settings
 
-ENGINES = ("local",)
 GIGABYTE = 1_000_000_000
 
 
@@ -126,7 +126,6 @@ def _serve(options: argparse.Namespace) -> None:
         from distill.service.paths import create_app
     except ModuleNotFoundError as error:
         raise UserError(f"distill.service needs {error.name}: {install_command('service')}") from error
-    from distill.service.engines.local import LocalEngine
     from distill.service.queue import Queue
     from distill.storage.files import make_directory
 
@@ -141,7 +140,7 @@ def _serve(options: argparse.Namespace) -> None:
     hosts = {host.lower() for host in (options.host, *options.allow_host)} if is_local or options.allow_host else None
     service = Service(
         options.directory, Queue(options.directory / "jobs.sqlite", limit=options.queue),
-        LocalEngine(options.directory), settings=_read_settings(options), accounts=accounts, is_local=is_local,
+        create_engine(options.engine, options.directory), settings=_read_settings(options), accounts=accounts, is_local=is_local,
         hosts=hosts, log=write_log,
     )  # fmt: skip
     run(service, create_app(service), host=options.host, port=options.port)

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill.errors import UserError
 from distill.serve.hosts import is_known_host
@@ -13,6 +13,13 @@ from distill.service.accounts import LOCAL, Account, Accounts
 from distill.service.names import show
 
 OPEN_PATHS = ("/healthz", "/")  # Without a token: they tell nothing of anybody, and the page asks for it.
+# An answer is never taken for a page, and no other page reads or frames it.
+SAFE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
@@ -32,24 +39,33 @@ class AccessMiddleware:
         self.app, self.accounts, self.is_local, self.hosts = app, accounts, is_local, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] != "http":  # No path takes a WebSocket.
             await self.app(scope, receive, send)
             return
-        app: ASGIApp
-        headers = Headers(scope=scope)
-        host = headers.get("host")
-        account = self._find_account(scope)
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._choose(scope)(scope, receive, send_safely)
+
+    def _choose(self, scope: Scope) -> ASGIApp:
+        """Returns the application, or the refusal of a request."""
+        headers, host = Headers(scope=scope), Headers(scope=scope).get("host")
         if not is_known_host(host, self.hosts):
-            app = refuse(403, f"the host {show(host)} is not served: start the service with --allow-host NAME")
-        elif is_foreign(headers, scope["method"] if scope["type"] == "http" else "GET"):
-            app = refuse(403, f"a page of {show(headers.get('origin') or 'another site')} may not use the service")
-        elif isinstance(account, UserError):
-            app = refuse(503, str(account))
-        elif account is None and scope["path"] not in OPEN_PATHS:
-            app = refuse(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
-        else:
-            app, scope["account"] = self.app, account
-        await app(scope, receive, send)
+            return refuse(403, f"the host {show(host)} is not served: start the service with --allow-host NAME")
+        if is_foreign(headers, scope["method"]):
+            return refuse(403, f"a page of {show(headers.get('origin') or 'another site')} may not use the service")
+        account = self._find_account(scope)
+        if isinstance(account, UserError):
+            return refuse(503, str(account))
+        if account is None and scope["path"] not in OPEN_PATHS:
+            return refuse(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        scope["account"] = account
+        return self.app
 
     def _find_account(self, scope: Scope) -> Account | UserError | None:
         try:

@@ -132,7 +132,7 @@ class Accounts:
             return
         try:
             self._entries = _read(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.path} is damaged: restore it, or remove it and add every account again") from error
         self._seen = seen
 

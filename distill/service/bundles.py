@@ -80,8 +80,8 @@ def find_report(root: Path, name: str | None) -> Path:
     Raises:
         RefusedError: if there is none.
     """
-    reports = sorted(root.glob(f"sweeps/*/{REPORT}")) if name is None else []
-    path = reports[-1] if reports else choose_run(root, name) / REPORT
+    of_sweep = root / "sweep" / REPORT
+    path = of_sweep if name is None and of_sweep.is_file() else choose_run(root, name) / REPORT
     if not path.is_file():
         raise RefusedError(409, "the report is not written yet: wait until the job has finished")
     return path

@@ -91,11 +91,9 @@ def _list_columns(task: str) -> list[dict[str, Any]]:
     for name, _, comment in filter(None, map(_split, _lines(f"task/{task}.yaml"))):
         value = values.get(name)
         if _COLUMN.match(comment) and "CoNLL" not in comment and not isinstance(value, int):
-            several = isinstance(value, list)
-            found.append({
-                "name": name, "title": comment, "default": value[0] if several else value,
-                "many": several or "columns" in comment, "optional": value is None or "null:" in comment,
-            })  # fmt: skip
+            default, several = (value[0], True) if isinstance(value, list) else (value, "columns" in comment)
+            is_optional = value is None or "null:" in comment
+            found.append({"name": name, "title": comment, "default": default, "many": several, "optional": is_optional})
     return found
 
 

@@ -9,6 +9,7 @@ An upload is written to `data/.uploads/` and looked through by a process with li
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from starlette.requests import ClientDisconnect
+
 from distill.errors import UserError
+from distill.serve.bodies import GONE
 from distill.serve.refusals import RefusedError
 from distill.service.names import check_name, is_name, show
 from distill.storage.files import is_full_disk, write_json
@@ -134,6 +138,10 @@ class DataSets:
                 return found
             raise RefusedError(409, f"there is a data set {name} with other content: delete it, or take another name")
         about = await self._look(path, format, limit)
+        if about.get("full"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if "error" in about:
+            raise UserError(about["error"])
         size = sum(file.stat().st_size for file in content.rglob("*") if file.is_file())
         place = about["path"]
         found = DataSet(
@@ -175,8 +183,6 @@ class DataSets:
         if process.returncode != 0 or not output:
             raise UserError(f"the upload cannot be read as {format}: it needs too much memory, or it is damaged")
         about: dict[str, Any] = json.loads(output)
-        if "error" in about:
-            raise UserError(about["error"])
         return about
 
     def list(self, owner: str) -> "list[DataSet]":
@@ -286,6 +292,8 @@ async def _join(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             yield bytes(parts)
             return
+        except ClientDisconnect:
+            raise RefusedError(GONE, "the upload was cut off") from None
         except TimeoutError:
             raise RefusedError(408, f"no bytes of the upload arrived for {_IDLE_SECONDS:g} s") from None
         if len(parts) >= _PART:

@@ -126,6 +126,11 @@ class Attempt:
         return self.path / "work.json"
 
     @property
+    def stop(self) -> Path:
+        """A file on which the runner stops its command, as on SIGTERM, whatever machine it is on."""
+        return self.path / "stop"
+
+    @property
     def lock(self) -> Path:
         """The lock of the job, which only one attempt holds at a time."""
         return self.job_directory / "lock"
@@ -133,6 +138,17 @@ class Attempt:
     def is_alive(self) -> bool:
         """Returns whether the runner of this attempt runs."""
         return locks.is_held(self.process)
+
+    def state(self) -> EngineState | None:
+        """Returns the state that the files show, None where they show neither a runner nor an end."""
+        if self.is_alive():
+            return "running"
+        exit = self.read_exit()
+        if exit is None:
+            return None
+        if exit["code"] is None:
+            return "lost"
+        return "finished" if exit["code"] == 0 else "failed"
 
     def read_exit(self) -> JsonObject | None:
         """Returns how the attempt ended, None if it is not over."""
@@ -182,7 +198,7 @@ def prepare(work: Work) -> tuple[str, ...]:
         },
     )  # fmt: skip
     runner = (sys.executable, "-m", "distill.service.runner")
-    return (*runner, str(work.directory.absolute()), work.job, str(work.attempt))
+    return (*_find_package(), *runner, str(work.directory.absolute()), work.job, str(work.attempt))
 
 
 def _read_json(path: Path) -> JsonObject | None:
@@ -194,11 +210,12 @@ def _read_json(path: Path) -> JsonObject | None:
     return content
 
 
-def list_environment() -> dict[str, str]:
-    """Returns the variables with which another directory finds this package, none if it is installed."""
+def _find_package() -> tuple[str, ...]:
+    """Returns the begin of a command that finds this package from any directory, nothing if it is installed."""
     if not is_checkout():
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))}
+        return ()
+    paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
+    return ("env", f"PYTHONPATH={os.pathsep.join(paths)}")
 
 
 def read_log(directory: Path, job: str, offset: int = 0, limit: int = 1_000_000) -> bytes:

@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from distill.service.queue import Event, Queue, State
 
 EVERY_SECONDS = 0.2  # Between two looks for new events, of a job that somebody watches.
 RECENT = 256  # Events that are kept for watchers who are not far behind; others read from the queue.
-AT_ONCE = 500  # Events that a watcher who is behind reads at once.
+AT_ONCE = 100  # Events that a watcher who is behind reads at once.
 WAIT_SECONDS = 1.0  # For a new event, before a watcher looks whether the service stops.
 QUIET_SECONDS = 15.0  # After which a comment is sent, so that a proxy does not close the connection.
 
@@ -81,7 +81,12 @@ class Feeds:
         self._queue = queue
         self._feeds: dict[str, Feed] = {}
 
-    async def watch(self, job: str, after: int, is_open: Callable[[], bool]) -> AsyncIterator[bytes]:
+    @property
+    def watched(self) -> int:
+        """The number of jobs that somebody watches."""
+        return len(self._feeds)
+
+    async def watch(self, job: str, after: int, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Yields the events of a job after a number, up to the state of its end, or until `is_open` is false.
 
         Those of a job that was tried again go on after such a state.

@@ -19,6 +19,7 @@ from distill.service.preview import Preview, create_preview
 from distill.service.row_previews import preview_rows
 from distill.service.text_previews import preview_conll, preview_squad, preview_text
 from distill.service.zips import ZipLimits, unpack, unpack_gzip
+from distill.storage.files import is_full_disk
 
 MEMORY = 6 * 2**30  # Bytes of address space.
 SECONDS = 300  # Of the processor.
@@ -34,20 +35,30 @@ _MAGIC = {b"PK\x03\x04": "zip", b"PAR1": "parquet", b"%PDF": "PDF"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the description of an upload, or `{"error": line}`."""
+    """Prints what `answer` returns, with limits of memory and time."""
     path, format, limit = Path(arguments[0]), arguments[1], int(arguments[2])
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     real, sys.stdout = sys.stdout, sys.stderr  # Notices of the readers are no part of the answer.
+    print(json.dumps(answer(path, format, limit), allow_nan=False), file=real)
+    return 0
+
+
+def answer(path: Path, format: str, limit: int) -> dict[str, Any]:
+    """Returns the path, the rows and the preview of an upload, `{"error": line}`, or `{"full": true}` for the disk."""
     try:
         about = inspect(path, format, limit)
     except UserError as error:
         about = {"error": str(error).replace(f"{path.parent}/", "")}
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        about = {"full": True}
     except (MemoryError, RecursionError):
         about = {"error": f"{path.name} needs too much memory to be looked through"}
-    print(json.dumps(_encode(about), allow_nan=False), file=real)
-    return 0
+    encoded: dict[str, Any] = _encode(about)
+    return encoded
 
 
 def _encode(value: Any) -> Any:

@@ -23,7 +23,7 @@ def check_name(text: object, noun: str) -> str:
     if isinstance(text, str) and is_name(text):
         return text
     raise UserError(
-        f"got the name {show(text)} of a {noun}, expected 1 to {LONGEST} letters from a to z, digits, dots, hyphens "
+        f"got the {noun} {show(text)}, expected a name of 1 to {LONGEST} letters from a to z, digits, dots, hyphens "
         "and underscores, the first one a letter or a digit"
     )
 

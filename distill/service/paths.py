@@ -119,14 +119,6 @@ class Paths:
         async def show(request: Request, job: Job) -> Response:
             return await self._show(job)
 
-        async def remove(request: Request, job: Job) -> Response:
-            if not job.state.is_end:
-                return await self._show(await asyncio.to_thread(service.cancel, job), status=202)
-            if request.query_params.get("cancel") == "1":  # It has ended meanwhile, and its results stay.
-                raise RefusedError(409, f"job {job.id} is {job.state} already: there is nothing to cancel")
-            await service.remove(job)
-            return Response(status_code=204)
-
         async def retry(request: Request, job: Job) -> Response:
             service.check_quotas(find_account(request))
             return await self._show(await asyncio.to_thread(service.retry, job), status=202)
@@ -142,7 +134,7 @@ class Paths:
         self._add("POST", "/plan", "The dry run of a job", plan)
         self._add("GET", "/jobs", "The jobs, oldest first", list_all)
         self._add_job("GET", "", "A job with its runs and results", show)
-        self._add_job("DELETE", "", "Cancels a job, or removes one that has ended, unless cancel=1", remove)
+        self._add_job("DELETE", "", "Cancels a job, or removes one that has ended, unless cancel=1", self._remove)
         self._add_job("POST", "/retry", "Queues a job again that failed or was cancelled", retry)
         self._add_job("PUT", "/pin", "Keeps a job from being cleaned up", pin)
         self._add_job("GET", "/events", "Events of a job, as they come (server-sent events)", self._follow)
@@ -150,6 +142,14 @@ class Paths:
 
     async def _show(self, job: Job, *, status: int = 200) -> Response:
         return JSONResponse(await asyncio.to_thread(self.service.describe, job), status_code=status)
+
+    async def _remove(self, request: Request, job: Job) -> Response:
+        if not job.state.is_end:
+            return await self._show(await asyncio.to_thread(self.service.cancel, job), status=202)
+        if request.query_params.get("cancel") == "1":  # It has ended meanwhile, and its results stay.
+            raise RefusedError(409, f"job {job.id} is {job.state} already: there is nothing to cancel")
+        await self.service.remove(job)
+        return Response(status_code=204)
 
     async def _follow(self, request: Request, job: Job) -> Response:
         """Streams the events after the one of Last-Event-ID; 204 if there will be none."""

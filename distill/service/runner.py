@@ -7,6 +7,7 @@ processes with a session of their own, and writes how the command ended.
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ ERROR_LENGTH = 500  # Characters.
 _TAIL = 10_000  # Bytes of the log in which the error is looked for.
 _RESERVE = 4096  # Bytes that are written before the command begins, so that `exit.json` fits on a full disk.
 _FULL_BYTES = 1_000_000  # Free space below which the disk is full.
+_CHECK_SECONDS = 0.5  # Between two looks at the file `stop`.
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -38,6 +40,7 @@ class Runner:
         self._command: int | None = None  # The process.
         self._stopping = self._signalled = False
         self._grace = 0.0
+        self._end = math.inf  # The monotonic time at which the command is killed.
 
     def run(self) -> int:
         """Runs the command and returns its exit code; 0 if the attempt is over."""
@@ -51,7 +54,7 @@ class Runner:
         if attempt.exit.exists():
             return 0
         signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGALRM, self._kill)
+        signal.signal(signal.SIGALRM, self._check)
         process = locks.acquire(attempt.process, wait=True)
         if process is None:
             print(f"error: {attempt.process} cannot be locked", file=sys.stderr)
@@ -65,6 +68,7 @@ class Runner:
     def _run_command(self, command: list[str], environment: Mapping[str, str], lock: int) -> int:
         """Runs the command until all of its processes have ended, and returns its exit code, below 0 for a signal."""
         adopt_orphans()
+        signal.setitimer(signal.ITIMER_REAL, _CHECK_SECONDS, _CHECK_SECONDS)
         with open(self.attempt.log, "ab") as log:
             try:
                 # What the command leaves behind holds the lock of the job, also when this process is killed.
@@ -101,11 +105,13 @@ class Runner:
         if self._command is not None and not self._signalled:  # A second signal would prevent the checkpoint.
             self._signalled = True
             os.kill(self._command, signal.SIGTERM)
-            signal.setitimer(signal.ITIMER_REAL, max(self._grace, 0.001))
+            self._end = time.monotonic() + self._grace
 
-    def _kill(self, number: int, frame: FrameType | None) -> None:
-        """Kills the command, which has not stopped in time."""
-        if self._command is not None:
+    def _check(self, number: int, frame: FrameType | None) -> None:
+        """Stops the command if the engine wants it, and kills what has not stopped in time."""
+        if self.attempt.stop.exists():
+            self._stop(number, frame)
+        if time.monotonic() > self._end:
             kill(find_descendants(os.getpid()))
 
     def _reserve(self) -> None:

@@ -1,8 +1,10 @@
 """Unpacks the zip of a stranger: nothing outside the directory, no link, and no more than was allowed."""
 
+import errno
 import gzip
 import os
 import stat
+import struct
 import unicodedata
 import zipfile
 import zlib
@@ -50,8 +52,20 @@ def unpack(path: Path, directory: Path, limits: ZipLimits) -> list[str]:
             return _unpack(archive, directory, limits)
     except UserError:
         raise
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+    ) as error:
         raise UserError(f"the zip cannot be read: {first_line(error)}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Of a place before the beginning, where a damaged zip leads.
+            raise
+        raise UserError("the zip cannot be read: it is damaged") from error
 
 
 def unpack_gzip(path: Path, limit: int) -> None:

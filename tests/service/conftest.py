@@ -111,7 +111,9 @@ class Running:
 
     def submit(self, *overrides: str, **more: Any) -> Job:
         """Adds a job."""
-        answer = self.ask("POST", "/jobs", {"overrides": list(overrides) or ["+teacher=minilm", "+student=bilstm"]}, **more)
+        answer = self.ask(
+            "POST", "/jobs", {"overrides": list(overrides) or ["+teacher=minilm", "+student=bilstm"]}, **more
+        )
         assert answer.status == 201, answer.body
         return self.job(answer.body["id"])
 

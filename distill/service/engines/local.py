@@ -1,14 +1,13 @@
 """Runs attempts as processes of this machine."""
 
 import contextlib
-import os
 import subprocess
 import time
 from pathlib import Path
 
 import psutil
 
-from distill.service.engine import Attempt, EngineState, Work, list_environment, prepare
+from distill.service.engine import Attempt, EngineState, Work, prepare
 from distill.service.processes import find_descendants, find_marked, kill
 
 _PATIENCE = 120.0  # Seconds after which a runner that has not ended its command is killed itself.
@@ -33,24 +32,18 @@ class LocalEngine:
         command = prepare(work)
         with open(self._attempt(work.name).path / "runner.log", "ab") as log:
             self._runners[work.name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, **list_environment()},
-            )  # fmt: skip
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         return work.name
 
     def state(self, handle: str) -> EngineState:
         """Returns whether the runner lives, and how its command ended."""
         attempt = self._attempt(handle)
-        if attempt.is_alive():
-            return "running"
         runner = self._runners.get(handle)
         if runner is not None and runner.poll() is None:
-            return "waiting"  # It has just been started.
+            return attempt.state() or "waiting"  # It has just been started.
         self._runners.pop(handle, None)
-        exit = attempt.read_exit()
-        if exit is None or exit["code"] is None:
-            return "lost"
-        return "finished" if exit["code"] == 0 else "failed"
+        return attempt.state() or "lost"
 
     def log(self, handle: str, offset: int) -> bytes:
         """Returns the output of the command from a byte on."""
