@@ -194,7 +194,7 @@ def main() -> None:
         return
     true = [
         "+teacher=pretrained", f"teacher.path={options.teacher}", "+student=distilbert", "task=sst2",
-        f"task.data_dir={options.data}", "task.train_examples=64", "trainer.max_epochs=1", "trainer.batch_size=16",
+        f"task.data_dir={options.data}", "task.max_length=32", "trainer.max_epochs=1", "trainer.batch_size=16",
         "teacher.finetune.batch_size=16", "teacher.finetune.max_epochs=1", "teacher.accept_weak=true",
         "baseline=false", "benchmark.enabled=false",
     ]  # fmt: skip
