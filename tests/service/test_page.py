@@ -60,6 +60,8 @@ def fill_form(page: Any) -> None:
     page.wait_for_selector("#column-label")
     page.check("input[value=review]")
     page.select_option("#column-label", "stars")
+    page.select_option("#teacher", "minilm")
+    page.select_option("#student", "bilstm")
 
 
 def test_a_job_is_planned_and_submitted_with_the_columns_that_its_task_needs(
@@ -74,7 +76,6 @@ def test_a_job_is_planned_and_submitted_with_the_columns_that_its_task_needs(
     assert page.locator("#new-preview .notices li").all_inner_texts() == ["12 rows have no label"]
     assert page.locator("#new-preview td").all_inner_texts() == ["a film", "good", "review", "48.25", "301"]
     assert page.inner_text(".bars").split() == ["good", "2,600", "bad", "10"]
-    page.select_option("#student", "bilstm")
     page.select_option("#objective", "dkd")
     page.click("summary:text('Options')")
     page.fill("#option-0", "2")
@@ -128,6 +129,9 @@ def test_the_form_wants_a_column_of_each_kind_that_the_task_needs(service: FakeS
         page.evaluate("document.querySelector('input[value=review]').validationMessage") == "Choose the column of text."
     )
     page.check("input[value=review]")
+    for id in ("teacher", "student"):
+        assert page.evaluate("document.querySelector('#form').checkValidity()") is False
+        page.select_option(f"#{id}", index=1)
     assert page.evaluate("document.querySelector('#form').checkValidity()") is False  # The label is open.
     page.select_option("#task", "question_answering")
     assert page.locator("#column-label").count() == 0
@@ -211,6 +215,7 @@ def test_a_job_is_watched_over_a_connection_that_breaks(service: FakeService, op
     assert captions[1] == "student: dev/accuracy: 0.75 at step 4, from 0.75 to 0.75"
     assert page.locator("figure >> nth=0").locator("path").count() == 2
     page.click("#metric-values summary")
+    page.wait_for_selector("#metric-table td")
     assert page.locator("#metric-table td").all_inner_texts() == ["student", "4", "0.7500"]
     service.jobs["a"]["results"] = [RESULT]
     service.emit("a", "state", state="finished", attempt=1)
@@ -232,6 +237,17 @@ def test_a_resumed_run_repeats_steps_which_replace_those_before(service: FakeSer
     page.wait_for_selector("figcaption:has-text('step 40')")
     [line] = page.evaluate("[...document.querySelectorAll('figure path')].map((path) => path.getAttribute('d'))")
     assert len(re.findall("[ML]", line)) == 3  # Steps 10, 20 and 40.
+
+
+def test_a_job_that_there_is_not_shows_nothing_of_another(service: FakeService, open_page: Open) -> None:
+    service.add(make_job("a", "failed", error="the disk is full"))
+    service.emit("a", "state", state="failed", attempt=1, error="the disk is full")
+    page = open_page(service, "#/job/a")
+    page.wait_for_selector("#retry:not([hidden])")
+    page.goto(f"http://127.0.0.1:{service.port}/#/job/b")
+    page.wait_for_selector("#alert:not(:empty)")
+    assert page.inner_text("#alert") == "there is no /jobs/b"
+    assert page.inner_text("#job").strip() == "Job"
 
 
 def test_a_job_is_cancelled_retried_pinned_and_removed(service: FakeService, open_page: Open) -> None:
@@ -333,6 +349,20 @@ def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> 
     assert page.inner_text("#alert").startswith('{"text":')
 
 
+def test_a_student_that_predicts_nothing_writes_text(service: FakeService, open_page: Open) -> None:
+    service.add(make_job("a", results=[RESULT]))
+    service.emit("a", "state", state="finished", attempt=1)
+    service.refusals["POST", "/jobs/a/predict"] = (422, "the model a writes text: post to /generate")
+    page = open_page(service, "#/job/a")
+    page.fill("#texts", "once\n\nupon")
+    assert page.is_hidden("#write")
+    page.click("#predict")
+    page.click("#write")
+    page.wait_for_selector(".result >> nth=1")
+    assert page.locator(".written").all_inner_texts() == ["after once", "after upon"]
+    assert service.requests[0] == ("POST", "/jobs/a/generate?force=1", {"prompt": "once", "stream": False})
+
+
 def test_a_service_with_accounts_is_given_a_token_with_every_request(open_page: Open) -> None:
     with serve(FakeService(token="secret")) as service:
         service.add(make_job("a", results=[RESULT]))
@@ -341,6 +371,7 @@ def test_a_service_with_accounts_is_given_a_token_with_every_request(open_page: 
         for token in ("wrong", "secret"):
             page.wait_for_selector("#access:not([hidden])")
             page.wait_for_selector("#token:focus")
+            assert page.locator("main > section:visible").count() == 0
             page.fill("#token", token)
             with page.expect_response("**/jobs/a"):
                 page.keyboard.press("Enter")
@@ -471,6 +502,8 @@ def test_the_form_is_filled_and_submitted_with_the_keyboard_alone(service: FakeS
     reach("data-set")
     page.keyboard.type("films")
     page.wait_for_selector("#column-label")
+    reach("teacher")
+    page.keyboard.type("minilm")
     reach("student")
     page.keyboard.type("bilstm")
     reach("job-name")
