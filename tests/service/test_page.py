@@ -357,6 +357,8 @@ def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> 
     )  # fmt: skip
     assert page.inner_text("#predicted") == "3 predictions"
     assert page.inner_text(".result >> nth=0").split("\n") == ["a film", "good", "0.750", "<u>bad</u>", "0.250"]
+    widths = page.evaluate("[...document.querySelectorAll('.bar')].map((bar) => bar.style.width)")
+    assert widths[:2] == ["75%", "25%"]
     page.fill("#texts", '{"text": ')
     page.click("#predict")
     page.wait_for_selector("#alert:not(:empty)")
