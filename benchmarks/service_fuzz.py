@@ -238,8 +238,8 @@ def create_jobs(text: Any) -> Any:
     return body.map(_dump)
 
 
-def create_uploads(machine: Machine, text: Any) -> Any:
-    """Returns a strategy of the bytes of uploads."""
+def create_uploads(machine: Machine, text: Any) -> tuple[Any, Any, Any]:
+    """Returns strategies of the bytes of uploads: of tables, of zips, and of anything."""
     from hypothesis import strategies as st
 
     secret, row = f"{machine.outside}/secret.txt", b"text,label\n" + b"a film,good\n" * 9
@@ -249,13 +249,9 @@ def create_uploads(machine: Machine, text: Any) -> Any:
     entries = st.lists(st.tuples(names.filter(_is_unicode), content, mode), max_size=4)
     known = [row, gzip.compress(row), b"PAR1", b"", b"[" * 50_000, row.replace(b",", b";"), b"\xff\xfea"]
     table = st.builds(lambda rows, rest: rows + rest, st.just(row), st.binary(max_size=20))
-    return (
-        table
-        | st.sampled_from(known)
-        | st.builds(make_zip, entries)
-        | st.binary(max_size=200)
-        | create_values(text).map(_dump)
-    )
+    zips = st.builds(make_zip, entries)
+    others = st.sampled_from(known) | st.binary(max_size=200) | create_values(text).map(_dump)
+    return table, zips, table | zips | others
 
 
 def create_paths(text: Any, jobs: Sequence[str]) -> tuple[Any, Any, Any]:
@@ -281,9 +277,8 @@ def create_requests(machine: Machine, tokens: Sequence[str], jobs: Sequence[str]
     from hypothesis import strategies as st
 
     text = create_texts(machine, jobs)
-    body, upload = create_jobs(text), create_uploads(machine, text)
+    body, (table, zips, upload) = create_jobs(text), create_uploads(machine, text)
     of_job, of_data, path = create_paths(text, jobs)
-    formats = st.sampled_from(["csv", "zip", "squad"])
     names = [
         "Host", "Origin", "Content-Type", "Last-Event-ID", "Range", "Expect", "Sec-Fetch-Site", "Content-Encoding",
         "Transfer-Encoding", "Content-Length", "X-Forwarded-For", "Cookie",
@@ -295,7 +290,7 @@ def create_requests(machine: Machine, tokens: Sequence[str], jobs: Sequence[str]
     headers = st.dictionaries(st.sampled_from(names), st.sampled_from(values), max_size=2)
     token = st.sampled_from([*tokens, tokens[0], "", "wrong", "\xe9"])
     method = st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "x"])
-    plain, data_sets = st.just(dict[str, str]()), st.builds("/data/set{}?format={}".format, st.integers(0, 60), formats)
+    plain, data_sets = st.just(dict[str, str]()), st.builds("/data/set{}?format=".format, st.integers(0, 60))
     jobs_body = st.builds(
         build_request, st.just("POST"), st.sampled_from(["/jobs", "/plan"]), body, plain, st.sampled_from(tokens)
     )
@@ -304,13 +299,18 @@ def create_requests(machine: Machine, tokens: Sequence[str], jobs: Sequence[str]
     )
     anything = st.builds(build_request, method, path, body | upload, headers, token)
     any_upload = st.builds(build_request, st.just("PUT"), of_data, upload, headers | plain, token)
-    true_upload = st.builds(build_request, st.just("PUT"), data_sets, upload, plain, st.sampled_from(tokens))
+    true_table, true_zip = (
+        st.builds(
+            build_request, st.just("PUT"), data_sets.map(f"{{}}{name}".format), content, plain, st.sampled_from(tokens)
+        )
+        for name, content in (("csv", table), ("zip", zips))
+    )
     # An upload that is whole takes a process, a second of the machine.
-    often = (jobs_body, of_jobs, anything)
-    built = st.one_of(*often * 8, any_upload, true_upload)
+    often = jobs_body | of_jobs | anything
+    built = st.integers(0, 49).flatmap(lambda number: (any_upload | true_table | true_zip) if number == 0 else often)
     cut = st.builds(lambda whole, share: whole.cut(share), built, st.floats(0, 1))
     raw = st.builds(Request, st.binary(max_size=300) | st.just(b"GET / HTTP/9\r\n\r\n"), st.just(""), st.just(False))
-    return st.one_of(*[built] * 6, cut, raw)
+    return st.integers(0, 9).flatmap(lambda number: {0: cut, 1: raw}.get(number, built))
 
 
 def _is_unicode(text: str) -> bool:
@@ -409,8 +409,8 @@ def run(count: int, seed: int) -> Outcome:
                 [sys.executable, str(Path(__file__).resolve()), "--serve", str(machine.service), str(machine.accepted)],
                 stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=empty,
             )  # fmt: skip
+        assert service.stdout is not None
         try:
-            assert service.stdout is not None
             line, *tokens = json.loads(service.stdout.readline())
             outcome = send_all(machine, int(line.rpartition(":")[2]), tokens, count=count, seed=seed)
             if service.poll() is not None:

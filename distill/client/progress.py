@@ -29,6 +29,7 @@ class ProgressLine:
             self._progress, self._left = data.get("progress", self._progress), data.get("seconds_left")
         if event.kind == "state":
             self.state, self.error = str(data.get("state", "")), str(data.get("error") or "")
+            self._progress, self._left = 1.0 if self.state == "finished" else self._progress, None
             return self.state + (f": {self.error}" if self.error else "")
         if event.kind == "stage":
             self.stage, self._step = str(data.get("stage", "")), ""

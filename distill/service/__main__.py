@@ -140,8 +140,8 @@ def _serve(options: argparse.Namespace) -> None:
     hosts = {host.lower() for host in (options.host, *options.allow_host)} if is_local or options.allow_host else None
     service = Service(
         options.directory, Queue(options.directory / "jobs.sqlite", limit=options.queue),
-        create_engine(options.engine, options.directory), settings=_read_settings(options), accounts=accounts, is_local=is_local,
-        hosts=hosts, log=write_log,
+        create_engine(options.engine, options.directory), settings=_read_settings(options), accounts=accounts,
+        is_local=is_local, hosts=hosts, log=write_log,
     )  # fmt: skip
     run(service, create_app(service), host=options.host, port=options.port)
 

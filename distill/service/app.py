@@ -121,7 +121,7 @@ class Service:
         self.usage = Usage(self.directory, queue, self.data)
         self.children = Children(settings.idle_seconds)
         self.planner = Planner(self.directory / "cache")
-        self.feeds = Feeds(queue)
+        self.feeds = Feeds(queue, self.directory)
         self.measurements = Measurements(self.directory, queue, self.children)
         self.cleanup = Cleanup(self.directory, queue, self.data, self.usage)
         self.deploying = asyncio.Lock()

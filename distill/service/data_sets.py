@@ -271,7 +271,8 @@ async def _receive(stream: AsyncIterator[bytes], path: Path, limit: int, too_lar
             if size > limit:
                 raise too_large
             await asyncio.to_thread(_write, file, digest.update, part)
-        await asyncio.to_thread(lambda: (file.flush(), os.fsync(file.fileno())))
+        await asyncio.to_thread(file.flush)
+        await asyncio.to_thread(os.fsync, file.fileno())
     if not size:
         raise RefusedError(422, "the upload has no bytes")
     return digest.hexdigest()

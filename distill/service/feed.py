@@ -4,7 +4,9 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
+from distill.service.engine import job_directory
 from distill.service.queue import Event, Queue, State
 
 EVERY_SECONDS = 0.2  # Between two looks for new events, of a job that somebody watches.
@@ -14,9 +16,14 @@ WAIT_SECONDS = 1.0  # For a new event, before a watcher looks whether the servic
 QUIET_SECONDS = 15.0  # After which a comment is sent, so that a proxy does not close the connection.
 
 
-def render_event(event: Event) -> bytes:
-    """Returns an event in the form of server-sent events, with its number as the id."""
+def render_event(event: Event, runs: Path) -> bytes:
+    """Returns an event in the form of server-sent events, with its number as the id.
+
+    Args:
+        runs: directory of the job's runs, to which the paths in an event are relative.
+    """
     data = json.dumps({**event.data, "time": event.time, "attempt": event.attempt})
+    data = data.replace(json.dumps(f"{runs}/")[1:-1], "")
     return f"id: {event.number}\nevent: {event.kind}\ndata: {data}\n\n".encode()
 
 
@@ -28,9 +35,9 @@ def is_end(event: Event) -> bool:
 class Feed:
     """The newest events of one job, for as long as somebody watches it."""
 
-    def __init__(self, queue: Queue, job: str) -> None:
+    def __init__(self, queue: Queue, job: str, runs: Path) -> None:
         self.watchers, self.last = 0, 0
-        self._queue, self._job = queue, job
+        self._queue, self._job, self._runs = queue, job, runs
         self._recent: deque[tuple[Event, bytes]] = deque(maxlen=RECENT)
         self._changed = asyncio.Condition()
         self._reader: asyncio.Task[None] | None = None
@@ -60,14 +67,14 @@ class Feed:
         events = await asyncio.to_thread(self._queue.events, self._job, after, AT_ONCE)
         if not events:  # The job was removed meanwhile.
             await asyncio.sleep(seconds)
-        return [(event, render_event(event)) for event in events]
+        return [(event, render_event(event, self._runs)) for event in events]
 
     async def _read(self) -> None:
         while True:
             events = await asyncio.to_thread(self._queue.events, self._job, self.last, AT_ONCE)
             if events:
                 async with self._changed:
-                    self._recent.extend((event, render_event(event)) for event in events)
+                    self._recent.extend((event, render_event(event, self._runs)) for event in events)
                     self.last = events[-1].number
                     self._changed.notify_all()
             if len(events) < AT_ONCE:
@@ -75,10 +82,14 @@ class Feed:
 
 
 class Feeds:
-    """The feeds of the jobs that are watched."""
+    """The feeds of the jobs that are watched.
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
+    Args:
+        directory: of the service.
+    """
+
+    def __init__(self, queue: Queue, directory: Path) -> None:
+        self._queue, self._directory = queue, directory
         self._feeds: dict[str, Feed] = {}
 
     @property
@@ -91,7 +102,8 @@ class Feeds:
 
         Those of a job that was tried again go on after such a state.
         """
-        feed = self._feeds.setdefault(job, Feed(self._queue, job))
+        runs = job_directory(self._directory, job) / "runs"
+        feed = self._feeds.setdefault(job, Feed(self._queue, job, runs))
         feed.begin()
         quiet = 0.0
         try:

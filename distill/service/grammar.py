@@ -191,7 +191,7 @@ class _Reader:
             self.position += 1
 
     def _read_quoted(self, quote: str) -> Scalar:
-        letters = []
+        letters = list[str]()
         self.position += 1
         while self.position < len(self.text):
             letter = self.text[self.position]

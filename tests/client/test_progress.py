@@ -35,6 +35,12 @@ def test_lines_have_stages_evaluations_notices_and_the_end() -> None:
     ]
 
 
+def test_a_finished_job_is_done_whatever_was_expected() -> None:
+    output = Terminal()
+    show_progress([EVENTS[1], Event(8, "state", {"state": "finished", "error": None})], output)
+    assert output.getvalue().rpartition("\r")[2].split() == ["[####################]", "100%", "finished", "training"]
+
+
 def test_lines_have_a_step_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     output = io.StringIO()

@@ -29,7 +29,7 @@ CreateEngine = Callable[[], Engine]
 def ray_dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the dashboard of a Ray cluster of this machine."""
     pytest.importorskip("ray", reason="needs the extra ray")
-    pytest.importorskip("aiohttp", reason="Ray's Jobs API needs ray[default]")
+    pytest.importorskip("aiohttp_cors", reason="the Jobs API needs ray[default]")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -133,17 +133,18 @@ def test_an_unknown_attempt_is_lost(create: CreateEngine) -> None:
 def test_jobs_of_a_queue_run_are_cancelled_and_tried_again(create: CreateEngine, tmp_path: Path) -> None:
     queue = Queue(tmp_path / "jobs.sqlite")
     resumed = "import os, sys\nif not os.path.exists('a'): open('a', 'w').close(), sys.exit(130)\nprint('resumed')"
-    finished, cancelled = queue.add("ada", [resumed]), queue.add("ada", [WAIT])
+    cancelled, finished = queue.add("ada", [WAIT]), queue.add("ada", [resumed])
     engine = create()
-    dispatcher = Dispatcher(queue, engine, tmp_path, 2, build_command=run_override)
+    dispatcher = Dispatcher(queue, engine, tmp_path, build_command=run_override)
     dispatcher.start()
     wait_for(lambda: engine.log(f"{cancelled.id}/1", 0) == b"begun\n")
     queue.cancel(cancelled.id)
     dispatcher.wake()
-    wait_for(lambda: not queue.jobs(states=[State.QUEUED, State.RUNNING, State.CANCELLING]))
+    for job in (cancelled, finished):
+        wait_for(lambda job=job: queue.get(job.id).state.is_end)  # type: ignore[union-attr,misc]
     dispatcher.stop()
-    ends = [queue.get(job.id) for job in (finished, cancelled)]
-    assert [job and (job.state, job.attempt) for job in ends] == [(State.FINISHED, 2), (State.CANCELLED, 1)]
+    ends = [queue.get(job.id) for job in (cancelled, finished)]
+    assert [job and (job.state, job.attempt) for job in ends] == [(State.CANCELLED, 1), (State.FINISHED, 2)]
     assert engine.log(f"{finished.id}/2", 0) == b"resumed\n"
     queue.close()
 

@@ -66,6 +66,18 @@ def test_watchers_get_every_event_in_order_and_go_on_after_the_last_one(start: S
         assert running.ask("GET", path, headers={"Last-Event-ID": unknown}).body.startswith("id: 1\n")
 
 
+def test_the_run_of_an_event_is_named_as_in_its_job(start: Start) -> None:
+    running = start()
+    job = running.wait(running.submit().id, State.RUNNING)
+    directory = running.service.runs_directory(job) / "toy" / "1"
+    running.write_events(job.id, {"kind": "run", "directory": str(directory), "run": str(directory)})
+    running.end(job.id)
+    [event] = [
+        data for _, kind, data in parse(running.ask("GET", f"/jobs/{job.id}/events").body.encode()) if kind == "run"
+    ]
+    assert (event["directory"], event["run"]) == ("toy/1", "toy/1")
+
+
 def test_a_job_that_is_tried_again_goes_on_for_its_watchers(start: Start) -> None:
     running = start()
     job = running.end(running.submit().id, code=2, error="there is no teacher")
@@ -102,7 +114,7 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue(tmp_path: Path) -> Non
     queue.claim()
 
     async def watch() -> list[int]:
-        feeds, numbers = Feeds(queue), list[int]()
+        feeds, numbers = Feeds(queue, tmp_path), list[int]()
         stream = feeds.watch(job.id, 0, lambda: True)
         numbers += [number for number, _, _ in parse(await anext(stream))]
         queue.record(job.id, 1, *({"kind": "step", "step": step} for step in range(3 * feed.RECENT)))
@@ -126,7 +138,7 @@ def test_a_watcher_of_a_job_that_is_removed_is_let_go(tmp_path: Path) -> None:
     job = queue.add("local", ["task=mrpc"])
 
     async def watch() -> None:
-        stream = Feeds(queue).watch(job.id, 0, lambda: True)
+        stream = Feeds(queue, tmp_path).watch(job.id, 0, lambda: True)
         await anext(stream)
         queue.cancel(job.id)
         queue.remove(job.id)
