@@ -540,3 +540,21 @@ def test_a_cancel_ends_the_processes_of_ray(tmp_path: Path, queue: Queue, start:
     dispatcher.wake()
     assert wait_for_end(queue, job).state == State.CANCELLED
     assert not any(is_running(process.pid) for process in found)
+
+
+def test_a_runner_that_does_not_react_to_a_cancel_is_killed(
+    tmp_path: Path, queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.service.engines.local._PATIENCE", 0.3)
+    job = queue.add("ada", [WAIT])
+    dispatcher = start()
+    wait_for_begin(tmp_path, job)
+    processes = find_marked(job.id)
+    assert len(processes) == 1
+    pid = Attempt(tmp_path, job.id, 1).read_process()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    queue.cancel(job.id)
+    dispatcher.wake()
+    assert wait_for_end(queue, job).state == State.CANCELLED
+    assert not any(map(is_running, [pid, processes[0].pid]))

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,7 +72,9 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> CreateEngine:
 
     runtime = types.Runtime(name=local_runtimes[0].name, trainer=local_runtimes[0].trainer, kind=local_runtimes[0].kind)
     runtime.trainer.framework = "plain"  # With torch it would be installed for each job.
-    backend = LocalProcessBackendConfig()
+    # Each job changes the working directory of this process, to one that would be removed while the next one uses it.
+    request.getfixturevalue("monkeypatch").setattr(tempfile, "tempdir", str(tmp_path))
+    backend = LocalProcessBackendConfig(cleanup_venv=False)
     return lambda: KubernetesEngine(tmp_path, backend=backend, runtime=runtime)
 
 
