@@ -124,7 +124,7 @@ class Service:
         self.feeds = Feeds(queue, self.directory)
         self.measurements = Measurements(self.directory, queue, self.children)
         self.cleanup = Cleanup(self.directory, queue, self.data, self.usage)
-        self.deploying = asyncio.Lock()
+        self.deploying, self.adding = asyncio.Lock(), asyncio.Lock()
         self.is_ready = False
         self._results: dict[tuple[str, int], tuple[list[str], list[dict[str, Any]]]] = {}
 
@@ -231,12 +231,14 @@ class Service:
             FullQueueError: if too many jobs wait.
         """
         with self.data.hold(account.name, request.data):
-            self.check_quotas(account)
+            await asyncio.to_thread(self.check_quotas, account)
             plan = await self.plan(request)
-            self.check_quotas(account)  # Others may have been submitted meanwhile.
-            job = await asyncio.to_thread(
-                self.queue.add, account.name, request.resolved, name=request.name, data=request.data, plan=plan.text
-            )
+            async with self.adding:  # Others of the account may have been submitted meanwhile.
+                await asyncio.to_thread(self.check_quotas, account)
+                job = await asyncio.to_thread(
+                    self.queue.add, account.name, request.resolved, name=request.name, data=request.data,
+                    plan=plan.text,
+                )  # fmt: skip
         self.dispatcher.wake()
         return job
 

@@ -120,7 +120,7 @@ class Paths:
             return await self._show(job)
 
         async def retry(request: Request, job: Job) -> Response:
-            service.check_quotas(find_account(request))
+            await asyncio.to_thread(service.check_quotas, find_account(request))
             return await self._show(await asyncio.to_thread(service.retry, job), status=202)
 
         async def pin(request: Request, job: Job) -> Response:

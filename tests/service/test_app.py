@@ -205,6 +205,22 @@ def test_accounts_have_their_own_jobs_and_data_and_limits(start: Start) -> None:
     assert running.service.usage.hours("ben") == 0
 
 
+def test_jobs_that_are_submitted_together_stay_within_the_limit(start: Start) -> None:
+    running = start()
+    token = running.service.accounts.add(Account("ada", jobs=2))
+    statuses: list[int] = []
+
+    def submit() -> None:
+        statuses.append(running.ask("POST", "/jobs", {"overrides": TRAINING}, token=token).status)
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(statuses) == [201] * 2 + [409] * 6
+
+
 def test_hours_count_after_a_job_is_removed(start: Start) -> None:
     running = start()
     job = running.end(running.submit().id)
