@@ -331,6 +331,20 @@ def test_one_of_several_runs_is_chosen_for_files_and_texts(service: FakeService,
         page.click("#student-files")
 
 
+@pytest.mark.parametrize("student", [None, 0.9])
+def test_a_job_that_failed_has_the_results_of_runs_that_did_not(
+    service: FakeService, open_page: Open, student: float | None
+) -> None:
+    unknown: Json = dict.fromkeys(RESULT) | {"run": "runs/0"}
+    service.add(make_job("a", results=[unknown, RESULT | {"run": "runs/1", "student": student}]))
+    service.emit("a", "state", state="failed", attempt=1, error="the disk is full")
+    page = open_page(service, "#/job/a")
+    page.wait_for_selector("#job-error:not(:empty)")
+    assert page.is_visible("#outcome") == (student is not None)
+    if student:
+        assert page.locator("#result-table tbody tr >> nth=0").inner_text().split("\t") == ["runs/0", "-", *"-------"]
+
+
 def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> None:
     service.add(make_job("a", results=[RESULT]))
     service.emit("a", "state", state="finished", attempt=1)
@@ -343,6 +357,8 @@ def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> 
     )  # fmt: skip
     assert page.inner_text("#predicted") == "3 predictions"
     assert page.inner_text(".result >> nth=0").split("\n") == ["a film", "good", "0.750", "<u>bad</u>", "0.250"]
+    widths = page.evaluate("[...document.querySelectorAll('.bar')].map((bar) => bar.style.width)")
+    assert widths[:2] == ["75%", "25%"]
     page.fill("#texts", '{"text": ')
     page.click("#predict")
     page.wait_for_selector("#alert:not(:empty)")
