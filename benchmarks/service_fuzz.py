@@ -501,7 +501,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{outcome.requests:,} requests: {outcome.accepted:,} jobs or plans and {outcome.uploads:,} uploads taken"
         )
         print("answers by status, 0 for a closed connection:", ", ".join(f"{k}: {v:,}" for k, v in statuses.items()))
-        print("\n".join(outcome.faults[:20]) or "no request failed or led outside")
+        print(f"{len(outcome.faults):,} faults")
+        print("\n".join(outcome.faults[:20]))
     return int(bool(outcome.faults))
 
 

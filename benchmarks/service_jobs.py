@@ -193,9 +193,10 @@ def main() -> None:
         serve(options.serve, workers=options.workers, seconds=options.seconds)
         return
     true = [
-        "+teacher=minilm", f"teacher.path={options.teacher}", "+student=distilbert", "task=sst2",
-        f"task.data_dir={options.data}", "task.train_examples=64", "trainer.max_epochs=1", "baseline=false",
-        "benchmark.enabled=false", "teacher.finetune.max_epochs=1", "teacher.accept_weak=true",
+        "+teacher=pretrained", f"teacher.path={options.teacher}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={options.data}", "task.train_examples=64", "trainer.max_epochs=1", "trainer.batch_size=16",
+        "teacher.finetune.batch_size=16", "teacher.finetune.max_epochs=1", "teacher.accept_weak=true",
+        "baseline=false", "benchmark.enabled=false",
     ]  # fmt: skip
     jobs = [[STAND_IN]] * options.jobs + [[*true, f"seed={seed}"] for seed in range(options.true)]
     random.Random(options.seed).shuffle(jobs)

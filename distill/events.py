@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 VARIABLE = "DISTILL_EVENTS"
-EVERY_SECONDS = 1.0  # Between two events of the steps of a training.
+EVERY_SECONDS = 1.0  # Between two events of the steps of a training, or of what else has a progress.
 
 
 class Events:
@@ -22,6 +22,11 @@ class Events:
     def __init__(self) -> None:
         self.run: Path | None = None
         self._is_torn = False  # Whether the last line was written in part.
+
+    @property
+    def are_followed(self) -> bool:
+        """Whether the variable names a file."""
+        return bool(os.environ.get(VARIABLE))
 
     def name_run(self, directory: Path | None) -> None:
         """Sets the directory of the run that further events belong to, that of a further seed for instance."""

@@ -12,7 +12,8 @@ import torch
 from distill import console, events
 from distill.events import VARIABLE, Events
 from distill.stages import STAGES
-from distill.training import distributed, progress_bar
+from distill.training import distributed
+from distill.training.progress_bar import ProgressBar
 from tests.conftest import LOOSE_OPTIONS, MakeToy, run_here
 
 Lines = list[dict[str, Any]]
@@ -86,12 +87,14 @@ def test_a_training_sends_one_step_in_a_second_and_every_evaluation(
 ) -> None:
     toy = make_toy(max_epochs=2)
     steps, now = toy.module.total_steps, [0.0]
+    add = ProgressBar._add
 
-    def tick() -> float:
+    def take_time(bar: ProgressBar, metrics: Any) -> None:
         now[0] += 0.4  # Of a step.
-        return now[0]
+        add(bar, metrics)
 
-    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=tick))
+    monkeypatch.setattr(ProgressBar, "_add", take_time)
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
     toy.fit()
     sent = read_events(file)
     kept = [event for event in sent if event["kind"] == "step"]
@@ -108,6 +111,15 @@ def test_a_training_sends_one_step_in_a_second_and_every_evaluation(
 
 def send_rank() -> None:
     console.print_notice(f"rank {distributed.rank()}")
+
+
+def test_a_meter_sends_its_first_and_last_units_once(file: Path) -> None:
+    with console.ProgressMeter("texts", 9, unit="texts") as meter:
+        for done in (3, 3, 6, 9, 9):
+            meter.show(done)
+    sent = [{**event, "time": None} for event in read_events(file)]
+    common = {"time": None, "kind": "step", "title": "texts", "unit": "texts", "steps": 9}
+    assert sent == [{**common, "step": 3}, {**common, "step": 9}]
 
 
 def test_of_two_ranks_one_sends_events(file: Path) -> None:

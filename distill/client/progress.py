@@ -26,7 +26,8 @@ class ProgressLine:
         """Adds an event; returns the line that it is worth where nothing is redrawn, empty for a step."""
         data = event.data
         if event.kind in ("stage", "step"):
-            self._progress, self._left = data.get("progress", self._progress), data.get("seconds_left")
+            self._progress = data.get("progress", self._progress)
+            self._left = data.get("seconds_left", self._left if event.kind == "step" else None)
         if event.kind == "state":
             self.state, self.error = str(data.get("state", "")), str(data.get("error") or "")
             self._progress, self._left = 1.0 if self.state == "finished" else self._progress, None
@@ -36,7 +37,7 @@ class ProgressLine:
             return self.describe()
         if event.kind == "step":
             loss = data.get("loss")
-            self._step = f"step {data.get('step')}/{data.get('steps')}"
+            self._step = f"{data.get('unit', 'step')} {data.get('step')}/{data.get('steps')}"
             self._step += f"  loss {loss:.4f}" if isinstance(loss, int | float) else ""
         elif event.kind == "metrics":
             values = data.get("metrics") or {}

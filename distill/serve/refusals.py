@@ -8,6 +8,8 @@ from starlette.exceptions import HTTPException
 
 from distill.edge.strings import escape
 
+_LONGEST = 200  # Characters of a path in a reason.
+
 
 class RefusedError(Exception):
     """A request that is not answered as it asks, with the status and the reason in words."""
@@ -27,7 +29,8 @@ def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -
 async def refuse_path(request: Request, error: Exception) -> Response:
     """Answers a request for a path that there is not, or with another method."""
     assert isinstance(error, HTTPException)
-    return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
+    path = request.url.path if len(request.url.path) <= _LONGEST else f"{request.url.path[:_LONGEST]}..."
+    return refuse(error.status_code, f"{request.method} {path}: {error.detail}", error.headers)
 
 
 def read_bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

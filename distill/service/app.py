@@ -20,7 +20,7 @@ from distill.serve.settings import Limits
 from distill.service.accounts import Account, Accounts
 from distill.service.allowed import check_overrides
 from distill.service.children import Children
-from distill.service.choices import list_teachers, read_form
+from distill.service.choices import list_teachers, names_sweep, read_form
 from distill.service.cleanup import Cleanup, Keeping
 from distill.service.data_sets import LIMIT, DataSets
 from distill.service.deployment import Target
@@ -212,7 +212,8 @@ class Service:
             options, resolve_data=resolve_data, resolve_teacher=resolve_teacher,
             administrator=account.name in self.settings.administrators,
         )  # fmt: skip
-        sweep = ("-m",) if len(options) < len(overrides) or is_sweep(resolved) else ()
+        has_many = len(options) < len(overrides) or is_sweep(resolved) or names_sweep(resolved)
+        sweep = ("-m",) if has_many else ()
         return Request(
             name, tuple(overrides), (*sweep, *resolved), tuple(dict.fromkeys(data)),
             dict(sorted(names.items(), key=lambda entry: -len(entry[0]))),

@@ -1,7 +1,7 @@
 """The choices that a form offers, read from `conf/` and its comments, and the overrides that a form stands for."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,13 @@ def _describe_option(name: str, file: str) -> dict[str, Any]:
     _, value, comment = next(parts for parts in filter(None, map(_split, _lines(file))) if parts[0] == last)
     title = _VALUES.sub("", comment).partition(";")[0]
     return {"name": name, "title": title, "default": None if value == "null" else value}
+
+
+def names_sweep(overrides: Sequence[str]) -> bool:
+    """Returns whether an override chooses an experiment that is a sweep, as its file tells."""
+    chosen = [override.partition("=") for override in overrides]
+    names = [name for key, _, name in chosen if key.lstrip("+") == "experiment" and name in list_choices("experiment")]
+    return any((_read("experiment", name).get("hydra") or {}).get("mode") == "MULTIRUN" for name in names)
 
 
 def read_form(form: object) -> list[str]:

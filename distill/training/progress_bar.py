@@ -1,6 +1,5 @@
 """Progress bar of a training."""
 
-import time
 from collections.abc import Mapping
 
 import lightning as L
@@ -8,7 +7,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from distill.console import ProgressMeter, console
-from distill.events import EVERY_SECONDS, events
+from distill.events import events
 from distill.stages import stages
 
 SMOOTHING = 0.95  # Of the losses, the share of the steps before.
@@ -19,7 +18,7 @@ ROOM = 66  # Columns of a line beside the losses and the best metric.
 class ProgressBar(Callback):
     """Shows the loss with each term, the best metric on dev so far and the time left, over all steps of a training.
 
-    It sends the same as events: of the steps the first, the last and one in a second, and of dev every evaluation.
+    It sends the same as events, and those of dev for every evaluation.
 
     Args:
         metric: name of the logged metric on dev.
@@ -33,16 +32,16 @@ class ProgressBar(Callback):
         self._meter: ProgressMeter | None = None
         self._losses: dict[str, float] = {}
         self._best: float | None = None
-        self._last_event = float("-inf")
+        self._epoch = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._meter = ProgressMeter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
         self._meter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
+        self._epoch = trainer.current_epoch
         self._add(trainer.callback_metrics)
         self._update(trainer.global_step)
-        self._send_step(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         score = trainer.callback_metrics.get(self.metric)
@@ -70,19 +69,13 @@ class ProgressBar(Callback):
         room = ROOM + len(best) if console.is_interactive else 0  # Elsewhere a line has no bar and may be longer.
         status = describe_losses(self._losses, self.weights, width=console.width - room) + best
         if self._meter is not None:
-            self._meter.show(step, status, now=now)
+            self._meter.show(step, status, now=now, details=self._describe_step)
             stages.expect_left(self._meter.left())
 
-    def _send_step(self, trainer: L.Trainer) -> None:
-        now = time.monotonic()
-        if now - self._last_event < EVERY_SECONDS and trainer.global_step < trainer.max_steps:
-            return
-        self._last_event = now
-        events.send(
-            "step", title=self.title, step=trainer.global_step, steps=trainer.max_steps, epoch=trainer.current_epoch,
-            loss=self._losses.get(TOTAL), losses={name: self._losses.get(name) for name in self.weights},
-            **stages.progress(),
-        )  # fmt: skip
+    def _describe_step(self) -> Mapping[str, object]:
+        """Returns what the event of a step has besides its number."""
+        losses = {name: self._losses.get(name) for name in self.weights}
+        return {"epoch": self._epoch, "loss": self._losses.get(TOTAL), "losses": losses, **stages.progress()}
 
     def _stop(self) -> None:
         if self._meter is not None:

@@ -57,6 +57,13 @@ def test_a_terminal_redraws_one_line_and_keeps_notices(monkeypatch: pytest.Monke
     assert all(len(drawn.rstrip("\n")) <= 60 for drawn in output.getvalue().split("\r"))
 
 
+def test_a_notebook_redraws_too() -> None:
+    kernel = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    output = kernel()
+    show_progress(EVENTS[:2], output)
+    assert output.getvalue().split("\r")[2].rstrip() == "[#####...............]  25%  training  1.7 min left"
+
+
 def test_the_line_ends_where_watching_fails() -> None:
     def fail():
         yield EVENTS[1]

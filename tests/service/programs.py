@@ -13,7 +13,7 @@ from distill.service.engine import Attempt
 from distill.service.queue import Job
 
 T = TypeVar("T")
-LIMIT = 60.0  # Seconds, for what hangs.
+LIMIT = 180.0  # Seconds, for what hangs.
 
 # Starts processes that leave its group, its session and its parent, one of them without its environment, and waits.
 ESCAPING = """

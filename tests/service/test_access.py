@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from distill.serve.refusals import refuse_path
 from distill.service.access import AccessMiddleware
 from distill.service.accounts import Account, Accounts
 
@@ -125,3 +128,19 @@ def test_no_answer_is_taken_for_a_page_or_read_by_another_one(accounts: Accounts
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["cross-origin-resource-policy"] == "same-origin"
     assert Asked(accounts).get()[2]["x-frame-options"] == "SAMEORIGIN"  # That of the path itself stays.
+
+
+def test_a_reason_is_one_short_line() -> None:
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": f"/a\n\x1c\ud800{'b' * 10_000}",
+        "headers": [],
+        "query_string": b"",
+    }
+    scope |= {"server": ("127.0.0.1", 80), "scheme": "http", "root_path": ""}
+    answer = asyncio.run(refuse_path(Request(scope), HTTPException(404)))
+    reason = json.loads(bytes(answer.body))["error"]
+    assert reason.startswith("GET /a")
+    assert len(reason.splitlines()) == 1
+    assert len(reason) < 300

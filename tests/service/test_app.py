@@ -68,6 +68,17 @@ def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(star
     assert running.ask("DELETE", "/data/films").status == 204
 
 
+@pytest.mark.parametrize(
+    ("more", "is_sweep"),
+    [("-m", True), ("+experiment=depth", True), ("+experiment=spanbert", False), ("seed=3", False)],
+)
+def test_an_experiment_may_be_a_sweep(start: Start, more: str, is_sweep: bool) -> None:
+    running = start()
+    job = running.submit(*TRAINING, more)
+    assert (job.overrides[0] == "-m") == is_sweep
+    assert job.overrides.count("-m") == is_sweep
+
+
 def test_a_form_stands_for_overrides(start: Start) -> None:
     running = start()
     running.ask("PUT", "/data/films?format=csv", FILMS)

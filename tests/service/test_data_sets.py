@@ -244,7 +244,16 @@ def test_a_large_upload_is_refused_before_it_is_whole(
     assert list_files(data) == []
 
 
-def test_two_uploads_of_one_name_do_not_meet(data: DataSets, looked: list[Path]) -> None:
+@pytest.mark.parametrize(
+    ("name", "room", "status", "reason"),
+    [
+        ("films", None, 409, "the data set films is being uploaded"),
+        ("other", 10**6, 503, "other uploads are under way: try again"),
+    ],
+)
+def test_two_uploads_do_not_meet(
+    data: DataSets, looked: list[Path], name: str, room: int | None, status: int, reason: str
+) -> None:
     async def both() -> RefusedError:
         begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -256,13 +265,14 @@ def test_two_uploads_of_one_name_do_not_meet(data: DataSets, looked: list[Path])
 
         first = asyncio.create_task(data.put("ada", "films", slow(), "csv"))
         await begun.wait()
-        with pytest.raises(RefusedError, match="the data set films is being uploaded") as caught:
-            await data.put("ada", "films", stream(b"x"), "csv")
+        with pytest.raises(RefusedError, match=reason) as caught:
+            await data.put("ada", name, stream(b"x"), "csv", room=room)
+        assert (await data.put("bo", name, stream(b"x"), "csv", room=room)).bytes == 1
         go_on.set()
         assert (await first).bytes == 7
         return caught.value
 
-    assert run(both()).status == 409
+    assert run(both()).status == status
 
 
 def test_a_data_set_that_a_job_reads_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from distill.errors import UserError
 from distill.service.dispatcher import BuildCommand, Dispatcher, build_command
 from distill.service.engine import Attempt, Work, read_log
 from distill.service.engines.local import LocalEngine
+from distill.service.processes import find_marked
 from distill.service.queue import LOSSES, Job, Queue, State
 from tests.service.programs import ESCAPING, is_running, list_running, read_pids, run_override, wait_for
 
@@ -384,6 +385,20 @@ def test_events_of_the_command_reach_the_queue_once_each(tmp_path: Path, queue: 
     assert queue.events(job.id)[-1].data["state"] == "finished"
 
 
+def test_events_name_runs_as_the_job_does(tmp_path: Path, queue: Queue, start: Start) -> None:
+    program = (
+        "import json, os\n"
+        "place = os.path.abspath('runs/sst2/one')\n"
+        "event = {'kind': 'run', 'run': place, 'directory': place}\n"
+        "open(os.environ['DISTILL_EVENTS'], 'a').write(json.dumps(event) + '\\n')"
+    )
+    job = queue.add("ada", [program])
+    start()
+    assert wait_for_end(queue, job).state == State.FINISHED
+    (found,) = [event for event in queue.events(job.id) if event.kind == "run"]
+    assert found.data == {"run": "sst2/one", "directory": "sst2/one"}
+
+
 def test_lines_that_are_no_events_are_left_out(tmp_path: Path, queue: Queue, start: Start) -> None:
     lines = (
         "no json", "[1]", {"step": 1}, {"kind": 5}, {"kind": "state", "state": "finished"}, "\x00", "x" * 2_000_000,
@@ -507,3 +522,21 @@ def test_a_sweep_goes_on_in_its_directory(tmp_path: Path, queue: Queue) -> None:
     for name in ("run.json", "config.yaml"):
         (run / name).touch()
     assert build_command(job, Attempt(tmp_path, job.id, 2)) == (*command, "resume=true")
+
+
+@pytest.mark.alone
+def test_a_cancel_ends_the_processes_of_ray(tmp_path: Path, queue: Queue, start: Start) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    program = (
+        "import ray, time; ray.init('local', num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)\n"
+        "print('begun', flush=True); time.sleep(1000)"
+    )
+    job = queue.add("ada", [program])
+    dispatcher = start()
+    wait_for_begin(tmp_path, job)
+    found = find_marked(job.id)
+    assert {"raylet", "gcs_server"} <= {process.name() for process in found}
+    queue.cancel(job.id)
+    dispatcher.wake()
+    assert wait_for_end(queue, job).state == State.CANCELLED
+    assert not any(is_running(process.pid) for process in found)

@@ -4,6 +4,7 @@ python -m pytest -m alone -n 0 tests/service/test_engines.py  # those of Ray, wh
 """
 
 import importlib.util
+import secrets
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from distill.service.queue import Queue, State
 from tests.service.programs import ESCAPING, is_running, read_pids, run_override, wait_for
 
 WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
-JOB = "0a1b2c3d4e5f"
 CreateEngine = Callable[[], Engine]
 
 
@@ -75,33 +75,41 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> CreateEngine:
     return lambda: KubernetesEngine(tmp_path, backend=backend, runtime=runtime)
 
 
-def submit(engine: Engine, directory: Path, program: str, *, attempt: int = 1, **environment: str) -> str:
-    return engine.submit(Work(JOB, attempt, (sys.executable, "-c", program), directory, environment, 0.2))
+@pytest.fixture
+def job() -> str:
+    """An id that no other test has, because a cluster is that of all."""
+    return secrets.token_hex(6)
 
 
-def test_a_command_ends_well_with_its_output_and_environment(create: CreateEngine, tmp_path: Path) -> None:
+def submit(engine: Engine, directory: Path, job: str, program: str, **environment: str) -> str:
+    return engine.submit(Work(job, 1, (sys.executable, "-c", program), directory, environment, 0.2))
+
+
+def test_a_command_ends_well_with_its_output_and_environment(create: CreateEngine, tmp_path: Path, job: str) -> None:
     engine = create()
     program = "import os; print('hello', os.environ['WORD'], os.environ['DISTILL_SERVICE_JOB'])"
-    handle = submit(engine, tmp_path, program, WORD="world")
+    handle = submit(engine, tmp_path, job, program, WORD="world")
     wait_for(lambda: engine.state(handle) == "finished")
-    assert engine.log(handle, 0) == f"hello world {JOB}\n".encode()
-    assert engine.log(handle, 6) == f"world {JOB}\n".encode()
+    assert engine.log(handle, 0) == f"hello world {job}\n".encode()
+    assert engine.log(handle, 6) == f"world {job}\n".encode()
     wait_for(lambda: engine.list() == [])
 
 
-def test_a_command_that_fails_has_its_error(create: CreateEngine, tmp_path: Path) -> None:
+def test_a_command_that_fails_has_its_error(create: CreateEngine, tmp_path: Path, job: str) -> None:
     engine = create()
-    handle = submit(engine, tmp_path, "import sys; sys.exit('error: there is no task x')")
+    handle = submit(engine, tmp_path, job, "import sys; sys.exit('error: there is no task x')")
     wait_for(lambda: engine.state(handle) == "failed")
     exit = Attempt.find(tmp_path, handle).read_exit()
     assert exit is not None
     assert (exit["code"], exit["error"]) == (1, "there is no task x")
 
 
-def test_a_new_engine_finds_what_runs_and_its_cancel_ends_all_processes(create: CreateEngine, tmp_path: Path) -> None:
+def test_a_new_engine_finds_what_runs_and_its_cancel_ends_all_processes(
+    create: CreateEngine, tmp_path: Path, job: str
+) -> None:
     first = create()
-    handle = submit(first, tmp_path, ESCAPING)
-    pids = read_pids(tmp_path / "jobs" / JOB)
+    handle = submit(first, tmp_path, job, ESCAPING)
+    pids = read_pids(tmp_path / "jobs" / job)
     second = create()
     assert second.state(handle) == "running"
     assert first.list() == [handle]
@@ -113,13 +121,13 @@ def test_a_new_engine_finds_what_runs_and_its_cancel_ends_all_processes(create: 
     wait_for(lambda: second.list() == [])
 
 
-def test_an_attempt_that_is_over_does_not_begin(create: CreateEngine, tmp_path: Path) -> None:
+def test_an_attempt_that_is_over_does_not_begin(create: CreateEngine, tmp_path: Path, job: str) -> None:
     engine = create()
-    assert Attempt(tmp_path, JOB, 1).close()
-    handle = submit(engine, tmp_path, "open('ran', 'w').close()")
+    assert Attempt(tmp_path, job, 1).close()
+    handle = submit(engine, tmp_path, job, "open('ran', 'w').close()")
     wait_for(lambda: engine.state(handle) == "lost" and engine.list() == [])
     engine.cancel(handle)
-    assert not (tmp_path / "jobs" / JOB / "ran").exists()
+    assert not (tmp_path / "jobs" / job / "ran").exists()
 
 
 def test_an_unknown_attempt_is_lost(create: CreateEngine) -> None:
@@ -140,8 +148,8 @@ def test_jobs_of_a_queue_run_are_cancelled_and_tried_again(create: CreateEngine,
     wait_for(lambda: engine.log(f"{cancelled.id}/1", 0) == b"begun\n")
     queue.cancel(cancelled.id)
     dispatcher.wake()
-    for job in (cancelled, finished):
-        wait_for(lambda job=job: queue.get(job.id).state.is_end)  # type: ignore[union-attr,misc]
+    for ended in (cancelled, finished):
+        wait_for(lambda ended=ended: queue.get(ended.id).state.is_end)  # type: ignore[union-attr,misc]
     dispatcher.stop()
     ends = [queue.get(job.id) for job in (cancelled, finished)]
     assert [job and (job.state, job.attempt) for job in ends] == [(State.CANCELLED, 1), (State.FINISHED, 2)]
@@ -191,3 +199,23 @@ def test_the_package_of_engines_imports_no_engine() -> None:
     program = "import distill.service.engines, sys; print(sorted({'ray', 'submitit', 'kubeflow'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_job_that_ray_refuses_fails_with_its_reason(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    from ray.job_submission import JobSubmissionClient
+
+    from distill.service.engines.ray import RayEngine
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("Request failed with status code 400: no such resource\nTraceback")
+
+    monkeypatch.setattr(JobSubmissionClient, "__init__", lambda self, address: None)
+    monkeypatch.setattr(JobSubmissionClient, "submit_job", refuse)
+    with pytest.raises(UserError, match="Ray refuses the job: Request failed with status code 400: no such resource$"):
+        submit(RayEngine(tmp_path), tmp_path, job, "")
+    monkeypatch.setattr(JobSubmissionClient, "get_job_status", refuse)
+    with pytest.raises(ConnectionError, match="Ray does not reply as expected: Request failed with status code 400"):
+        RayEngine(tmp_path).state(f"{job}/1")

@@ -5,6 +5,8 @@ The runtime of the cluster mounts the directory of the service at the same path,
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,9 @@ class KubernetesEngine:
         from kubeflow.trainer.options import Name
 
         environment = {_VARIABLE: json.dumps(prepare(work)), "PATH": os.environ["PATH"]}
-        self._client.train(
-            runtime=self.runtime, trainer=CustomTrainer(func=run_attempt, num_nodes=1, env=environment),
-            options=[Name(name=_to_id(work.name))],
-        )  # fmt: skip
+        trainer = CustomTrainer(func=run_attempt, num_nodes=1, env=environment)
+        with _expecting_replies():
+            self._client.train(runtime=self.runtime, trainer=trainer, options=[Name(name=_to_id(work.name))])
         return work.name
 
     def state(self, handle: str) -> EngineState:
@@ -84,7 +85,8 @@ class KubernetesEngine:
         if attempt.is_alive():
             attempt.stop.touch()
         elif self._statuses().get(_to_id(handle)) in _STATES:
-            self._client.delete_job(_to_id(handle))
+            with _expecting_replies():
+                self._client.delete_job(_to_id(handle))
 
     def list(self) -> list[str]:
         """Returns the attempts of this service that the cluster has and that have not ended."""
@@ -97,7 +99,17 @@ class KubernetesEngine:
 
     def _statuses(self) -> dict[str, str]:
         """Returns the status of each TrainJob."""
-        return {job.name: self._client.get_job(job.name).status for job in self._client.list_jobs()}
+        with _expecting_replies():
+            return {job.name: self._client.get_job(job.name).status for job in self._client.list_jobs()}
+
+
+@contextmanager
+def _expecting_replies() -> Iterator[None]:
+    """Raises the errors of Kubeflow's client as ConnectionError, after which the service asks again."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(f"Kubernetes does not reply as expected: {first_line(error)}") from error
 
 
 def _to_id(name: str) -> str:

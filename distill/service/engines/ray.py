@@ -1,6 +1,8 @@
 """Runs attempts as jobs of a Ray cluster, whose machines share the directory of the service."""
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from distill.errors import UserError, first_line
@@ -43,10 +45,14 @@ class RayEngine:
 
     def submit(self, work: Work) -> str:
         """Submits the runner of an attempt."""
-        self._client.submit_job(
-            entrypoint=shlex.join(prepare(work)), submission_id=_to_id(work.name), entrypoint_num_cpus=self.num_cpus,
-            entrypoint_num_gpus=self.num_gpus,
-        )  # fmt: skip
+        command = shlex.join(prepare(work))
+        try:
+            self._client.submit_job(
+                entrypoint=command, submission_id=_to_id(work.name), entrypoint_num_cpus=self.num_cpus,
+                entrypoint_num_gpus=self.num_gpus,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise UserError(f"Ray refuses the job: {first_line(error)}") from error
         return work.name
 
     def state(self, handle: str) -> EngineState:
@@ -64,25 +70,38 @@ class RayEngine:
         if attempt.is_alive():
             attempt.stop.touch()
         elif self._status(handle) in _STATES:
-            self._client.stop_job(_to_id(handle))
+            with _expecting_replies():
+                self._client.stop_job(_to_id(handle))
 
     def list(self) -> list[str]:
         """Returns the attempts of this service that Ray has and that have not ended."""
+        with _expecting_replies():
+            jobs = self._client.list_jobs()
         names = [
             job.submission_id.removeprefix(_PREFIX).replace("-", "/")
-            for job in self._client.list_jobs()
+            for job in jobs
             if (job.submission_id or "").startswith(_PREFIX) and job.status in _STATES
         ]
         return [name for name in names if Attempt.find(self.directory, name).work.is_file()]
 
     def _status(self, handle: str) -> str:
         """Returns the status that Ray has, an empty one if it does not know the attempt."""
-        try:
-            return str(self._client.get_job_status(_to_id(handle)).value)
-        except RuntimeError as error:
-            if "does not exist" in str(error):
-                return ""
-            raise ConnectionError(f"Ray does not reply: {first_line(error)}") from error
+        with _expecting_replies():
+            try:
+                return str(self._client.get_job_status(_to_id(handle)).value)
+            except RuntimeError as error:
+                if "does not exist" in str(error):
+                    return ""
+                raise
+
+
+@contextmanager
+def _expecting_replies() -> Iterator[None]:
+    """Raises the errors of Ray's client as ConnectionError, after which the service asks again."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionError(f"Ray does not reply as expected: {first_line(error)}") from error
 
 
 def _to_id(name: str) -> str:
