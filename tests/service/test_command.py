@@ -31,7 +31,7 @@ from tests.service.conftest import PATIENCE
         (["--teachers", "nowhere"], "--teachers nowhere is no directory: give one with a directory for each model"),
         (["--serve", "nowhere"], "got --serve nowhere, expected URL=DIRECTORY, such as http://127.0.0.1:8000=path"),
         (["--jobs", "3"], "--jobs is a limit of an account: add --add-token NAME"),
-        (["--add-token", "../x"], "got the name '../x' of a account, expected 1 to 100 letters"),
+        (["--add-token", "../x"], "got the account '../x', expected a name of 1 to 100 letters"),
         (["--add-token", "ada", "--hours", "-1"], "got hours=-1.0 for account ada, expected a number of at least 0"),
         (["--remove-token", "ada"], "there is no account ada"),
     ],
