@@ -455,7 +455,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
         pytest.skip("a disk can be mounted by root alone")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_a_job_that_fills_the_disk_fails_and_the_next_runs_when_there_is_room(small_disk: Path) -> None:
