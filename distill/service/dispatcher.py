@@ -6,7 +6,6 @@ continued by the next: it records attempts that have ended, follows those that r
 
 import json
 import math
-import os
 import signal
 import sqlite3
 import sys
@@ -219,9 +218,7 @@ class Dispatcher:
             if not complete and len(content) < _READ_BYTES:
                 return
             complete = complete or len(content)  # A line that is too long is left out.
-            lines = content[:complete].splitlines()
-            root = attempt.job_directory.absolute() / "runs"
-            events = [_name_run(event, root) for line in lines if (event := _parse(line)) is not None]
+            events = [event for line in content[:complete].splitlines() if (event := _parse(line)) is not None]
             offset += complete
             self.queue.record(job.id, job.attempt, *events, offset=offset)
 
@@ -243,13 +240,6 @@ def _parse(line: bytes) -> EventData | None:
     if not event.get("time") or not _is_number(event["time"]):
         event.pop("time", None)
     return event
-
-
-def _name_run(event: EventData, root: Path) -> EventData:
-    """Returns the event with the names of runs that the job has, in place of their directories below `root`."""
-    prefix = f"{root}{os.sep}"
-    names = {name: event[name] for name in ("run", "directory") if isinstance(event.get(name), str)}
-    return {**event, **{name: place.removeprefix(prefix) for name, place in names.items()}}
 
 
 def _is_number(value: object) -> bool:

@@ -385,20 +385,6 @@ def test_events_of_the_command_reach_the_queue_once_each(tmp_path: Path, queue: 
     assert queue.events(job.id)[-1].data["state"] == "finished"
 
 
-def test_events_name_runs_as_the_job_does(tmp_path: Path, queue: Queue, start: Start) -> None:
-    program = (
-        "import json, os\n"
-        "place = os.path.abspath('runs/sst2/one')\n"
-        "event = {'kind': 'run', 'run': place, 'directory': place}\n"
-        "open(os.environ['DISTILL_EVENTS'], 'a').write(json.dumps(event) + '\\n')"
-    )
-    job = queue.add("ada", [program])
-    start()
-    assert wait_for_end(queue, job).state == State.FINISHED
-    (found,) = [event for event in queue.events(job.id) if event.kind == "run"]
-    assert found.data == {"run": "sst2/one", "directory": "sst2/one"}
-
-
 def test_lines_that_are_no_events_are_left_out(tmp_path: Path, queue: Queue, start: Start) -> None:
     lines = (
         "no json", "[1]", {"step": 1}, {"kind": 5}, {"kind": "state", "state": "finished"}, "\x00", "x" * 2_000_000,
