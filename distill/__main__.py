@@ -28,9 +28,8 @@ from distill.errors import (
     first_line,
     forget_interrupt,
 )
-from distill.installation import install_command
+from distill.installation import config_directory, install_command
 from distill.jobs import slurm
-from distill.jobs.conf import config_directory
 from distill.jobs.registry import find_job
 from distill.storage.files import is_full_disk
 from distill.storage.mirror import is_url, local_path
@@ -59,6 +58,7 @@ EXTRA = (
 )
 # Launchers of other packages, and the extras that install them.
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm"}
+SERVICE_COMMANDS = ("submit", "watch", "fetch", "cancel", "jobs")
 # Options of Hydra with a value, and the one that may have a value.
 VALUED = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
@@ -68,13 +68,18 @@ INFO = ("--info", "-i")
 
 
 def main() -> int:
-    """Runs the command and returns its exit code: 0, 2 (user error), 3 (numerical error) or 130 (Ctrl-C)."""
+    """Runs the command and returns its exit code: 0, 2 (user error), 3 (numerical error) or 130 (Ctrl-C).
+
+    The commands that ask a service have those of `distill.client.commands`.
+    """
     if sys.argv[1:] == ["--version"]:
         print(f"distill {__version__}")
         return 0
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # A label may have characters that the locale lacks.
             stream.reconfigure(errors="backslashreplace")
+    if sys.argv[1:2] and sys.argv[1] in SERVICE_COMMANDS:
+        return _ask_service(sys.argv[1:])
     hydra_full_error = os.environ.get("HYDRA_FULL_ERROR")
     show_traceback = hydra_full_error == "1"
     store = None
@@ -109,6 +114,18 @@ def main() -> int:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = hydra_full_error
+
+
+def _ask_service(arguments: "Sequence[str]") -> int:
+    """Runs a command of the client of a service, which needs nothing of what a run needs."""
+    from distill.client.commands import main
+
+    try:
+        return main(arguments)
+    except DistillError as error:
+        return _print_error(error)
+    except KeyboardInterrupt:
+        return _print_error(Interrupted("interrupted"))
 
 
 def put_options_first(arguments: "Sequence[str]") -> list[str]:

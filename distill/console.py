@@ -5,6 +5,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape
 from typing import Any
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from distill.credentials import hide_secrets
+from distill.events import EVERY_SECONDS, events
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # And those of the direction.
 
@@ -49,6 +51,7 @@ def print_line(text: str, style: str | None = None) -> None:
 def print_notice(text: str) -> None:
     """Prints a notice: something unexpected that is no error."""
     print_line(f"Notice: {text}", style="yellow")
+    events.send("notice", text=hide_secrets(text))
 
 
 def in_notebook() -> bool:
@@ -101,6 +104,8 @@ class NotebookBar:
 class ProgressMeter:
     """Shows progress and the time left while its context is open: a bar in a terminal or notebook, else lines.
 
+    It sends events of the first units, the last ones, and in between at most one in a second.
+
     Args:
         total: number of all units.
         done: number of units done before.
@@ -114,6 +119,7 @@ class ProgressMeter:
         self._status = ""
         self._progress: Progress | None = None
         self._notebook_bar: NotebookBar | None = None
+        self._last_event, self._sent = float("-inf"), done
 
     def __enter__(self) -> "ProgressMeter":
         self._started = self._last_line = time.monotonic()
@@ -161,9 +167,22 @@ class ProgressMeter:
         """Adds `number` to the units done."""
         self.show(self._done + number)
 
-    def show(self, done: int, status: str | None = None, *, now: str | None = None) -> None:
-        """Sets the number of units done and the status; without a bar, `now` prints a line at once and ends it."""
+    def show(
+        self,
+        done: int,
+        status: str | None = None,
+        *,
+        now: str | None = None,
+        details: Callable[[], Mapping[str, object]] = dict,
+    ) -> None:
+        """Sets the number of units done and the status; without a bar, `now` prints a line at once and ends it.
+
+        Args:
+            details: returns what an event has besides the progress.
+        """
         self._done, self._status = done, self._status if status is None else status
+        if events.are_followed:
+            self._send(details)
         if self._progress is not None:
             self._progress.update(self._bar, completed=done, status=self._status)
             return
@@ -176,6 +195,12 @@ class ProgressMeter:
             count = f"{self.title}  {self.unit} {done:,}/{self.total:,}"
             words = [count, self._status, now or "", f"{self.left():.0f} s left"]
             print_line("  ".join(word for word in words if word))
+
+    def _send(self, details: Callable[[], Mapping[str, object]]) -> None:
+        now = time.monotonic()
+        if self._done != self._sent and (now - self._last_event >= EVERY_SECONDS or self._done >= self.total):
+            self._last_event, self._sent = now, self._done
+            events.send("step", title=self.title, unit=self.unit, step=self._done, steps=self.total, **details())
 
 
 def silence_libraries() -> None:

@@ -15,6 +15,11 @@ def is_checkout() -> bool:
     return not (PACKAGE / "conf").is_dir()
 
 
+def config_directory() -> Path:
+    """Returns the directory `conf`, which is in the package in a wheel and beside it in a checkout."""
+    return (PACKAGE.parent if is_checkout() else PACKAGE) / "conf"
+
+
 def install_command(extra: str) -> str:
     """Returns the command that installs an extra of distill, which no package index has.
 

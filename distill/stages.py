@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distill import console
+from distill.events import events
 from distill.storage.files import write_json
 
 # The stages of a run in their order.
@@ -51,6 +52,7 @@ class Stages:
             times = json.loads(self._file.read_text(encoding="utf-8"))
             self._expected |= {stage: float(times[stage]) for stage in STEADY if stage in times}
         self._enter(IMPORTS)
+        events.send("stage", stage=IMPORTS, **self.progress())
         if console.console.is_interactive:
             self._live = Live(
                 get_renderable=self._render, console=console.console, refresh_per_second=4, transient=True
@@ -74,13 +76,18 @@ class Stages:
 
     def begin(self, stage: str) -> None:
         """Begins the next stage of a command that was started."""
-        if self._stage is not None and stage in STAGES:
+        if stage not in STAGES:
+            return
+        if self._stage is not None:
             self._enter(stage)
+        events.send("stage", stage=stage, **self.progress())
 
     def expect(self, **seconds: float) -> None:
         """Sets the seconds that stages will take. With those of the training, the whole run has a time."""
         self._expected |= seconds
         self._is_planned |= TRAINING in seconds
+        if self._stage is not None and self._is_planned:
+            events.send("stage", stage=self._stage, **self.progress())
 
     def expect_left(self, seconds: float) -> None:
         """Raises the time of the stage that runs, where it will take `seconds` s more than until now."""
@@ -97,6 +104,14 @@ class Stages:
             return own, None
         later = STAGES[STAGES.index(self._stage) + 1 :]
         return own, own + sum(max(0.0, self._expected.get(stage, 0.0) - self._time(stage)) for stage in later)
+
+    def progress(self) -> dict[str, float | None]:
+        """Returns the `seconds_left` of the run and the share of its time that has passed, as an event has them."""
+        left = self.left()[1]
+        if left is None:
+            return {"seconds_left": None, "progress": None}
+        spent = sum(self._time(stage) for stage in STAGES)
+        return {"seconds_left": round(left, 1), "progress": round(spent / max(spent + left, 1e-9), 4)}
 
     def _time(self, stage: str) -> float:
         """Returns the seconds that a stage took until now."""

@@ -15,15 +15,16 @@ from benchmarks.code_size import PACKAGES, list_imports, read_sources, unit_of, 
 ROOT = Path(distill.__file__).resolve().parents[1]
 # A unit, a file or folder right below `distill`, imports itself and units of lower levels.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("credentials", "errors", "installation", "readers", "options", "console", "stages", "storage"),
+    ("credentials", "errors", "events", "installation", "readers", "options", "console", "stages", "storage"),
     ("contracts",),
     ("data", "edge", "losses"),
     ("models", "text"),
     ("tasks",),
     ("training",),
-    ("teaching", "export", "benchmark", "records", "serve", "builtin"),
+    ("teaching", "export", "benchmark", "records", "serve", "client", "builtin"),
     ("chain",),
     ("jobs",),
+    ("service",),
     ("__main__", "api", "__init__"),
 )
 # Within a level these may import each other in this order, the earlier ones from the later ones.
@@ -31,8 +32,8 @@ WITHIN = {
     "errors": {"credentials"},
     "storage": {"credentials", "errors", "console"},
     "readers": {"errors", "installation"},
-    "console": {"credentials", "errors", "storage"},
-    "stages": {"console", "storage"},
+    "console": {"credentials", "errors", "events", "storage"},
+    "stages": {"console", "events", "storage"},
     "options": {"errors", "installation"},
     "data": {"edge"},  # Labels are read as on a device.
 }
@@ -40,8 +41,13 @@ WITHIN = {
 ONLY = {
     "edge": {"errors", "storage", "readers"},
     "serve": {"errors", "installation", "storage", "edge"},
+    "client": {"errors"},
+    "service": {
+        "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
+        "events", "jobs",
+    },
     "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
-}
+}  # fmt: skip
 BUILTIN = "distill.builtin"
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
 

@@ -15,6 +15,7 @@ from distill.chain.plan import Plan
 from distill.console import print_line
 from distill.contracts import Scores
 from distill.errors import OptionError
+from distill.events import events
 from distill.options import show_value
 from distill.records.record import Run, create_record, open_run
 from distill.records.shape import first_metric, first_split
@@ -71,7 +72,9 @@ def unfinished(run: Run, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Run]]:
         else:
             print_line(f"Now {name}")
             seed_run.update(**{field: run.record[field] for field in SHARED if field in run.record})
+            events.name_run(directory)
             yield plan, seed_run
+            events.name_run(run.directory)
             seed_run.update(status="finished")
         add(run, seed_run.record)
 

@@ -1,6 +1,24 @@
-"""Prediction with a bundle, which requires onnxruntime, tokenizers and numpy but not torch."""
+"""Prediction with a bundle, which requires onnxruntime, tokenizers and numpy but not torch.
 
-from distill.edge.bundle import Bundle
-from distill.edge.index import Index
+`Bundle` and `Index` are imported when they are first used, because the light modules beside them need none of these.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distill.edge.bundle import Bundle
+    from distill.edge.index import Index
 
 __all__ = ["Bundle", "Index"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Bundle":
+        from distill.edge.bundle import Bundle
+
+        return Bundle
+    if name == "Index":
+        from distill.edge.index import Index
+
+        return Index
+    raise AttributeError(f"module 'distill.edge' has no attribute {name!r}")

@@ -44,6 +44,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
+def fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of the content of bundle.json, which has that of every file a prediction depends on."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def _read_checked(path: Path) -> bytes:
     """Returns the content of bundle.json, compared with SHA256SUMS where that exists."""
     try:

@@ -1,19 +1,18 @@
-"""The files of a model, and the sessions that run them."""
+"""The files of a model, and the sessions that run them, whose runtimes are imported when they are needed."""
 
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import onnxruntime
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distill.edge import cores
-from distill.edge.openvino_session import OpenVinoSession
 from distill.edge.strings import find_surrogate
 from distill.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option of onnxruntime.
 
@@ -21,7 +20,7 @@ DATA_FOLDER = "session.model_external_initializers_file_folder_path"  # Option o
 class Session(Protocol):
     """A model that is ready to run. The values of its inputs and outputs have a `name` and a `shape`."""
 
-    def run(self, names: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.floating]]:
+    def run(self, names: Sequence[str], inputs: "Mapping[str, NDArray[np.int64]]") -> "list[NDArray[np.floating]]":
         """Returns the outputs of these names."""
         ...
 
@@ -36,6 +35,8 @@ class Session(Protocol):
 
 def input_names(session: Session) -> set[str]:
     """Returns the names of a model's inputs, and of those that may be left out."""
+    import onnxruntime
+
     optional = session.get_overridable_initializers() if isinstance(session, onnxruntime.InferenceSession) else ()
     return {value.name for value in (*session.get_inputs(), *optional)}
 
@@ -98,6 +99,8 @@ def session(path: Path, threads: int | None = None) -> Session:
     threads = cores.count_cores() if threads is None else int(threads)
     if not needs_openvino(path):
         return _onnx_session(path, threads)
+    from distill.edge.openvino_session import OpenVinoSession
+
     try:
         return OpenVinoSession(Path(_to_utf8(path)), threads)
     except RuntimeError as error:
@@ -105,6 +108,8 @@ def session(path: Path, threads: int | None = None) -> Session:
 
 
 def _onnx_session(path: Path, threads: int) -> Session:
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from distill.chain.plan import Plan, Student
 from distill.errors import OptionError, UserError, first_line
-from distill.jobs.conf import config_directory
+from distill.installation import config_directory
 from distill.losses import Objective
 from distill.options import show_value
 from distill.records.loggers import Tracking

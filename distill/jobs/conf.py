@@ -1,15 +1,9 @@
-"""The directory `conf` with our YAML files, and the names of the objects that they create."""
+"""The objects that our YAML files create, by their names."""
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-from distill.installation import PACKAGE, is_checkout
-
-
-def config_directory() -> Path:
-    """Returns the directory `conf`, which is in the package in a wheel and beside it in a checkout."""
-    return (PACKAGE.parent if is_checkout() else PACKAGE) / "conf"
+from distill.installation import config_directory
 
 
 @cache

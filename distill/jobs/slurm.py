@@ -16,19 +16,30 @@ _DELAY = 60  # Seconds between two questions at most. squeue forgets a job 300 s
 def prepare(config: "DictConfig") -> None:
     """Prepares a sweep with `hydra/launcher=submitit_slurm`; does nothing for one with another launcher.
 
+    Raises:
+        UserError: if this machine does not belong to a SLURM cluster.
+    """
+    if config.hydra.launcher._target_.endswith(".SlurmLauncher"):
+        check_cluster("hydra/launcher=submitit_slurm", instead="take hydra/launcher=submitit_local")
+
+
+def check_cluster(option: str, *, instead: str) -> None:
+    """Prepares submitit for the cluster of this machine.
+
     submitit asks `sacct` for the states of jobs. On a cluster that keeps no accounts it would wait for a cancelled job
     for ever, so `squeue` is asked there.
+
+    Args:
+        option: that needs the cluster, for the message.
+        instead: advice for a machine without one.
 
     Raises:
         UserError: if this machine does not belong to a SLURM cluster.
     """
-    if not config.hydra.launcher._target_.endswith(".SlurmLauncher"):
-        return
     missing = [command for command in ("sbatch", "srun") if shutil.which(command) is None]
     if missing:
         raise UserError(
-            f"hydra/launcher=submitit_slurm needs {' and '.join(missing)}: run the command on a machine of a SLURM "
-            "cluster, or take hydra/launcher=submitit_local"
+            f"{option} needs {' and '.join(missing)}: run the command on a machine of a SLURM cluster, or {instead}"
         )
     if shutil.which("sacct") is None or subprocess.run(["sacct", "--noheader"], capture_output=True).returncode != 0:
         _ask_squeue()

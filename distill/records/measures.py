@@ -15,10 +15,11 @@ from jinja2 import Undefined
 
 from distill.records.record import whole_section
 from distill.storage.files import JsonObject
-from distill.training.statistics import Spread
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
+
+    from distill.training.statistics import Spread
 
 Record = JsonObject
 Number = float | Undefined | None  # Undefined is jinja's, for a value that the record lacks.
@@ -32,7 +33,7 @@ def format_points(value: float, task: Record) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
 
 
-def format_spread(spread: Spread | None) -> str:
+def format_spread(spread: "Spread | None") -> str:
     """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
     if spread is None:
         return MISSING

@@ -10,6 +10,7 @@ from filelock import FileLock, Timeout
 
 from distill.credentials import hide_secrets
 from distill.errors import DistillError, Interrupted, UserError, find_cause
+from distill.events import events
 from distill.records.record import LOCK, Run
 from distill.storage import mirror
 from distill.storage.cache import leases
@@ -31,8 +32,19 @@ def tracked(run: Run, *, resume_with: str, texts: bool = True) -> Iterator[None]
     """
     with _locked(run.directory), leases():
         sweep(run.directory)  # What was being written when the run was killed.
-        with mirror.sent(run.directory):
+        with mirror.sent(run.directory), _named(run):
             yield from _track(run, resume_with, texts=texts)
+
+
+@contextmanager
+def _named(run: Run) -> Iterator[None]:
+    """Sends the run's directory as an event, and names it in those that follow."""
+    events.name_run(run.directory)
+    events.send("run", directory=str(events.run))
+    try:
+        yield
+    finally:
+        events.name_run(None)
 
 
 @contextmanager

@@ -5,12 +5,14 @@ Its numbers are those of the first split: test where a run has one with labels, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distill.edge.model_files import needs_openvino
 from distill.records.shape import DEV, first_split, metric_name
 from distill.storage.files import JsonObject
-from distill.training.statistics import Spread
+
+if TYPE_CHECKING:  # It imports torch, and a verdict is also read where there is none.
+    from distill.training.statistics import Spread
 
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
 # Cases. In the last three there is no interval, no baseline, and no teacher that the student learned from.
@@ -78,7 +80,7 @@ class Verdict:
 
     split: str
     case: str
-    student: Spread
+    student: "Spread"
     baseline: Against | None
     teacher: Against | None
     weakness: Weakness | None
@@ -115,12 +117,12 @@ def find_split(record: JsonObject) -> str:
     return split if metric_name(task, split) in (model.get("metrics") or {}) else DEV
 
 
-def measure(record: JsonObject, model: str, split: str) -> Spread | None:
+def measure(record: JsonObject, model: str, split: str) -> "Spread | None":
     """Returns the task's metric of a model; None if it is not known."""
     return measure_metric(record, model, metric_name(record["task"], split))
 
 
-def measure_metric(record: JsonObject, model: str, metric: str) -> Spread | None:
+def measure_metric(record: JsonObject, model: str, metric: str) -> "Spread | None":
     """Returns a metric by its name in run.json of a model: of several seeds their mean with the standard deviation.
 
     Args:

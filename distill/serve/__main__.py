@@ -101,7 +101,7 @@ def _serve(options: argparse.Namespace) -> None:
         UserError: for a missing extra, invalid options, and bundles that cannot be served.
     """
     try:
-        from distill.serve.app import Service
+        from distill.serve.app import Service, create_app
         from distill.serve.models import load_models
         from distill.serve.server import run
     except ModuleNotFoundError as error:
@@ -116,7 +116,7 @@ def _serve(options: argparse.Namespace) -> None:
             write_log(f"{model.name}: {model.bundle.model} did not pass the gate of its export, {model.bundle.caution}")
     hosts = {host.lower() for host in (options.host, *options.allow_host)} if token is None else None
     service = Service(models, limits=limits, token=token, hosts=hosts, reload_seconds=options.reload, log=write_log)
-    run(service, host=options.host, port=options.port)
+    run(service, create_app(service), host=options.host, port=options.port)
 
 
 def read_token() -> str | None:

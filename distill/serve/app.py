@@ -9,10 +9,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.routing import request_response
 
 from distill import __version__
 from distill.edge.bundle import LongTextError, RecordError
@@ -20,13 +18,16 @@ from distill.edge.decoder import Prediction, Record
 from distill.edge.strings import shorten
 from distill.errors import first_line
 from distill.serve.batcher import FullError
+from distill.serve.bodies import GONE
 from distill.serve.completions import CompletionForm
 from distill.serve.documentation import render_documentation
 from distill.serve.generation import Generation, PlainForm
 from distill.serve.measurements import Measurements
-from distill.serve.middleware import AccessMiddleware, refuse
+from distill.serve.middleware import AccessMiddleware
 from distill.serve.models import ServedModel, only
-from distill.serve.reading import GONE, RefusedError, find_ranking, read_records, wait_for_disconnect
+from distill.serve.reading import find_ranking, read_records, wait_for_disconnect
+from distill.serve.refusals import RefusedError, refuse, refuse_path
+from distill.serve.routes import PlainRoute
 from distill.serve.settings import Limits
 
 
@@ -149,6 +150,11 @@ class Service:
             await model.scheduler.stop(self.limits.seconds)
         self._reader.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def title(self) -> str:
+        """Returns what is served, in words."""
+        return ", ".join(self.models)
+
     def find_fault(self) -> str | None:
         """Returns why requests are not answered, None if they are."""
         if not self.is_ready:
@@ -234,17 +240,6 @@ class Service:
                     if words is not None and words != last.get(name):
                         self.log(words)
                     last[name] = words
-
-
-class PlainRoute(APIRoute):
-    """A route whose endpoint gets the request as it came.
-
-    FastAPI would look for its arguments and a form for its answer, for as long as a short text takes in a batch.
-    """
-
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
-        self.app = request_response(endpoint)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -337,12 +332,6 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         return HTMLResponse(files("distill.serve").joinpath("page.html").read_text(encoding="utf-8"))
-
-
-async def refuse_path(request: Request, error: Exception) -> Response:
-    """Answers a request for a path that there is not, or with another method."""
-    assert isinstance(error, HTTPException)
-    return refuse(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
 
 
 def names(service: Service) -> str:

@@ -15,7 +15,7 @@ from distill.edge.generation import Writing
 from distill.edge.strings import shorten
 from distill.serve.generation import Order, create_order, read_flag, read_keys
 from distill.serve.models import ServedModel, only
-from distill.serve.reading import RefusedError
+from distill.serve.refusals import RefusedError
 from distill.serve.scheduler import Piece
 from distill.serve.settings import Limits
 

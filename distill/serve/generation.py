@@ -20,10 +20,11 @@ from distill.edge.strings import SHOWN, shorten
 from distill.edge.texts import describe
 from distill.errors import UserError, first_line
 from distill.serve.batcher import FullError
+from distill.serve.bodies import GONE
 from distill.serve.measurements import Measured, Measurements
-from distill.serve.middleware import refuse
 from distill.serve.models import ServedModel
-from distill.serve.reading import GONE, RefusedError, read_content, show_name, wait_for_disconnect
+from distill.serve.reading import read_content, show_name, wait_for_disconnect
+from distill.serve.refusals import RefusedError, refuse
 from distill.serve.scheduler import Job, Piece, Stepper
 from distill.serve.settings import Limits
 

@@ -1,16 +1,15 @@
 """What every request passes: the host and the token are checked, and its memory is counted."""
 
 import hmac
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distill.edge.strings import shorten
 from distill.serve.hosts import is_known_host
-from distill.serve.reading import RefusedError
+from distill.serve.refusals import RefusedError, read_bearer, refuse
 
 OPEN_PATHS = ("/health", "/ready", "/")  # Without a token: they tell nothing of the models, and the page asks for it.
 PART = 65_536  # Bytes of an answer that are handed on at once, so that its memory is counted until the client has it.
@@ -105,13 +104,6 @@ class _Request:
         self.held.bytes -= self.bytes
 
 
-def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Returns an answer with the reason; half of a character is escaped in it."""
-    retry = {"Retry-After": "1"} if status == 503 else {}
-    words = reason.encode("utf-8", "backslashreplace").decode()
-    return JSONResponse({"error": words}, status_code=status, headers={**retry, **(headers or {})})
-
-
 def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str | None) -> bool:
     """Returns whether a request bears the token, or none is asked for.
 
@@ -119,10 +111,9 @@ def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str | None) -> boo
     """
     if token is None:
         return True
-    value = next((value for name, value in headers if name.lower() == b"authorization"), b"")
-    kind, _, given = value.partition(b" ")
+    given = read_bearer(headers)
     forms = [token.encode("utf-8", "surrogateescape")]
     if not token.isascii() and all(ord(letter) < 256 for letter in token):
         forms.append(token.encode("latin-1"))
-    is_right = [hmac.compare_digest(given.strip(), form) for form in forms]
-    return kind.lower() == b"bearer" and any(is_right)
+    is_right = [hmac.compare_digest(given or b"", form) for form in forms]
+    return given is not None and any(is_right)

@@ -9,7 +9,7 @@ from pathlib import Path
 from distill.edge import Bundle
 from distill.edge.bundle import RecordError
 from distill.edge.decoder import Prediction, Record
-from distill.edge.manifest import NAME
+from distill.edge.manifest import NAME, fingerprint
 from distill.errors import DistillError, UserError, first_line
 from distill.serve.batcher import Batcher
 from distill.serve.scheduler import Scheduler
@@ -56,6 +56,7 @@ class ServedModel:
         fields = {name: manifest.get(name) for name in names}
         return {
             "name": self.name, "file": self.bundle.model, "gate": self.bundle.caution or "passed",
+            "fingerprint": fingerprint(manifest),
             "batch_size": self.batch_size or self.bundle.batch_size, "generates": self.bundle.generates, **fields,
         }  # fmt: skip
 

@@ -1,18 +1,18 @@
 """Reads the records of a request, and refuses one that is too large, too slow or of another form."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Decoder, Example, Record
 from distill.edge.strings import SHOWN, shorten
 from distill.errors import UserError, first_line
+from distill.serve.bodies import parse_body, read_body
+from distill.serve.refusals import RefusedError
 from distill.serve.settings import Limits
 
 Read = TypeVar("Read")
@@ -20,18 +20,9 @@ FORMS = ("texts", "pairs", "inputs")
 RANKING = ("query", "documents")
 KEYS = ("text", "top_k", "tokens", "question", "context", "choices", *RANKING)  # Of records; others are dropped.
 SMALL = 65_536  # Bytes of a body that is read at once.
-GONE = 499  # A status for the log of a proxy; the client does not see it any more.
 # What a sequence of tokens and a piece for a mask cost beside their characters, and a mask for each token of the
 # vocabulary.
 SEQUENCE, PIECE, MASK = 20, 10, 0.01
-
-
-class RefusedError(Exception):
-    """A request that is not answered with predictions, with the status and the reason in words."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 async def read_records(
@@ -60,7 +51,7 @@ async def read_content(
     Args:
         thread: reads large bodies one after the other, so that small requests are answered meanwhile.
     """
-    body = await _read_body(request, limits)
+    body = await read_body(request, limits)
     if len(body) <= SMALL:
         return _parse(body, read)
     parsed = asyncio.get_running_loop().run_in_executor(thread, _parse, body, read)
@@ -72,56 +63,9 @@ async def read_content(
 
 def _parse(body: bytearray, read: Callable[[object], Read]) -> Read:
     try:
-        return read(_parse_body(body))
+        return read(parse_body(body))
     except RecursionError:
         raise RefusedError(400, "the body has lists or objects in too many others") from None
-
-
-async def _read_body(request: Request, limits: Limits) -> bytearray:
-    """Returns the body of a request; refuses one of another type, that is too large or too slow."""
-    _check_headers(request, limits)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.body:
-                    raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit")
-    except TimeoutError:
-        raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} s") from None
-    except ClientDisconnect:
-        raise RefusedError(GONE, "the client has gone") from None
-    return body
-
-
-def _check_headers(request: Request, limits: Limits) -> None:
-    """Refuses what its headers tell, before the body is read."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RefusedError(415, f"got the content type {kind or 'none'}, expected application/json")
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise RefusedError(415, f"got the content encoding {encoding}, expected none: send the JSON as it is")
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > limits.body:
-        raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit")
-
-
-def _parse_body(body: bytearray) -> object:
-    """Returns the JSON of a body."""
-    try:
-        return json.loads(body, object_pairs_hook=_join_pairs)
-    except ValueError as error:
-        raise RefusedError(400, f"the body is no JSON: {first_line(error)}") from error
-
-
-def _join_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {shorten(double)} is given twice in one object")
-    return content
 
 
 def _check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:

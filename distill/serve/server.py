@@ -4,18 +4,32 @@ import asyncio
 import contextlib
 import math
 import signal
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from distill.errors import UserError
-from distill.serve.app import Service, create_app
 from distill.serve.protocol import create_protocol
+from distill.serve.settings import Limits
 
 DRAIN_SECONDS = 2.0  # For a client with an open connection to send another request, and to be told to close it.
 TICK_SECONDS = 0.02
 OTHER_FILES = 64  # Open files that are no connections.
 KEEP_ALIVE_SECONDS = 75  # Longer than the 60 s of common proxies, which would reuse a connection that we have closed.
+
+
+class Served(Protocol):
+    """The attributes of a service that the server reads and sets."""
+
+    limits: Limits
+    is_ready: bool
+    log: Any
+
+    @property
+    def title(self) -> str:
+        """Returns what is served, in words."""
+        ...
 
 
 class Server(uvicorn.Server):
@@ -24,10 +38,10 @@ class Server(uvicorn.Server):
     After a signal it accepts no connection. The answer to the next request of each open one says that it ends.
     """
 
-    def __init__(self, service: Service, *, host: str, port: int) -> None:
+    def __init__(self, service: Served, app: ASGIApp, *, host: str, port: int) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(service), host=host, port=port, log_level="warning", access_log=False, server_header=False,
+                app, host=host, port=port, log_level="warning", access_log=False, server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS, proxy_headers=False, ws="none",
                 http=create_protocol(service.limits, most_connections(service.limits.connections)),
                 timeout_graceful_shutdown=math.ceil(2 * service.limits.seconds),
@@ -39,7 +53,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
-        self.service.log(f"serving {', '.join(self.service.models)} at http://{address}:{port}")
+        self.service.log(f"serving {self.service.title} at http://{address}:{port}")
 
     async def shutdown(self, sockets: Any = None) -> None:
         self.service.is_ready = False
@@ -60,7 +74,7 @@ def most_connections(most: int) -> int:
     return most
 
 
-def run(service: Service, *, host: str, port: int) -> None:
+def run(service: Served, app: ASGIApp, *, host: str, port: int) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
     Raises:
@@ -70,6 +84,6 @@ def run(service: Service, *, host: str, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     try:
-        Server(service, host=host, port=port).run()
+        Server(service, app, host=host, port=port).run()
     except SystemExit as error:  # uvicorn has logged the reason.
         raise UserError(f"cannot listen on {host}, port {port}: choose another --host or --port") from error

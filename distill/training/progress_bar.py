@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from distill.console import ProgressMeter, console
+from distill.events import events
 from distill.stages import stages
 
 SMOOTHING = 0.95  # Of the losses, the share of the steps before.
@@ -16,6 +17,8 @@ ROOM = 66  # Columns of a line beside the losses and the best metric.
 
 class ProgressBar(Callback):
     """Shows the loss with each term, the best metric on dev so far and the time left, over all steps of a training.
+
+    It sends the same as events, and those of dev for every evaluation.
 
     Args:
         metric: name of the logged metric on dev.
@@ -29,12 +32,14 @@ class ProgressBar(Callback):
         self._meter: ProgressMeter | None = None
         self._losses: dict[str, float] = {}
         self._best: float | None = None
+        self._epoch = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._meter = ProgressMeter(self.title, trainer.max_steps, done=trainer.global_step, unit="step")
         self._meter.__enter__()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
+        self._epoch = trainer.current_epoch
         self._add(trainer.callback_metrics)
         self._update(trainer.global_step)
 
@@ -43,6 +48,8 @@ class ProgressBar(Callback):
         if score is not None:
             self._best = float(score) if self._best is None else self._select(self._best, float(score))
             self._update(trainer.global_step, now=f"{self.metric} {float(score):.4f}")
+        dev = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("dev/")}
+        events.send("metrics", title=self.title, step=trainer.global_step, metrics=dev)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._stop()
@@ -62,8 +69,13 @@ class ProgressBar(Callback):
         room = ROOM + len(best) if console.is_interactive else 0  # Elsewhere a line has no bar and may be longer.
         status = describe_losses(self._losses, self.weights, width=console.width - room) + best
         if self._meter is not None:
-            self._meter.show(step, status, now=now)
+            self._meter.show(step, status, now=now, details=self._describe_step)
             stages.expect_left(self._meter.left())
+
+    def _describe_step(self) -> Mapping[str, object]:
+        """Returns what the event of a step has besides its number."""
+        losses = {name: self._losses.get(name) for name in self.weights}
+        return {"epoch": self._epoch, "loss": self._losses.get(TOTAL), "losses": losses, **stages.progress()}
 
     def _stop(self) -> None:
         if self._meter is not None:

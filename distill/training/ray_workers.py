@@ -17,6 +17,7 @@ import torch
 
 from distill.console import silence_libraries
 from distill.errors import DistillError, OptionError, UserError, first_line
+from distill.events import events
 from distill.training.checkpoints import handle_signals
 from distill.training.pickling import dumps
 from distill.training.ray_cluster import check_ray, connect
@@ -58,7 +59,12 @@ def run(
                 "one of them"
             )
         resources = allot_resources(ray.nodes(), world_size, device)
-        config = {"payload": ray.put(payload), "directory": os.getcwd(), "threads": int(resources["CPU"])}
+        config = {
+            "payload": ray.put(payload),
+            "directory": os.getcwd(),
+            "threads": int(resources["CPU"]),
+            "run": events.run,
+        }
         try:
             with handle_signals(signal.default_int_handler, signal.SIGINT):  # Ray Train replaces and keeps it.
                 return _train(config, resources, world_size, device, directory.absolute(), max_failures)  # type: ignore[no-any-return]
@@ -109,8 +115,10 @@ def _run_rank(config: Mapping[str, Any]) -> bytes | None:
     silence_libraries()
     function, arguments, rank_zero_arguments = pickle.loads(ray.get(config["payload"]))
     if rank == 0:
+        events.name_run(config["run"])
         return dumps(function(*arguments, **rank_zero_arguments))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Rank 0 prints.
+    events.leave_to_rank_zero()
     warnings.simplefilter("ignore")
     function(*arguments)
     return None

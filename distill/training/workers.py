@@ -22,6 +22,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from distill.console import silence_libraries
 from distill.errors import DistillError
+from distill.events import events
 from distill.training.launchers import CALL_TIMEOUT, launched_rank, launched_world_size, local_rank, receive_calls
 
 
@@ -56,8 +57,9 @@ def _exit_with_parent() -> None:
 
 
 def _silence() -> None:
-    """Leaves messages and signals to rank 0."""
+    """Leaves messages, events and signals to rank 0."""
     silence_libraries()
+    events.leave_to_rank_zero()
     warnings.simplefilter("ignore")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

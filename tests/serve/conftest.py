@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge.decoder import Prediction, Record
-from distill.serve.app import Service
+from distill.serve.app import Service, create_app
 from distill.serve.models import load_models
 from distill.serve.server import Server
 from distill.serve.settings import Limits
@@ -112,7 +112,7 @@ def start() -> Iterator[Any]:
         models = load_models([str(entry) for entry in bundles], model=None, threads=1, limits=chosen)
         said: queue.Queue[str] = queue.Queue()
         service = Service(models, limits=chosen, token=token, hosts=hosts, reload_seconds=reload_seconds, log=said.put)
-        server = Server(service, host="127.0.0.1", port=0)
+        server = Server(service, create_app(service), host="127.0.0.1", port=0)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         port = int(said.get(timeout=PATIENCE).rpartition(":")[2])

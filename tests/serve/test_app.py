@@ -13,6 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle
+from distill.edge.manifest import fingerprint, read_manifest
 from tests.edge.conftest import write_mask_bundle, write_ranking_bundle, write_toy_bundle
 from tests.serve.conftest import PATIENCE, Running, hold
 
@@ -302,7 +303,8 @@ def test_a_changed_bundle_is_loaded_while_requests_are_answered(
     bundle: Path, tokenizer: PreTrainedTokenizerBase, start: Start
 ) -> None:
     running = start(bundle, reload_seconds=0.01)
-    gate = hold(running)
+    gate, first = hold(running), served_fingerprint(running)
+    assert first == fingerprint(read_manifest(bundle))
     before = running.later({"texts": ["film"]})
     gate.entered.get(timeout=PATIENCE)
     replace(bundle, tokenizer, labels=["much", "little"])
@@ -310,6 +312,12 @@ def test_a_changed_bundle_is_loaded_while_requests_are_answered(
     gate.is_open.set()
     assert before.get(timeout=PATIENCE).status == 200
     assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "little"
+    assert served_fingerprint(running) == fingerprint(read_manifest(bundle)) != first
+
+
+def served_fingerprint(running: Running) -> str:
+    [model] = running.get("/models").body["models"]
+    return str(model["fingerprint"])
 
 
 def test_a_bundle_that_cannot_be_loaded_leaves_the_old_one(bundle: Path, start: Start) -> None:

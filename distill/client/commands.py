@@ -1,0 +1,152 @@
+"""The commands `distill submit`, `watch`, `fetch`, `cancel` and `jobs`, which ask a service.
+
+    distill submit +teacher=minilm +student=distilbert task=classification task.data_dir=films.csv
+    distill watch ID
+    distill fetch ID
+
+They import neither torch nor Hydra. docs/jobs_service.md has their options and exit codes.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from distill.client.client import ENDED, FILES, URL, Client
+from distill.client.connection import Json, ServiceError
+from distill.client.files import hash_data
+from distill.client.progress import escape, show_progress
+from distill.errors import Interrupted, UserError
+
+ADDRESS, TOKEN = "DISTILL_SERVICE", "DISTILL_SERVICE_TOKEN"
+EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 3}  # Of watch, by the state in which the job ended.
+# An override of a key whose value may be a file or a directory with data.
+_DATA = re.compile(r"(\+*[\w.]*\b(?:data_dir|unlabelled|bank|transfer(?:\.\w+)?|teacher\.texts|teacher\.path)=)(.+)")
+_TITLE = 50  # Characters of the overrides in the list of jobs.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a command, the first of the arguments, and returns its exit code."""
+    options, overrides = _create_parser().parse_known_args(arguments)
+    unknown = [argument for argument in overrides if options.command != "submit" or argument.startswith("-")]
+    if unknown:
+        raise UserError(f"distill {options.command} has no option {unknown[0]}: see distill {options.command} --help")
+    options.overrides = overrides
+    client = Client(options.url or os.environ.get(ADDRESS) or URL, options.token or os.environ.get(TOKEN) or None)
+    return COMMANDS[options.command](client, options)
+
+
+def _create_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="distill", description="Submit, watch and fetch jobs of a service.")
+    service = argparse.ArgumentParser(add_help=False)
+    service.add_argument("--url", help=f"address of the service; default {ADDRESS}, or {URL}")
+    service.add_argument(
+        "--token", help=f"yours, if the service wants one; default {TOKEN}, which no process list shows"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    submit = commands.add_parser(
+        "submit", parents=[service], help="submit a job", usage="distill submit [options] key=value ...",
+        epilog="A file or a directory of this machine that an override names is uploaded, and is data:NAME there.",
+    )  # fmt: skip
+    submit.add_argument("--name", help="of the job, for people")
+    submit.add_argument("--plan", action="store_true", help="print the plan with its estimate, and submit nothing")
+    submit.add_argument("--watch", action="store_true", help="follow the job until it has ended")
+    watch = commands.add_parser("watch", parents=[service], help="follow a job until it has ended")
+    fetch = commands.add_parser("fetch", parents=[service], help="download what a finished job left")
+    cancel = commands.add_parser("cancel", parents=[service], help="end a job that is queued or runs")
+    for command in (watch, fetch, cancel):
+        command.add_argument("job", metavar="ID")
+    fetch.add_argument("what", nargs="?", choices=FILES, default="bundle", help="default %(default)s")
+    fetch.add_argument("--to", type=Path, metavar="PATH", help="a new directory or file; default ID-bundle and so on")
+    fetch.add_argument("--run", metavar="NAME", help="one of the runs of a job that has several")
+    fetch.add_argument("--force", action="store_true", help="also a bundle that did not pass its gate")
+    commands.add_parser("jobs", parents=[service], help="list your jobs")
+    return parser
+
+
+def _submit(client: Client, options: argparse.Namespace) -> int:
+    if not options.overrides:
+        raise UserError("nothing to submit: give key=value as in distill submit +teacher=NAME +student=NAME")
+    overrides = [_upload(client, override) for override in options.overrides]
+    if options.plan:
+        plan = client.plan(overrides)
+        _print(*str(plan["plan"]).splitlines())
+        return 0
+    job = client.submit(overrides, name=options.name)
+    options.job = job["id"]
+    _print(f"Job {job['id']} is {job['state']}")
+    if options.watch:
+        return _watch(client, options)
+    _print(f"distill watch {job['id']} follows it")
+    return 0
+
+
+def _upload(client: Client, override: str) -> str:
+    """Returns the override with the data set that holds its local file, uploaded unless the service has it already."""
+    found = _DATA.fullmatch(override)
+    path = Path(found[2]).expanduser() if found else None
+    if found is None or path is None or not path.exists() or (path.is_dir() and "teacher." in found[1]):
+        return override  # A model stays here, because the service takes none.
+    name = f"{re.sub(r'[^A-Za-z0-9-]+', '-', path.resolve().stem).strip('-') or 'data'}-{hash_data(path)[:12]}"
+    try:
+        client.data(name)
+        _print(f"The service has {path} as data:{name}")
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        client.upload(path, name=name)
+        _print(f"Uploaded {path} as data:{name}")
+    return f"{found[1]}data:{name}"
+
+
+def _watch(client: Client, options: argparse.Namespace) -> int:
+    try:
+        show_progress(client.watch(options.job))
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"job {options.job} goes on: distill watch {options.job} follows it again, and distill cancel "
+            f"{options.job} ends it"
+        ) from error
+    job = client.job(options.job)
+    if job["state"] == "finished":
+        _print(f"distill fetch {options.job} downloads its bundle")
+    return EXIT_CODES[job["state"]]
+
+
+def _fetch(client: Client, options: argparse.Namespace) -> int:
+    _print(client.fetch(options.job, options.what, to=options.to, run=options.run, force=options.force))
+    return 0
+
+
+def _cancel(client: Client, options: argparse.Namespace) -> int:
+    job = client.cancel(options.job)
+    _print(f"Job {options.job} is {job['state']}")
+    return 0
+
+
+def _list(client: Client, _: argparse.Namespace) -> int:
+    rows = [("id", "state", "stage", "done", "job"), *map(_describe, client.jobs())]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for *cells, title in rows:
+        _print("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), title]))
+    return 0
+
+
+def _describe(job: Json) -> tuple[str, str, str, str, str]:
+    """Returns the row of a job; that of an ended one has its error in place of its overrides."""
+    progress = "" if job.get("progress") is None or job["state"] in ENDED else f"{job['progress']:.0%}"
+    title = job.get("error") or job.get("name") or " ".join(job.get("overrides") or [])
+    shown = title if len(title) <= _TITLE else f"{title[: _TITLE - 3]}..."
+    return job["id"], job["state"], job.get("stage") or "", progress, shown
+
+
+def _print(*lines: object) -> None:
+    for line in lines:
+        print(escape(str(line)))
+
+
+COMMANDS: Mapping[str, Callable[[Client, argparse.Namespace], int]] = {
+    "submit": _submit, "watch": _watch, "fetch": _fetch, "cancel": _cancel, "jobs": _list,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""A service that runs distillations of several people on one machine: jobs are submitted, watched and fetched."""

@@ -1,0 +1,323 @@
+"""Tests of the allow-list of options: every key of conf has a verdict, and no request names a path or code."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
+
+from distill.__main__ import expand_tasks, register_resolvers
+from distill.errors import UserError
+from distill.installation import config_directory
+from distill.service.allowed import TABLE, Kind, check_overrides, find_verdict
+from distill.service.grammar import OverrideError, is_sweep
+from tests.composition import quick_composition
+from tests.fuzzing import fuzz
+
+CONF = config_directory()
+GROUPS = sorted(
+    path.name for path in CONF.iterdir() if path.is_dir() and path.name not in ("hydra", "cache", "features")
+)
+WITH_PLUS = ("student", "teacher")
+GLOBAL = ("ablation", "experiment", "variant")  # Their files have whole keys, and change other groups.
+DATA, TEACHERS = Path("/srv/data"), Path("/srv/teachers")
+
+
+def check(*overrides: str, administrator: bool = False) -> tuple[str, ...]:
+    return check_overrides(
+        overrides,
+        resolve_data=lambda name: DATA / name,
+        resolve_teacher=lambda name: TEACHERS / name,
+        administrator=administrator,
+    )
+
+
+def list_keys(config: Any, *key: str) -> list[tuple[str, ...]]:
+    """Returns the key of every value of a configuration, and those of its empty mappings."""
+    if isinstance(config, dict) and config:
+        return [found for name, value in config.items() for found in list_keys(value, *key, str(name))]
+    return [key]
+
+
+def list_telling(group: str) -> list[str]:
+    """Returns the names of files of a group that together have all keys of its files and all of their defaults."""
+    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (CONF / group).glob("*.yaml")}
+    found, seen = [], set[tuple[str, ...]]()
+    for name, content in sorted(files.items(), key=lambda item: (-len(list_keys(item[1])), item[0])):
+        assert isinstance(content, dict)
+        own = {("defaults", str(item)) for item in content.pop("defaults", [])} | set(list_keys(content))
+        if not own <= seen:
+            seen |= own
+            found.append(name)
+    return found
+
+
+def compose_all() -> list[DictConfig]:
+    """Returns configurations that have every key of every group, with as few compositions as that takes."""
+    choices = {group: list_telling(group) for group in GROUPS if group not in (*GLOBAL, "job")}
+    commands = [
+        [f"{'+' if group in WITH_PLUS else ''}{group}={names[number % len(names)]}" for group, names in choices.items()]
+        for number in range(max(map(len, choices.values())))
+    ]
+    commands += [[f"job={name}"] for name in list_telling("job")]
+    commands.append(expand_tasks("task.tasks=[sst2,mrpc]"))
+    with quick_composition(), initialize_config_dir(str(CONF), version_base="1.3"):
+        return [compose("config", command) for command in commands]
+
+
+@pytest.fixture(scope="module")
+def keys() -> set[tuple[str, ...]]:
+    files = [OmegaConf.load(path) for group in GLOBAL for path in (CONF / group).glob("*.yaml")]
+    found = {key for config in [*compose_all(), *files] for key in list_keys(OmegaConf.to_container(config))}
+    return {key for key in found if key[0] != "defaults"}
+
+
+def test_every_key_of_conf_has_a_verdict(keys: set[tuple[str, ...]]) -> None:
+    names = {".".join(key) for key in keys}
+    assert {"task.mask.unit", "teacher.finetune.ema", "objective.terms.gkd.beta", "substitute.seed", "trust"} <= names
+    assert len(keys) > 500
+    assert not sorted(".".join(key) for key in keys if find_verdict(key) is None)
+
+
+def test_every_entry_of_the_table_is_a_key_of_conf(keys: set[tuple[str, ...]]) -> None:
+    known = {key[:end] for key in keys for end in range(1, len(key) + 1)}
+    given = [name for name in TABLE if name not in GROUPS]
+    patterns = {name: tuple(name.split(".")) for name in given}
+    # Keys of mappings, which are empty in conf or have a name of the user.
+    free = {"task.tasks", "task.transfer.*", "task.splits.*", "teacher.paths.*"}
+    unknown = [
+        name
+        for name, parts in patterns.items()
+        if not any(
+            len(parts) == len(key) and all(p in ("*", k) for p, k in zip(parts, key, strict=True)) for key in known
+        )
+    ]
+    assert set(unknown) <= free
+
+
+def test_every_key_that_may_name_code_or_a_path_is_refused(keys: set[tuple[str, ...]]) -> None:
+    for key in keys:
+        verdict = find_verdict(key)
+        assert verdict is not None
+        if key[-1] in ("_target_", "trust_remote_code", "trust") or key[0] == "hydra":
+            assert verdict.kind == Kind.NEVER, key
+        if (
+            key[-1] in ("path", "paths", "data_dir", "encoder", "tokenizer", "model", "bank", "texts")
+            and key[0] != "record"
+        ):
+            assert verdict.kind in (Kind.DATA, Kind.TEACHER), key
+        if key[-1] in ("id", "hub_id", "revision", "cache_dir", "output_dir", "tracking_uri"):
+            assert not verdict.is_for_all, key
+
+
+def test_a_plain_job_is_taken_and_its_names_become_paths() -> None:
+    assert check("+teacher=minilm", "+student=distilbert", "task=classification", "task.data_dir=data:films") == (
+        "+teacher=minilm", "+student=distilbert", "task=classification", "task.data_dir='/srv/data/films'",
+    )  # fmt: skip
+    assert check("task.text=[my review,'a, b']", "seed=range(1,4)", "trainer.learning_rate=1e-4,2e-4") == (
+        "task.text=['my review','a, b']", "seed=1,2,3", "trainer.learning_rate=1e-4,2e-4",
+    )  # fmt: skip
+    assert check("task.transfer={de:data:german}", "task.unlabelled=auto", "teacher.path=teacher:ours") == (
+        "task.transfer={de:'/srv/data/german'}", "task.unlabelled=auto", "teacher.path='/srv/teachers/ours'",
+    )  # fmt: skip
+    assert check("task=multi", "task.tasks=[sst2,mrpc]", "task.tasks.sst2.data_dir=data:a") == (
+        "task=multi", "task.tasks=[sst2,mrpc]", "task.tasks.sst2.data_dir='/srv/data/a'",
+    )  # fmt: skip
+    assert is_sweep(check("seed=1,2"))
+    assert not is_sweep(check("seed=1", "student.layers=[0,2]"))
+
+
+def test_a_table_of_probabilities_is_a_data_set() -> None:
+    given = ("+teacher=file", "teacher.path=data:probabilities", "teacher.encoder=teacher:bert")
+    assert check(*given)[1:] == ("teacher.path='/srv/data/probabilities'", "teacher.encoder='/srv/teachers/bert'")
+    # Weights of a stranger are no data.
+    for teachers in (
+        ["+teacher=pretrained"],
+        ["+teacher=file,pretrained"],
+        ["+teacher=file", "++teacher=pretrained"],
+        [],
+    ):
+        with pytest.raises(OverrideError, match=r"got teacher.path='data:evil', expected teacher:NAME"):
+            check(*teachers, "teacher.path=data:evil")
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("task._target_=os.system", "the option task._target_ cannot be set here: it names the code that runs"),
+        ("objective.terms.soft._target_=os.system", "it names the code that runs"),
+        ("++teacher._convert_=all", "it names the code that runs"),
+        ("objective.terms.soft={_target_:os.system}", "cannot be read at character 23"),
+        ("objective.terms.soft={weight:1}", "there is no option 'objective.terms.soft'"),
+        ("task={_target_:os.system}", "cannot be read at character 7"),
+        ("task={a:{_target_:os.system}}", "cannot be read at character 10"),
+        ("task.transfer={de:{_target_:os.system}}", "cannot be read"),
+        ("hydra.run.dir=/", "the option hydra.run.dir cannot be set here: it is of the command line"),
+        ("hydra/launcher=ray", "expected key=value"),
+        ("teacher@substitute=minilm", "expected key=value"),
+        ("~objective.terms.soft", "expected key=value"),
+        ("-m", "expected key=value"),
+        ("--config-dir=/tmp", "expected key=value"),
+        ("trust=[os]", "the option trust cannot be set here: it would run the code of others"),
+        ("teacher.trust_remote_code=true", "it would run the code of others"),
+        ("task.tasks.a.trust_remote_code=true", "there is no option"),
+        ("resume=true", "the option resume cannot be set here: the service sets it"),
+        ("dry_run=true", "the service sets it"),
+        ("job=cache", "job=cache is not for requests to the service"),
+        ("job.to_gb=0", "it is of a job that the service does not run"),
+        ("teacher.id=owner/name", "the option teacher.id is for the administrator of the service: leave it out"),
+        ("cache_dir=/tmp", "the option cache_dir is for the administrator"),
+        ("output_dir=/tmp", "the option output_dir is for the administrator"),
+        ("trainer.devices=8", "is for the administrator"),
+        ("logger=wandb", "logger=wandb is not for requests"),
+        ("teacher.finetune.devices=8", "is for the administrator"),
+        ("task.data_dir=/etc", "got task.data_dir='/etc', expected data:NAME with the name of a data set, or null"),
+        ("task.data_dir=data:../other", "got task.data_dir='data:../other'"),
+        ("task.data_dir=data:a/b", "expected data:NAME"),
+        ("task.data_dir='s3://bucket/x'", "expected data:NAME"),
+        ("task.data_dir=teacher:x", "expected data:NAME"),
+        ("task.bank=[data:a,/etc/passwd]", "got task.bank='/etc/passwd'"),
+        ("adapt.data_dir=/etc", "got adapt.data_dir='/etc'"),
+        ("task.splits={train:[../../secret]}", "got task.splits='../../secret', expected names of files"),
+        ("task.name=../../x", "got task.name='../../x', expected a name without spaces and slashes"),
+        ("student.path=/models", "expected teacher:NAME"),
+        ("export.target=/etc/passwd", "got export.target='/etc/passwd', expected numbers, words"),
+        ("task.metrics=[..]", "expected numbers, words"),
+        ("task=../../etc/x", "got task='../../etc/x', expected one of acl_arc"),
+        ("task.tasks=[../../x]", "expected one of acl_arc"),
+        ("task.text=${oc.env:HOME}", r"has a reference \$\{...\}"),
+        ("task.text='${oc.env:HOME}'", r"has a reference \$\{...\}"),
+        ("task.text=$\\{oc.env:HOME}", "cannot be read"),
+        ("task.text=\"$\\{oc.env:HOME}\"", "has a backslash"),
+        ("task.text=a\nb", "has a character that does not print"),
+        ("task.text=a\0b", "has a character that does not print"),
+        ("task.text=\ud800", "has a character that does not print"),
+        ("task.text=glob(*)", "cannot be read at character 15"),
+        ("seed=range(1,1)", "has no values, or more than 1,000"),
+        ("seed=range(0,1000000000)", "has no values, or more than 1,000"),
+        ("seed=range(1,5,0)", "has no values"),
+        ("seed=range(0,500)", "are a sweep of 500 runs, the limit is 200"),
+        ("seed=[[[[[[1]]]]]]", "has lists or mappings in more than 4 others"),
+        ("task.text='a", "opens a quote that is never closed"),
+        ("task.max_lenght=3", r"there is no option 'task.max_lenght': did you mean task.max_length\?"),
+        (f"task.text={'a' * 20_000}", "has 20,010 characters, the limit is 10,000"),
+        (f"{'task.tasks.a.' * 300}name=x", "expected key=value"),
+        ("=1", "expected key=value"),
+        ("", "expected key=value"),
+    ],
+)  # fmt: skip
+def test_other_overrides_are_refused_in_one_line(override: str, reason: str) -> None:
+    with pytest.raises(OverrideError, match=reason) as caught:
+        check(override)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 2_000
+
+
+def test_an_administrator_may_name_models_and_directories_and_never_code() -> None:
+    allowed = (
+        "teacher.id=owner/name",
+        "cache_dir=/big/cache",
+        "output_dir=/big/runs",
+        "trainer.devices=2",
+        "trainer=ddp",
+    )
+    assert len(check(*allowed, administrator=True)) == len(allowed)
+    for override in ("trust=[os]", "task._target_=os.system", "job=cache", "hydra.run.dir=/", "task.data_dir=/etc"):
+        with pytest.raises(OverrideError):
+            check(override, administrator=True)
+
+
+def test_a_missing_data_set_ends_the_check() -> None:
+    def refuse(name: str) -> Path:
+        raise UserError(f"there is no data set {name}")
+
+    with pytest.raises(UserError, match="there is no data set films"):
+        check_overrides(["task.data_dir=data:films"], resolve_data=refuse, resolve_teacher=refuse)
+
+
+def test_many_overrides_are_refused() -> None:
+    with pytest.raises(OverrideError, match="got 201 overrides, the limit is 200"):
+        check(*["seed=1"] * 201)
+
+
+PIECES = [
+    "task", "teacher", "objective", "terms", "soft", "_target_", "hydra", "run", "dir", "data_dir", "path", "paths",
+    "trust", "trust_remote_code", "tasks", "sst2", "text", "splits", "name", ".", "=", "+", "++", "~", "@", "/", "..",
+    "data:films", "teacher:x", "${", "}", "{", "[", "]", "(", ")", ",", ":", "'", '"', "\\", " ", "null", "1e-4",
+    "os.system", "range(1,3)", "/etc/passwd", "\0", "\n", "é", "\ud800",
+]  # fmt: skip
+
+
+@fuzz(300)
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.booleans())
+def test_any_override_is_refused_or_names_only_resolved_paths(pieces: list[str], administrator: bool) -> None:
+    starts = ["", "task.text=", "task.data_dir=", "task.transfer={a:", "teacher.paths=[", "+task.splits={x:"]
+    for start in starts:
+        try:
+            [text] = check(f"{start}{''.join(pieces)}", administrator=administrator)
+        except OverrideError:
+            continue
+        rest = re.sub(r"'/srv/(data|teachers)/[A-Za-z0-9][A-Za-z0-9._-]*'", "", text)
+        assert "_target_=" not in text
+        assert "${" not in text
+        assert text.startswith(("task.text=", "+task.text=", "++task.text=")) or "/" not in rest
+        assert check_with_hydra(text)
+
+
+def check_with_hydra(text: str) -> bool:
+    """Returns whether Hydra reads an override with the same key and the same values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+
+    from distill.service.grammar import Scalar, parse_override
+
+    def plain(element: Any) -> Any:
+        if isinstance(element, list):
+            return list(map(plain, element))
+        if isinstance(element, dict):
+            return {str(key): plain(value) for key, value in element.items()}
+        return element.text if isinstance(element, QuotedString) else element
+
+    def ours(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(ours, value))
+        if isinstance(value, dict):
+            return {key: ours(item) for key, item in value.items()}
+        assert isinstance(value, Scalar)
+        return value.text
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, list):
+            return len(one) == len(other) and all(map(same, one, other))
+        if isinstance(one, dict):
+            return list(one) == list(other) and all(map(same, one.values(), other.values()))
+        words = {True: "true", False: "false", None: "null"}
+        if one is None or isinstance(one, bool):
+            return bool(words[one] == other.lower())
+        return one == other or (isinstance(one, int | float) and (one == float(other.replace("_", "")) or one != one))
+
+    parsed, mine = OverridesParser.create().parse_override(text), parse_override(text)
+    assert parsed.key_or_group == mine.name
+    assert parsed.package is None
+    found = parsed.value()
+    values = [plain(element) for element in found.list] if isinstance(found, ChoiceSweep) else [plain(found)]
+    assert len(values) == len(mine.values)
+    return all(itertools.starmap(same, zip(values, map(ours, mine.values), strict=True)))
+
+
+def test_hydra_reads_what_was_written() -> None:
+    register_resolvers()
+    written = check(
+        "task=classification", "+teacher=minilm", "+student=distilbert", "task.separator='; '",
+        "task.text=[\"it's\",'a, (b)','[x]',\"#5 {€}\"]", "task.labels=[1,'2',true,'null']",
+    )  # fmt: skip
+    with quick_composition(), initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", list(written))
+    assert list(config.task.text) == ["it's", "a, (b)", "[x]", "#5 {€}"]
+    assert list(config.task.labels) == [1, "2", True, "null"]
+    assert config.task.separator == "; "

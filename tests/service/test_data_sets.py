@@ -1,0 +1,385 @@
+"""Tests of data sets: an upload is whole or not there, and belongs to its owner alone."""
+
+import asyncio
+import errno
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from starlette.requests import ClientDisconnect
+
+from distill.errors import UserError
+from distill.serve.refusals import RefusedError
+from distill.service import data_sets, inspection, row_previews
+from distill.service.data_sets import DataSets
+from distill.service.row_previews import preview_rows
+
+T = TypeVar("T")
+ROWS = "".join(f"this is the film that was number {n} of the year,{'good' if n % 3 else 'bad'}\n" for n in range(60))
+CSV = f"text,label\n{ROWS}"
+
+
+async def stream(content: bytes, size: int = 1_000) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), size):
+        yield content[start : start + size]
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def put(
+    data: DataSets, name: str, content: str | bytes, format: str = "csv", owner: str = "ada", **options: Any
+) -> Any:
+    encoded = content.encode() if isinstance(content, str) else content
+    return run(data.put(owner, name, stream(encoded), format, **options))
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSets:
+    """Returns data sets that are looked through in this process, which is quicker."""
+
+    async def look(path: Path, format: str, limit: int) -> dict[str, Any]:
+        return inspection.answer(path, format, limit)
+
+    found = DataSets(tmp_path / "data")
+    monkeypatch.setattr(found, "_look", look)
+    return found
+
+
+@pytest.fixture
+def looked(data: DataSets, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Replaces the look through an upload."""
+    found: list[Path] = []
+
+    async def look(path: Path, format: str, limit: int) -> dict[str, Any]:
+        found.append(path)
+        return {"path": path.name, "rows": 3, "preview": {"columns": ["text"], "problems": []}}
+
+    monkeypatch.setattr(data, "_look", look)
+    return found
+
+
+def list_files(data: DataSets) -> list[str]:
+    return sorted(path.relative_to(data.directory).as_posix() for path in data.directory.rglob("*") if path.is_file())
+
+
+def test_an_upload_is_looked_through_listed_and_deleted(data: DataSets) -> None:
+    found = put(data, "films", CSV)
+    assert (found.name, found.format, found.bytes, found.rows, found.columns) == (
+        "films", "csv", len(CSV), 60, ("text", "label"),
+    )  # fmt: skip
+    preview = data.preview("ada", "films")
+    assert preview["first_rows"][0] == {"text": "this is the film that was number 0 of the year", "label": "bad"}
+    assert len(preview["first_rows"]) == 10
+    assert preview["label_counts"] == {"label": {"bad": 20, "good": 40}}
+    assert preview["lengths"] == {"text": {"median": 11, "p95": 11, "longest": 11}}
+    assert preview["splits"] == {"data": 60}
+    assert preview["problems"] == []
+    assert "path" not in preview
+    assert data.path("ada", "films").read_text() == CSV
+    assert list_files(data) == ["ada/films/about.json", "ada/films/content/films.csv"]
+    assert [one.name for one in data.list("ada")] == ["films"]
+    assert data.used("ada") == len(CSV)
+    data.delete("ada", "films")
+    assert data.list("ada") == []
+    assert list_files(data) == []
+
+
+def test_a_process_with_limits_looks_through_an_upload(tmp_path: Path) -> None:
+    data = DataSets(tmp_path / "data")
+    assert put(data, "films", CSV).rows == 60
+    assert data.preview("ada", "films")["label_counts"] == {"label": {"bad": 20, "good": 40}}
+    with pytest.raises(UserError, match=r"^spans.json is not in the form of SQuAD|^spans.json needs too much memory"):
+        put(data, "spans", "[" * 1_000_000, "squad")
+    assert list_files(data) == ["ada/films/about.json", "ada/films/content/films.csv"]
+
+
+def test_a_process_that_dies_is_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match="the upload cannot be read as csv: it needs too much memory, or it is damaged"):
+        put(DataSets(tmp_path / "data"), "films", CSV)
+
+
+def test_a_file_without_a_header_is_taken_with_its_problem(data: DataSets) -> None:
+    put(data, "films", ROWS.replace("good", "1").replace("bad", "0"))
+    [problem, *_] = data.preview("ada", "films")["problems"]
+    assert problem.startswith("line 1 looks like a row and not like the names of the columns")
+
+
+@pytest.mark.parametrize(
+    ("content", "format", "reason"),
+    [
+        (b"", "csv", "the upload has no bytes"),
+        (b"text,label\n", "csv", "films.csv has a header and no examples|films.csv has no examples"),
+        (b"text;label\na;1\n", "csv", "has one column 'text;label' with ';' in its name, expected commas"),
+        (b"\xff\xfe\x00a", "tsv", "films.tsv is in UTF-16 or UTF-32, expected UTF-8"),
+        (b"text,label\n\"open,1\n", "csv", "films.csv, line 2 opens a quote that is never closed"),
+        (b"not json\n", "jsonl", "films.jsonl has no examples|films.jsonl, line 1 is not valid JSON"),
+        (b"PK\x03\x04 zip", "csv", "films.csv looks like zip and not like csv: name its format with format=NAME"),
+        (b"PAR1", "parquet", "films.parquet cannot be read"),
+        (b"text,label\n", "parquet", "films.parquet does not look like parquet"),
+        (b"text,label\n", "zip", "the zip cannot be read: File is not a zip file"),
+        (b'{"data": 1}', "squad", "films.json is not in the form of SQuAD"),
+        (b"[" * 100_000, "squad", "films.json is not in the form of SQuAD|too much memory"),
+        (b"\n\n", "conll", "films.conll is empty, expected a word and its tag on each line"),
+        (b"\n\n", "text", "films.txt is empty, expected a text on each line"),
+        (b"x\n", "xlsx", "got format='xlsx', expected one of csv, tsv, jsonl"),
+        (b"x\n", "../x", "got format='../x', expected one of csv"),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_refused_and_nothing_is_left(
+    data: DataSets, content: bytes, format: str, reason: str
+) -> None:
+    with pytest.raises((UserError, RefusedError), match=reason) as caught:
+        put(data, "films", content, format)
+    assert str(data.directory) not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert list_files(data) == []
+    assert list((data.directory / ".uploads").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".x", "a/b", "/etc", "a\0b", "a" * 10_000, "Größe", "a b", "-m", "a\n"]
+)
+def test_a_wrong_name_is_refused_everywhere(data: DataSets, looked: list[Path], name: str) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: put(data, name, CSV), lambda: put(data, "films", CSV, owner=name), lambda: data.get("ada", name),
+        lambda: data.preview("ada", name), lambda: data.path("ada", name), lambda: data.delete("ada", name),
+        lambda: data.list(name), lambda: data.path(name, "films"),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UserError, match="expected a name of 1 to 100 letters") as caught:
+            call()
+        assert len(str(caught.value)) < 300
+    assert looked == []
+
+
+def test_others_see_nothing_of_it(data: DataSets, looked: list[Path]) -> None:
+    put(data, "films", CSV)
+    assert data.list("bo") == []
+    assert data.used("bo") == 0
+    for call in (data.get, data.preview, data.path, data.delete):
+        with pytest.raises(RefusedError, match="there is no data set films") as caught:
+            call("bo", "films")
+        assert caught.value.status == 404
+    assert put(data, "films", "text\nother\n", owner="bo").bytes == 11
+    assert data.path("ada", "films").read_text() == CSV
+
+
+def test_the_same_upload_twice_is_one_data_set_and_another_one_is_refused(data: DataSets, looked: list[Path]) -> None:
+    first = put(data, "films", CSV)
+    assert put(data, "films", CSV) == first
+    with pytest.raises(RefusedError, match="there is a data set films with other content: delete it") as caught:
+        put(data, "films", CSV + "x,good\n")
+    assert caught.value.status == 409
+    assert len(looked) == 1
+    assert data.path("ada", "films").read_text() == CSV
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (ClientDisconnect(), 499, "the upload was cut off"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 507, "the disk of the service is full: delete data sets"),
+    ],
+)
+def test_an_upload_that_ends_early_leaves_nothing(
+    data: DataSets, looked: list[Path], error: Exception, status: int, reason: str
+) -> None:
+    async def cut_off() -> AsyncIterator[bytes]:
+        yield CSV.encode()[:100]
+        raise error
+
+    with pytest.raises(RefusedError, match=reason) as caught:
+        run(data.put("ada", "films", cut_off(), "csv"))
+    assert caught.value.status == status
+    assert (list_files(data), looked) == ([], [])
+    assert put(data, "films", CSV).name == "films"
+
+
+def test_an_upload_that_stands_still_is_ended(
+    data: DataSets, looked: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stand_still() -> AsyncIterator[bytes]:
+        yield b"text"
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(data_sets, "_IDLE_SECONDS", 0.01)
+    with pytest.raises(RefusedError, match=r"no bytes of the upload arrived for 0.01 s") as caught:
+        run(data.put("ada", "films", stand_still(), "csv"))
+    assert caught.value.status == 408
+    assert list_files(data) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "status", "reason"),
+    [
+        (None, 413, "the upload has more than 1,000 bytes, the limit"),
+        (900, 409, "more than the 900 bytes that are left"),
+    ],
+)
+def test_a_large_upload_is_refused_before_it_is_whole(
+    tmp_path: Path, room: int | None, status: int, reason: str
+) -> None:
+    data, taken = DataSets(tmp_path / "data", limit=1_000), list[int]()
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            taken.append(2**20)
+            yield bytes(2**20)
+
+    with pytest.raises(RefusedError, match=reason) as caught:
+        run(data.put("ada", "films", endless(), "csv", room=room))
+    assert caught.value.status == status
+    assert len(taken) <= 2
+    assert list_files(data) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "room", "status", "reason"),
+    [
+        ("films", None, 409, "the data set films is being uploaded"),
+        ("other", 10**6, 503, "other uploads are under way: try again"),
+    ],
+)
+def test_two_uploads_do_not_meet(
+    data: DataSets, looked: list[Path], name: str, room: int | None, status: int, reason: str
+) -> None:
+    async def both() -> RefusedError:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"text\n"
+            begun.set()
+            await go_on.wait()
+            yield b"a\n"
+
+        first = asyncio.create_task(data.put("ada", "films", slow(), "csv"))
+        await begun.wait()
+        with pytest.raises(RefusedError, match=reason) as caught:
+            await data.put("ada", name, stream(b"x"), "csv", room=room)
+        assert (await data.put("bo", name, stream(b"x"), "csv", room=room)).bytes == 1
+        go_on.set()
+        assert (await first).bytes == 7
+        return caught.value
+
+    assert run(both()).status == status
+
+
+def test_a_data_set_that_a_job_reads_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = {("ada", "films")}
+    data = DataSets(tmp_path / "data", is_read=lambda owner, name: (owner, name) in reading)
+
+    async def look(path: Path, format: str, limit: int) -> dict[str, Any]:
+        return {"path": path.name, "rows": 3, "preview": {"columns": []}}
+
+    monkeypatch.setattr(data, "_look", look)
+    put(data, "films", CSV)
+    with pytest.raises(RefusedError, match="a job reads the data set films: wait for its end or cancel it") as caught:
+        data.delete("ada", "films")
+    assert caught.value.status == 409
+    reading.clear()
+    with data.hold("ada", ["films"]), pytest.raises(RefusedError, match="a job reads the data set films"):
+        data.delete("ada", "films")
+    data.delete("ada", "films")
+
+
+def test_what_a_killed_service_left_is_removed_at_the_next_start(data: DataSets, looked: list[Path]) -> None:
+    put(data, "films", CSV)
+    rest = data.directory / ".uploads" / "abc" / "content"
+    rest.mkdir(parents=True)
+    (rest / "half.csv").write_text("half")
+    again = DataSets(data.directory)
+    assert list_files(again) == ["ada/films/about.json", "ada/films/content/films.csv"]
+    assert [one.name for one in again.list("ada")] == ["films"]
+
+
+def make_zip(**files: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "."), content)
+    return buffer.getvalue()
+
+
+def test_a_zip_becomes_a_directory_of_splits(data: DataSets) -> None:
+    content = make_zip(**{"films/train.csv": CSV, "films/dev.csv": CSV, "films/LICENSE": "x", "films/notes.txt": "hi"})
+    found = put(data, "films", content, "zip")
+    assert (found.rows, found.columns) == (120, ("text", "label"))
+    path = data.path("ada", "films")
+    assert sorted(file.name for file in path.iterdir()) == ["dev.csv", "notes.txt", "train.csv"]
+    preview = data.preview("ada", "films")
+    assert preview["splits"] == {"train": 60, "dev": 60}
+    assert preview["files"][0] == {"name": "dev.csv", "bytes": len(CSV)}
+    assert "files that are no data are left out: films/LICENSE: this needs no action" in preview["problems"]
+    assert any("dev" in problem for problem in preview["problems"])  # It has the texts of train.
+    data.delete("ada", "films")
+    assert list_files(data) == []
+
+
+def test_the_other_formats_are_previewed(data: DataSets, tmp_path: Path) -> None:
+    conll = "-DOCSTART- O\n\nThe O\nHague B-LOC\n\nis O\nin O extra\n"
+    assert put(data, "tags", conll, "conll").rows == 2
+    preview = data.preview("ada", "tags")
+    assert preview["label_counts"] == {"1": {"O": 2, "B-LOC": 1, "extra": 1}}
+    assert preview["first_rows"][0] == {"0": "The Hague", "1": "O B-LOC"}
+    assert "1 lines have another number of fields than 2 (line 7)" in preview["problems"][0]
+
+    context = "A film of 1999."
+    questions = [
+        {"question": "When?", "answers": [{"text": "1999", "answer_start": 10}]}, {"question": "Who?", "answers": []},
+        {"question": "What?", "answers": [{"text": "film", "answer_start": 5}]},
+    ]  # fmt: skip
+    squad = json.dumps({"data": [{"paragraphs": [{"context": context, "qas": questions}]}]})
+    assert put(data, "spans", squad, "squad").rows == 3
+    preview = data.preview("ada", "spans")
+    assert preview["label_counts"] == {"answers": {"with an answer": 2, "without an answer": 1}}
+    assert preview["problems"] == [
+        "1 of 3 answers are not in their context at answer_start (example 3): answer_start counts code points from 0"
+    ]
+
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a b", "c"], "score": [float("nan"), 2.0]}), path)
+    assert put(data, "table", path.read_bytes(), "parquet").rows == 2
+    assert data.preview("ada", "table")["first_rows"] == [{"text": "a b", "score": "nan"}, {"text": "c", "score": 2.0}]
+
+    assert put(data, "lines", "one text\n\nand two\n", "text").rows == 2
+    rows = [{"text": "<script>alert(1)</script>", "n": 2**70}, {"text": "\ud800", "n": None}]
+    assert put(data, "objects", "\n".join(map(json.dumps, rows)), "jsonl").rows == 2
+    preview = data.preview("ada", "objects")
+    assert preview["first_rows"] == [
+        {"text": "<script>alert(1)</script>", "n": str(2**70)},
+        {"text": "\\ud800", "n": None},
+    ]
+    json.dumps(preview, ensure_ascii=False).encode()
+
+
+def test_of_a_large_file_the_first_rows_are_looked_through_and_all_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_previews, "LARGEST", 1_000)
+    monkeypatch.setattr(row_previews, "_PARQUET_ROWS", 20)
+    rows = [f"this is the film that was number {number} of the year" for number in range(60)]
+    table = pyarrow.table({"text": rows, "label": ["good", "bad"] * 30})
+    files = {
+        "x.csv": CSV, "x.tsv": CSV.replace(",", "\t"),
+        "x.jsonl": "\n".join(json.dumps({"text": row, "label": "good"}) for row in rows),
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    for name in (*files, "x.parquet"):
+        preview = preview_rows({"data": tmp_path / name})
+        assert preview["splits"] == {"data": 60}, name
+        assert any("of 60 rows are looked through: a job reads all of them" in one for one in preview["problems"])
+        assert preview["first_rows"][0]["text"].startswith("this is the film that was number 0")
+    assert {path.name for path in tmp_path.iterdir()} == {*files, "x.parquet"}

@@ -1,0 +1,100 @@
+"""Tests of the dry run that a job passes before it is accepted."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from distill.serve.refusals import RefusedError
+from distill.service import planning
+from distill.service.planning import Planner, read_events
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Planner:
+    return Planner(tmp_path / "cache")
+
+
+def test_the_line_of_the_command_is_the_reason(planner: Planner) -> None:
+    with pytest.raises(RefusedError, match="^there is no student lstm") as caught:
+        asyncio.run(planner.plan(("+teacher=minilm", "+student=lstm"), {}))
+    assert caught.value.status == 422
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> list[Sequence[str]]:
+    """Runs a program in place of each command; returns the list of the commands."""
+    commands: list[Sequence[str]] = []
+    run = planning._run_command
+
+    async def run_program(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:
+        commands.append(command)
+        return await run((sys.executable, "-c", program), environment)
+
+    monkeypatch.setattr(planning, "_run_command", run_program)
+    return commands
+
+
+EVENTS = [
+    {"kind": "stage", "stage": "imports"},
+    {"kind": "stage", "stage": "teacher"},
+    {"kind": "notice", "text": "/data/local/films/films.csv is small"},
+    {"kind": "stage", "stage": "teacher", "seconds_left": 30.5},
+]
+
+
+def test_a_plan_has_the_summary_the_time_and_the_notices(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps(event) for event in EVENTS]
+    program = (
+        f"import os; open(os.environ['DISTILL_EVENTS'], 'w').write({chr(10).join(lines)!r})\n"
+        "print(' task   /data/local/films/films.csv   \\n steps  10  ')"
+    )
+    commands = stand_in(monkeypatch, program)
+    plan = asyncio.run(planner.plan(("-m", "seed=1,2"), {"/data/local/films/films.csv": "data:films"}))
+    assert plan == planning.Plan("task   data:films\n steps  10", 30.5, ("data:films is small",))
+    [command] = commands
+    assert command[1:5] == ("-m", "distill", "-m", "seed=1,2")
+    assert command[-1] == "dry_run=true"
+    assert f"cache_dir={planner.cache}" in command
+
+
+def test_the_runs_of_a_sweep_take_the_sum_of_their_times() -> None:
+    lines = [json.dumps(event) for event in EVENTS]
+    assert read_events([*lines, *lines])[0] == 61.0
+    assert read_events([*lines, *lines[:2]])[0] is None  # One whose time is not known.
+    assert read_events([]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import sys; print('error: a', file=sys.stderr); print('more', file=sys.stderr); sys.exit(2)", "^a$"),
+        ("raise ValueError('a bug')", "^ValueError: a bug$"),
+        ("import sys; sys.exit(2)", "^the check failed without a message$"),
+        ("import os; os.kill(os.getpid(), 9)", "^the check failed without a message$"),
+    ],
+)
+def test_a_command_that_fails_is_refused_in_one_line(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, program: str, message: str
+) -> None:
+    stand_in(monkeypatch, program)
+    with pytest.raises(RefusedError, match=message) as caught:
+        asyncio.run(planner.plan((), {}))
+    assert caught.value.status == 422
+
+
+def test_a_check_that_hangs_is_ended_and_too_many_are_refused(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, "import time; time.sleep(1000)")
+    monkeypatch.setattr(planning, "SECONDS", 0.2)
+    monkeypatch.setattr(planning, "WAITING", 3)
+
+    async def plan_many() -> list[BaseException | planning.Plan]:
+        return await asyncio.gather(*(planner.plan((), {}) for _ in range(4)), return_exceptions=True)
+
+    refusals = asyncio.run(plan_many())
+    assert sorted(getattr(refusal, "status", 0) for refusal in refusals) == [422, 422, 422, 503]
+    assert "the check took more than 0.2 s: take less data" in map(str, refusals)
