@@ -35,9 +35,7 @@ TARGET_MASK = "decoder_attention_mask"  # The column `[B, T]` of batches with ta
 PAIR_CLASSES = "pair_classes"  # The column of batches with the class of a pair of texts, NaN for examples without one.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 SOURCE_VECTORS = "source_vectors"  # The column `[B, D]` of the source encoder's vectors, NaN for examples without one.
-PROMPT_TOKENS = (
-    "prompt_tokens"  # The column `[B]` of batches of text: the first tokens of each, which a model continues.
-)
+PROMPT_TOKENS = "prompt_tokens"  # The column `[B]` of the number of a text's first tokens, which a model continues.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number of the task, the same in a whole batch.
 

@@ -203,8 +203,8 @@ def _read_targets(values: dict[Any, Any]) -> TargetSettings | None:
         raise error.with_prefix("teacher") from error
     if beams is not None and temperature is not None:
         raise UserError(
-            f"got teacher.beams={beams} and teacher.sampling_temperature={temperature}, expected a search or a sampling: "
-            "leave one out"
+            f"got teacher.beams={beams} and teacher.sampling_temperature={temperature}, expected a search or a "
+            "sampling: leave one out"
         )
     if temperature is None and seed != 0:
         raise OptionError("teacher.sampling_seed", show_value(seed), "0 without teacher.sampling_temperature")

@@ -19,7 +19,7 @@ def continue_prompts(
     beams: int = 1,
     temperature: float | None = None,
 ) -> list[list[list[int]]]:
-    """Returns the tokens behind each prompt, the most likely of all beams first; the token that ends a text is the last.
+    """Returns the tokens behind each prompt, the most likely of all beams first, with the token that ends a text.
 
     Args:
         room: the most tokens behind each prompt.
@@ -44,7 +44,7 @@ def continue_prompts(
 
 
 def choose_tokens(temperature: float | None) -> dict[str, Any]:
-    """Returns the options of `generate` for sampling from all tokens at a temperature, or for the most probable ones."""
+    """Returns the options of `generate` for sampling from all tokens, or for the most probable ones."""
     if temperature is None:
         return {"do_sample": False}
     return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

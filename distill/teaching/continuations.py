@@ -1,8 +1,8 @@
-"""Sequence-level distillation of a decoder: a teacher continues the beginning of every training text, once and cached.
+"""Sequence-level distillation of a decoder: a teacher continues the beginning of every training text.
 
-The idea is that of arXiv 1606.07947 for a language model. Prompts are tokens of the text, so that a prompt may begin and
-end within a word, and a continuation needs no second tokenization. In the files of `WrittenTexts` tokens are numbers
-with spaces between them.
+The idea is that of arXiv 1606.07947 for a language model. Prompts are tokens of the text, so that a prompt may begin
+and end within a word, and a continuation needs no second tokenization. In the files of `WrittenTexts` tokens are
+numbers with spaces between them.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class ContinuationWriter:
 
     @torch.inference_mode()
     def __call__(self, sources: Sequence[str]) -> list[list[str]]:
-        """Returns the continuations of each sequence, the most likely one first; all are tokens in the form of a file."""
+        """Returns the continuations of each sequence, the most likely one first, all as tokens in a file."""
         sequences = [read_tokens(source) for source in sources]
         lengths = np.array([len(tokens) for tokens in sequences])
         sizes = count_prompt(lengths, self.prompt)
@@ -75,8 +75,9 @@ def continue_texts(
 ) -> EncodedSplits:
     """Returns the splits with the teacher's continuations in the texts of train, cached or written.
 
-    The prompts stay in the texts. Sequences that are not longer than their prompt are left out. A dry run plans with the
-    texts of the corpus, and prints the estimate of the writing.
+    The prompts stay in the texts. They are the corpus's own, and every token of a text teaches, because dev scores all
+    of them. Sequences that are not longer than their prompt are left out. A dry run plans with the texts of the corpus,
+    and prints the estimate of the writing.
 
     Raises:
         UserError: for a teacher that cannot write, a corpus that is streamed, and one without a sequence that is longer

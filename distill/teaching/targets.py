@@ -243,7 +243,7 @@ class BeamWriter:
 
 @contextmanager
 def seeded(seed: int, sources: Sequence[str]) -> Iterator[None]:
-    """Draws random numbers by a seed and the sources of a file, whatever was written before, and restores torch's own."""
+    """Draws random numbers by a seed and the sources of a file, and restores torch's own afterwards."""
     with torch.random.fork_rng():
         torch.manual_seed(int(entry_key(seed, list(sources))[:15], 16))
         yield
