@@ -36,18 +36,11 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def teacher(tokenizer: PreTrainedTokenizerBase) -> PreparedTeacher:
     torch.manual_seed(0)
     end = tokenizer.eos_token_id
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=len(tokenizer),
-            n_embd=16,
-            n_layer=1,
-            n_head=2,
-            n_positions=32,
-            eos_token_id=end,
-            bos_token_id=end,
-            initializer_range=0.5,
-        )  # fmt: skip
-    ).eval()
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=end, bos_token_id=end,
+        initializer_range=0.5,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config).eval()
     return PreparedTeacher(
         requested="a", resolved="a", substituted=False, origin="a test", tokenizer=tokenizer, load=lambda: model,
         precision="float32", weights="w", device=torch.device("cpu"), seconds=0.0, model=model,
@@ -154,7 +147,7 @@ def test_texts_that_cannot_be_continued_are_refused(
     settings = TargetSettings(beams=2)
     data, examples = read(corpus, tokenizer, tmp_path, streaming=True)
     with pytest.raises(
-        UserError, match="teacher.beams=2 writes every text once before the training, and task.data_dir"
+        UserError, match="teacher.beams=2 writes every text once before the training, and task"
     ):
         continue_texts(data, examples, teacher, settings, cache_dir=tmp_path, dry_run=False)
     (tmp_path / "short").mkdir()
