@@ -39,9 +39,9 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
     A decoder has `input_ids [B, S]`, `encoder_attention_mask [B, L]`, `encoder_hidden_states [B, L, H]`, and the caches
     `past_key_values.{i}.decoder.key|value [B, A, P, D]` and `past_key_values.{i}.encoder.key|value [B, A, C, D]`, of
     which the latter has none of the source, C = 0, or all of it, C = L. The keys and values of the source that the
-    cache lacks are computed, which needs no branch. Rows of texts that began at different steps are read together by the
-    optional input `past_padding [B]`, the first places of each row's own caches that are padding. Its encoder has `input_ids [B, L]` and `attention_mask [B, L]`, and
-    the output `last_hidden_state [B, L, H]`.
+    cache lacks are computed, which needs no branch. The optional input `past_padding [B]`, the first places of each
+    row's own caches that are padding, lets texts that began at different steps be read together. Its encoder has
+    `input_ids [B, L]` and `attention_mask [B, L]`, and the output `last_hidden_state [B, L, H]`.
 
     Raises:
         UserError: for a model without such caches, or whose caches are of several shapes.

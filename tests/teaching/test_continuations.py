@@ -146,9 +146,7 @@ def test_texts_that_cannot_be_continued_are_refused(
 ) -> None:
     settings = TargetSettings(beams=2)
     data, examples = read(corpus, tokenizer, tmp_path, streaming=True)
-    with pytest.raises(
-        UserError, match="teacher.beams=2 writes every text once before the training, and task"
-    ):
+    with pytest.raises(UserError, match="teacher.beams=2 writes every text once before the training, and task"):
         continue_texts(data, examples, teacher, settings, cache_dir=tmp_path, dry_run=False)
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("\n".join("abcd" for _ in range(30)), encoding="utf-8")
