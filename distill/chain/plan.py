@@ -247,7 +247,8 @@ def _check_several(plan: Plan) -> None:
 def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
     """Raises UserError for the texts of a teacher where there are no targets that they could replace."""
     option = targets.option
-    if info.max_target is None and info.prompt is None:
+    has_targets = info.max_target is not None and not info.raw_text  # Those of a corruption are parts of its source.
+    if not has_targets and info.prompt is None:
         raise UserError(
             f"{option} replaces the targets of texts, and task={info.name} has none: take task=seq2seq or task=clm, or "
             "leave it out"

@@ -118,11 +118,12 @@ class _Decoder(nn.Module):
     def __init__(self, model: PreTrainedModel, layers: Sequence[Tensor]) -> None:
         super().__init__()
         self.model, self.layers = model, len(layers)
-        self.positions = _Positions()
-        decoder = model.get_decoder()
-        if hasattr(decoder, "embed_positions"):  # Of others the positions are in the attention, relative to each other.
-            self.positions.table = decoder.embed_positions
-            decoder.embed_positions = self.positions
+        self.positions, decoder = _Positions(), model.get_decoder()
+        table = getattr(decoder, "embed_positions", None)
+        # Positions of T5 are relative to each other, those of BART are rows of a table.
+        self.reads_padding = hasattr(model.config, "relative_attention_num_buckets")
+        if table is not None and "position_ids" in inspect.signature(table.forward).parameters:
+            self.positions.table, decoder.embed_positions, self.reads_padding = table, self.positions, True
 
     def forward(
         self, input_ids: Tensor, mask: Tensor, states: Tensor, padding: Tensor, *caches: Tensor
@@ -158,9 +159,8 @@ class _Positions(nn.Module):
         """Sets the positions `[B, S]`, which are below `total`, for the next call."""
         self.total, self.places = total, places
 
-    def forward(self, *arguments: Any, **options: Any) -> Tensor:
-        ids = torch.zeros(1, self.total, dtype=torch.long)
-        embedded: Tensor = self.table(ids, 0).reshape(self.total, -1)
+    def forward(self, ids: Any, *arguments: Any, **options: Any) -> Tensor:
+        embedded: Tensor = self.table(ids, position_ids=torch.arange(self.total)).reshape(self.total, -1)
         return embedded[self.places]
 
 
@@ -255,14 +255,20 @@ def _save(module: nn.Module, example: Example, outputs: Sequence[str], path: Pat
     if isinstance(module, _Causal):
         _let_logits_be_left_out(path)
     elif isinstance(module, _Decoder):
-        _let_padding_be_left_out(path)
+        _let_padding_be_left_out(path, is_read=module.reads_padding)
 
 
-def _let_padding_be_left_out(path: Path) -> None:
-    """Makes the input `past_padding` optional, so that other runtimes need not know it: no row is padded then."""
+def _let_padding_be_left_out(path: Path, *, is_read: bool) -> None:
+    """Makes the input `past_padding` optional, so that other runtimes need not know it: no row is padded then.
+
+    Args:
+        is_read: False makes it a constant, for a decoder whose positions do not depend on it.
+    """
     model = onnx.load(str(path), load_external_data=False)
     [given] = [value for value in model.graph.input if value.name == PADDING]
     given.type.tensor_type.shape.dim[0].dim_param = "padded_rows"  # One for all rows, or one for each.
+    if not is_read:
+        model.graph.input.remove(given)
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, dtype=np.int64), PADDING))
     rows, expanded = f"{PADDING}_rows", f"{PADDING}_of_rows"
     for node in model.graph.node:

@@ -52,13 +52,19 @@ def run(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.mark.parametrize(
     "options",
-    [("teacher.beams=2",), ("teacher.sampling_temperature=1.0", "teacher.sampling_seed=5", "task.prompt=6")],
+    [
+        ("teacher.beams=2", "objective=supervised"),
+        ("teacher.sampling_temperature=1.0", "teacher.sampling_seed=5", "task.prompt=6"),
+    ],
     ids=["beams", "sampling"],
 )
 def test_the_teachers_continuations_are_written_once_and_planned_before(
     run: Run, work: Path, options: tuple[str, ...]
 ) -> None:
-    options = (*options, "objective=causal_language_model")
+    objective = next(
+        (option for option in options if option.startswith("objective=")), "objective=causal_language_model"
+    )
+    options = (objective, *(option for option in options if option != objective))
     earlier = set((work / "cache").glob("targets/*/*.json"))
     code, text, _ = run(*options, "dry_run=true", output="dry")
     assert code == 0, text
@@ -72,7 +78,7 @@ def test_the_teachers_continuations_are_written_once_and_planned_before(
     assert code == 0, text
     assert "the teacher continues each" not in text
     assert read_record(directory)["student"]["metrics"] == read_record(again)["student"]["metrics"]
-    code, text, plain = run("objective=causal_language_model", output="plain")
+    code, text, plain = run(objective, output="plain")
     assert code == 0, text
     assert read_record(directory)["student"]["metrics"] != read_record(plain)["student"]["metrics"]
 
@@ -90,6 +96,7 @@ def test_a_student_learns_on_its_own_continuations_from_a_teacher_that_runs(run:
         (("task.prompt=0",), "got task.prompt=0, expected a whole number of tokens of at least 1, or a share"),
         (("task.prompt=16",), "got task.prompt=16 and task.max_length=16: expected a prompt of fewer tokens"),
         (("teacher.beams=2", "teacher.keep=nearest"), "teacher.keep=nearest chooses by the target, and a text of task"),
+        (("teacher.beams=2", "task=denoising"), "teacher.beams=2 replaces the targets of texts, and task=denoising"),
         (("teacher.beams=2", "task=mlm"), "teacher.beams=2 replaces the targets of texts, and task=mlm"),
         (("teacher.beams=2", "task.streaming=true"), "teacher.beams=2 writes every text once before the training"),
     ],
