@@ -20,7 +20,7 @@ from distill.errors import UserError
 from distill.models.continuation import continue_prompts
 from distill.storage.cache import entry_key
 from distill.tasks.masked_lm import TextData
-from distill.teaching.targets import TargetSettings, check_writes, complete, open_texts, seeded
+from distill.teaching.targets import FORMAT, TargetSettings, check_writes, complete, open_texts, seeded
 from distill.text.sequences import Sequences, count_prompt
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def continue_texts(
         np.concatenate([sequences[row][: sizes[row]], read_tokens(written[source][0])])
         for row, source in zip(rows, sources, strict=True)
     ]
-    digest = entry_key("continued", texts.directory.name)
+    digest = entry_key("continued", FORMAT, texts.directory.name)
     return {**examples, "train": Sequences(_join(replaced, digest), data.settings, teacher.tokenizer)}
 
 

@@ -245,7 +245,7 @@ class BeamWriter:
 def seeded(seed: int, sources: Sequence[str]) -> Iterator[None]:
     """Draws random numbers by a seed and the sources of a file, and restores torch's own afterwards."""
     with torch.random.fork_rng():
-        torch.manual_seed(int(entry_key(seed, list(sources))[:15], 16))
+        torch.manual_seed(int(entry_key("sampling", FORMAT, seed, list(sources))[:15], 16))
         yield
 
 

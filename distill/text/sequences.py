@@ -149,7 +149,8 @@ def count_prompt(lengths: np.ndarray, prompt: int | float) -> np.ndarray:
     """
     if prompt >= 1:
         return np.minimum(lengths, int(prompt))
-    return np.round(lengths * prompt).astype(np.int64).clip(1, np.maximum(lengths - 1, 1))
+    tokens: np.ndarray = np.round(lengths * prompt).astype(np.int64).clip(1, np.maximum(lengths - 1, 1))
+    return tokens
 
 
 class Sequences(Dataset[Batch]):
