@@ -3,7 +3,8 @@
     python benchmarks/generating.py BUNDLE
 
 Each round sends as many requests as there are clients, of TOKENS tokens each, first one after the other and then all at
-once, or with `--apart` some milliseconds apart, so that every one joins texts that are being written. The bundle must write texts of that many tokens: one that ends earlier counts as it is.
+once, or with `--apart` some milliseconds apart, so that every one joins texts that are being written. The bundle must
+write texts of that many tokens: one that ends earlier counts as it is.
 """
 
 import argparse
