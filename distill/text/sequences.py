@@ -147,10 +147,9 @@ def count_prompt(lengths: np.ndarray, prompt: int | float) -> np.ndarray:
 
     A share leaves at least one token to be written, and a number of tokens none of a sequence that is not longer.
     """
-    if prompt >= 1:
-        return np.minimum(lengths, int(prompt))
-    tokens: np.ndarray = np.round(lengths * prompt).astype(np.int64).clip(1, np.maximum(lengths - 1, 1))
-    return tokens
+    shares: np.ndarray = np.round(lengths * prompt).astype(np.int64).clip(1, np.maximum(lengths - 1, 1))
+    numbers: np.ndarray = np.minimum(lengths, int(prompt))
+    return numbers if prompt >= 1 else shares
 
 
 class Sequences(Dataset[Batch]):
