@@ -3,7 +3,8 @@
     python benchmarks/generating.py BUNDLE
 
 Each round sends as many requests as there are clients, of TOKENS tokens each, first one after the other and then all at
-once. The bundle must write texts of that many tokens: one that ends earlier counts as it is.
+once, or with `--apart` some milliseconds apart, so that every one joins texts that are being written. The bundle must
+write texts of that many tokens: one that ends earlier counts as it is.
 """
 
 import argparse
@@ -17,8 +18,9 @@ import numpy as np
 from machine import describe_machine
 
 
-async def write(port: int, prompt: str, tokens: int) -> int:
-    """Has a text written; returns its number of tokens."""
+async def write(port: int, prompt: str, tokens: int, *, wait: float = 0.0) -> int:
+    """Has a text written after some seconds; returns its number of tokens."""
+    await asyncio.sleep(wait)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": prompt, "max_new_tokens": tokens}).encode()
     writer.write(
@@ -31,11 +33,12 @@ async def write(port: int, prompt: str, tokens: int) -> int:
     return len(events[-1]["tokens"])
 
 
-async def measure(port: int, prompts: list[str], tokens: int, *, at_once: bool) -> float:
-    """Returns the tokens a second of some clients."""
+async def measure(port: int, prompts: list[str], tokens: int, *, at_once: bool, apart: float) -> float:
+    """Returns the tokens a second of some clients, which begin some seconds apart where they are at once."""
     started = time.perf_counter()
     if at_once:
-        counts = await asyncio.gather(*(write(port, prompt, tokens) for prompt in prompts))
+        clients = [write(port, prompt, tokens, wait=number * apart) for number, prompt in enumerate(prompts)]
+        counts = await asyncio.gather(*clients)
     else:
         counts = [await write(port, prompt, tokens) for prompt in prompts]
     return sum(counts) / (time.perf_counter() - started)
@@ -56,8 +59,9 @@ async def run(options: argparse.Namespace) -> None:
         prompts = [f"{options.prompt} {number}" for number in range(clients)]
         ratios, rates = [], []
         for _ in range(options.rounds):
-            alone = await measure(port, prompts, options.tokens, at_once=False)
-            together = await measure(port, prompts, options.tokens, at_once=True)
+            apart = options.apart / 1000
+            alone = await measure(port, prompts, options.tokens, at_once=False, apart=apart)
+            together = await measure(port, prompts, options.tokens, at_once=True, apart=apart)
             ratios.append(together / alone)
             rates.append((alone, together))
         alone, together = np.median(rates, axis=0)
@@ -75,6 +79,7 @@ def main() -> None:
     parser.add_argument("--prompt", default="Once upon a time")
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--apart", type=float, default=0.0, help="milliseconds between the clients' requests")
     parser.add_argument("--rounds", type=int, default=3, help="of both ways in turns; the median ratio is shown")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-size", type=int, help="texts that are written together; by default that of the bundle")

@@ -95,7 +95,7 @@ def write_bundle(model: PreTrainedModel, directory: Path) -> None:
         "max_length": 1024, "truncation_side": "right", "doc_stride": None, "inputs": names,
         "padding": dict.fromkeys(names, 0), "padding_side": "right", "models": {"fp32": fp32.name, "int8": int8.name},
         "recommended": "int8", "metrics": {}, "gates": {}, "thresholds": {}, "targets": {}, "batch_sizes": {},
-        "generation": describe_generation(model),
+        "generation": describe_generation(model, tokenizer),
         "files": {path.name: hash_file(path) for path in directory.iterdir()},
     })  # fmt: skip
 

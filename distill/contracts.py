@@ -35,6 +35,7 @@ TARGET_MASK = "decoder_attention_mask"  # The column `[B, T]` of batches with ta
 PAIR_CLASSES = "pair_classes"  # The column of batches with the class of a pair of texts, NaN for examples without one.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
 SOURCE_VECTORS = "source_vectors"  # The column `[B, D]` of the source encoder's vectors, NaN for examples without one.
+PROMPT_TOKENS = "prompt_tokens"  # The column `[B]` of the number of a text's first tokens, which a model continues.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
 TASK_ID = "task_id"  # The column `[B]` of batches of several tasks: the number of the task, the same in a whole batch.
 
@@ -490,6 +491,8 @@ class TaskInfo:
         replaces_tokens: whether a generator, which is trained together with the model, replaces tokens of its input.
         generates: whether the models of the task write text.
         max_target: the most tokens of a text that they write for a source; None for tasks without targets.
+        prompt: the first tokens of each text that a model continues, as their number or as a share; None for tasks
+            without prompts.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
@@ -515,6 +518,7 @@ class TaskInfo:
     replaces_tokens: bool = False
     generates: bool = False
     max_target: int | None = None
+    prompt: int | float | None = None
     can_abstain: bool = False
     can_augment: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"

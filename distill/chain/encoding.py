@@ -13,7 +13,9 @@ from distill.data.augmentation import Augmentation, AutoAugmentation, augment
 from distill.data.auto_text import Amounts, Room
 from distill.data.bank import Bank, BankSource
 from distill.data.tables import LabelledData
+from distill.tasks.masked_lm import TextData
 from distill.teaching.bank import Search
+from distill.teaching.continuations import continue_texts
 from distill.teaching.negatives import mine_negatives
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource
@@ -58,13 +60,14 @@ class Encoding:
             self.notes = [] if info.unlabelled == "given" else [_describe_gain(info)]
         if isinstance(data, LabelledData) and not plan.dry_run:
             data = mine_negatives(data, teacher, max_length=info.max_length, cache_dir=plan.cache_dir)
-        if self.source.targets is not None:
-            assert isinstance(data, LabelledData)  # `check_source` has checked the task.
-            data = write_targets(
-                data, teacher, self.source.targets, info=info, cache_dir=plan.cache_dir, dry_run=plan.dry_run
-            )
+        targets = self.source.targets
+        if targets is not None and isinstance(data, LabelledData):
+            data = write_targets(data, teacher, targets, info=info, cache_dir=plan.cache_dir, dry_run=plan.dry_run)
         self.data = data
-        return self._encode(data, teacher.tokenizer)
+        examples = self._encode(data, teacher.tokenizer)
+        if targets is None or not isinstance(data, TextData):
+            return examples
+        return continue_texts(data, examples, teacher, targets, cache_dir=plan.cache_dir, dry_run=plan.dry_run)
 
     def _encode(self, data: Data, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
         return self.task.encode(data, tokenizer, self.plan.cache_dir)

@@ -246,10 +246,17 @@ def _check_several(plan: Plan) -> None:
 
 def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
     """Raises UserError for the texts of a teacher where there are no targets that they could replace."""
-    option = f"teacher.beams={targets.beams}"
-    if info.max_target is None:
+    option = targets.option
+    has_targets = info.max_target is not None and not info.raw_text  # Those of a corruption are parts of its source.
+    if not has_targets and info.prompt is None:
         raise UserError(
-            f"{option} replaces the targets of texts, and task={info.name} has none: take task=seq2seq, or leave it out"
+            f"{option} replaces the targets of texts, and task={info.name} has none: take task=seq2seq or task=clm, or "
+            "leave it out"
+        )
+    if info.prompt is not None and targets.keep == "nearest":
+        raise UserError(
+            f"teacher.keep=nearest chooses by the target, and a text of task={info.name} may go on in many ways: set "
+            "teacher.keep=1"
         )
     if plan.baseline is True:
         raise UserError(
@@ -260,10 +267,10 @@ def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
 
 def _check_writing(plan: Plan, info: TaskInfo) -> None:
     """Raises UserError for a share of targets by the student where it can write none."""
-    if info.max_target is None:
+    if info.max_target is None and info.prompt is None:
         raise UserError(
             f"student_share of objective {plan.objective.name} has the student write targets, and task={info.name} has "
-            "none: take task=seq2seq, or student_share=0"
+            "none: take task=seq2seq or task=clm, or student_share=0"
         )
     if plan.trainer.strategy == "fsdp":
         raise UserError("student_share has the student write texts, which trainer.strategy=fsdp cannot: take ddp")

@@ -15,6 +15,7 @@ from distill.errors import UserError, first_line
 
 PAST, PRESENT = "past_key_values.", "present."
 KEPT_LOGITS = "num_logits_to_keep"  # The input of a model that can leave out the logits of a prompt.
+PADDING = "past_padding"  # The input `[B]` of a decoder: the first places of each row's caches that are padding.
 # Numbers of logits in a pass over prompts, 134 MB: longer prompts are read in several passes.
 MOST_LOGITS = 2**25
 Array = NDArray[Any]
@@ -41,7 +42,7 @@ class CachedModel:
     @property
     def joins(self) -> bool:
         """Whether rows of different numbers of read tokens can be read together."""
-        return "attention_mask" in self.inputs
+        return not self.inputs.isdisjoint({"attention_mask", PADDING})
 
     def run(self, session: Session, names: Sequence[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Returns outputs by name; raises UserError if the model cannot be run."""
@@ -113,10 +114,19 @@ class CachedRows:
         begin = int(self.mask.any(axis=0).argmax()) if len(rows) else self.mask.shape[1]
         self.mask = self.mask[:, begin:]
         for name, cache in self.caches.items():
-            taken = cache[rows]
-            self.caches[name] = taken if _is_of_source(name) else np.ascontiguousarray(taken[:, :, begin:])
+            if not _is_of_source(name):
+                self.caches[name] = np.ascontiguousarray(cache[rows][:, :, begin:])
         if self.model.encoder is not None:
-            self.states, self.source_mask = self.states[rows], self.source_mask[rows]
+            self._select_sources(rows)
+
+    def _select_sources(self, rows: Sequence[int]) -> None:
+        """Takes the sources of these rows, without the last places that only left out sources had."""
+        mask = self.source_mask[rows]
+        end = int(mask.any(axis=0).sum())
+        self.states, self.source_mask = np.ascontiguousarray(self.states[rows][:, :end]), mask[:, :end]
+        for name, cache in self.caches.items():
+            if _is_of_source(name):
+                self.caches[name] = np.ascontiguousarray(cache[rows][:, :, :end])
 
     def _clear(self, rows: int) -> None:
         """Makes rows without tokens."""
@@ -147,7 +157,7 @@ class CachedRows:
         possible = {
             "input_ids": tokens, "attention_mask": self.mask.astype(np.int64), "position_ids": places,
             "encoder_hidden_states": self.states, "encoder_attention_mask": self.source_mask.astype(np.int64),
-            KEPT_LOGITS: np.array(1, dtype=np.int64),
+            PADDING: self.mask.shape[1] - self.mask.sum(axis=1), KEPT_LOGITS: np.array(1, dtype=np.int64),
         }  # fmt: skip
         inputs = {name: value for name, value in possible.items() if name in self.model.inputs} | self.caches
         presents = [PRESENT + name.removeprefix(PAST) for name in names]

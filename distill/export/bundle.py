@@ -575,7 +575,7 @@ def _create_manifest(
         "decoding": {} if task.info.max_target is None else _describe_targets(model, tokenizer, task.info.max_target),
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
-        **({"generation": describe_generation(model)} if task.info.generates else {}),
+        **({"generation": describe_generation(model, tokenizer.backend_tokenizer)} if task.info.generates else {}),
         "inputs": [name for name in input_names(model, tokenizer) if name in INPUTS or not task.info.generates],
         "padding": {
             "input_ids": tokenizer.pad_token_id,

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from distill.edge.cached_rows import KEPT_LOGITS, PAST, PRESENT
+from distill.edge.cached_rows import KEPT_LOGITS, PADDING, PAST, PRESENT
 from distill.edge.model_files import encoder_file
 from distill.errors import UserError
 from distill.export.onnx import save_program
@@ -39,8 +39,9 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
     A decoder has `input_ids [B, S]`, `encoder_attention_mask [B, L]`, `encoder_hidden_states [B, L, H]`, and the caches
     `past_key_values.{i}.decoder.key|value [B, A, P, D]` and `past_key_values.{i}.encoder.key|value [B, A, C, D]`, of
     which the latter has none of the source, C = 0, or all of it, C = L. The keys and values of the source that the
-    cache lacks are computed, which needs no branch. Its encoder has `input_ids [B, L]` and `attention_mask [B, L]`, and
-    the output `last_hidden_state [B, L, H]`.
+    cache lacks are computed, which needs no branch. The optional input `past_padding [B]`, the first places of each
+    row's own caches that are padding, lets texts that began at different steps be read together. Its encoder has
+    `input_ids [B, L]` and `attention_mask [B, L]`, and the output `last_hidden_state [B, L, H]`.
 
     Raises:
         UserError: for a model without such caches, or whose caches are of several shapes.
@@ -117,8 +118,16 @@ class _Decoder(nn.Module):
     def __init__(self, model: PreTrainedModel, layers: Sequence[Tensor]) -> None:
         super().__init__()
         self.model, self.layers = model, len(layers)
+        self.positions, decoder = _Positions(), model.get_decoder()
+        table = getattr(decoder, "embed_positions", None)
+        # Positions of T5 are relative to each other, those of BART are rows of a table.
+        self.reads_padding = hasattr(model.config, "relative_attention_num_buckets")
+        if table is not None and "position_ids" in inspect.signature(table.forward).parameters:
+            self.positions.table, decoder.embed_positions, self.reads_padding = table, self.positions, True
 
-    def forward(self, input_ids: Tensor, mask: Tensor, states: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, input_ids: Tensor, mask: Tensor, states: Tensor, padding: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
         own = [cache for i in range(0, len(caches), 4) for cache in caches[i : i + 2]]
         source = [cache for i in range(2, len(caches), 4) for cache in caches[i : i + 2]]
         cache = EncoderDecoderCache(DynamicCache(_pair(own)), DynamicCache(_pair(source)))
@@ -126,14 +135,33 @@ class _Decoder(nn.Module):
         cache.is_updated = dict.fromkeys(range(self.layers), False)
         # Of [B, 1, 1, L] only the values are read; of [B, L] the length would have to be that of the states below.
         hidden = (1.0 - mask[:, None, None].to(states.dtype)) * torch.finfo(states.dtype).min
+        past, total = own[0].shape[2], own[0].shape[2] + input_ids.shape[1]
+        places, own_places = torch.arange(total), torch.arange(past, total)
+        is_read = (places <= own_places[:, None]) & (places >= padding[:, None, None, None])  # [B, 1, S, P+S]
+        self.positions.choose(total, (own_places - padding[:, None]).clamp(min=0))
         output = self.model(
             encoder_outputs=(states[:, source[0].shape[2] :],), attention_mask=hidden, decoder_input_ids=input_ids,
-            past_key_values=cache, use_cache=True,
+            decoder_attention_mask=torch.where(is_read, 0.0, torch.finfo(states.dtype).min), past_key_values=cache,
+            use_cache=True,
         )  # fmt: skip
         presents = zip(
             _pair(_tensors(cache.self_attention_cache)), _pair(_tensors(cache.cross_attention_cache)), strict=True
         )
         return output.logits, *(tensor for pairs in presents for pair in pairs for tensor in pair)
+
+
+class _Positions(nn.Module):
+    """The embeddings of the positions of a decoder, other ones for each row, in the place of those of the model."""
+
+    table: nn.Module
+
+    def choose(self, total: int, places: Tensor) -> None:
+        """Sets the positions `[B, S]`, which are below `total`, for the next call."""
+        self.total, self.places = total, places
+
+    def forward(self, ids: Any, *arguments: Any, **options: Any) -> Tensor:
+        embedded: Tensor = self.table(ids, position_ids=torch.arange(self.total)).reshape(self.total, -1)
+        return embedded[self.places]
 
 
 def _pair(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -176,6 +204,7 @@ def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
         "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
         "encoder_attention_mask": encoder["attention_mask"],
         "encoder_hidden_states": (states, {0: ROWS, 1: "source"}),
+        PADDING: (torch.arange(BATCH), {0: ROWS}),
     }
 
 
@@ -221,10 +250,33 @@ def _save(module: nn.Module, example: Example, outputs: Sequence[str], path: Pat
     if isinstance(module, _Causal):
         shapes = (shapes,)
     elif isinstance(module, _Decoder):
-        shapes = (*shapes[:3], shapes[3:])
+        shapes = (*shapes[:4], shapes[4:])
     save_program(module, values, path, inputs=list(example), outputs=outputs, shapes=shapes)
     if isinstance(module, _Causal):
         _let_logits_be_left_out(path)
+    elif isinstance(module, _Decoder):
+        _let_padding_be_left_out(path, is_read=module.reads_padding)
+
+
+def _let_padding_be_left_out(path: Path, *, is_read: bool) -> None:
+    """Makes the input `past_padding` optional, so that other runtimes need not know it: no row is padded then.
+
+    Args:
+        is_read: False makes it a constant, for a decoder whose positions do not depend on it.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    [given] = [value for value in model.graph.input if value.name == PADDING]
+    given.type.tensor_type.shape.dim[0].dim_param = "padded_rows"  # One for all rows, or one for each.
+    if not is_read:
+        model.graph.input.remove(given)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, dtype=np.int64), PADDING))
+    rows, expanded = f"{PADDING}_rows", f"{PADDING}_of_rows"
+    for node in model.graph.node:
+        node.input[:] = [expanded if name == PADDING else name for name in node.input]
+    # ONNX Runtime plans memory by the names of axes, which a default of one row would contradict.
+    model.graph.node.insert(0, helper.make_node("Expand", [PADDING, rows], [expanded], name=expanded))
+    model.graph.node.insert(0, helper.make_node("Shape", ["input_ids"], [rows], name=rows, start=0, end=1))
+    onnx.save(model, str(path))
 
 
 def _let_logits_be_left_out(path: Path) -> None:

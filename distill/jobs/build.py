@@ -140,6 +140,11 @@ def single_source(config: DictConfig) -> TeacherSource:
         )
     if found.others:
         raise UserError(f"job={config.job.name} trains one model: an ensemble is for job=distill")
+    if found.targets is not None:
+        raise UserError(
+            f"{found.targets.option} has a teacher write the texts of a student, and job={config.job.name} trains one "
+            "model: take job=distill, or leave it out"
+        )
     return found
 
 
@@ -189,13 +194,23 @@ def _read_targets(values: dict[Any, Any]) -> TargetSettings | None:
         OptionError: for an option that got a value it cannot take.
     """
     beams, keep = values.pop("beams", None), values.pop("keep", 1)
+    temperature, seed = values.pop("sampling_temperature", None), values.pop("sampling_seed", 0)
     try:
-        settings = TargetSettings(beams=1 if beams is None else beams, keep=keep)
+        settings = TargetSettings(
+            beams=1 if beams is None else beams, keep=keep, sampling_temperature=temperature, sampling_seed=seed
+        )
     except OptionError as error:
         raise error.with_prefix("teacher") from error
+    if beams is not None and temperature is not None:
+        raise UserError(
+            f"got teacher.beams={beams} and teacher.sampling_temperature={temperature}, expected a search or a "
+            "sampling: leave one out"
+        )
+    if temperature is None and seed != 0:
+        raise OptionError("teacher.sampling_seed", show_value(seed), "0 without teacher.sampling_temperature")
     if beams is None and keep != 1:
         raise OptionError("teacher.keep", show_value(keep), "1 without teacher.beams, which it chooses from")
-    return None if beams is None else settings
+    return None if beams is None and temperature is None else settings
 
 
 def student(config: DictConfig) -> Student:

@@ -106,6 +106,8 @@ class CausalLM(TextTask):
         data: a file or a folder, as `data_dir`.
         data_dir: a folder or a file of text; None for `hub_id`, or the built-in sentences.
         packing: `full_sentences`, `doc_sentences` or `sentence`, as in `packing.Packer`.
+        prompt: the first tokens of a sequence, as their number or as a share of it, that a teacher which writes texts
+            continues, and a student that learns on its own texts.
         options: the other fields of `SequenceSettings`, without those of masks and pairs.
 
     Raises:
@@ -123,18 +125,20 @@ class CausalLM(TextTask):
         data: str | Path | None = None,
         data_dir: str | Path | None = None,
         packing: str = "full_sentences",
+        prompt: int | float = 0.25,
         **options: Any,
     ) -> None:
         data_dir = data_dir if data is None else data
         if packing not in PACKINGS:
             raise OptionError("packing", packing, f"one of {', '.join(PACKINGS)}")
         self.settings = settings = SequenceSettings(
-            mask=None, data_dir=None if data_dir is None else str(data_dir), packing=packing, **options
-        )
+            mask=None, data_dir=None if data_dir is None else str(data_dir), packing=packing,
+            prompt=prompt if self.generates else None, **options,
+        )  # fmt: skip
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="continuation",
             max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
-            caches_outputs=False, generates=self.generates,
+            caches_outputs=False, generates=self.generates, prompt=settings.prompt,
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> CausalText:

@@ -1,4 +1,4 @@
-"""Sequence-level distillation: a teacher's beams for every training source, written once and cached.
+"""Sequence-level distillation: a teacher's texts for every training source, written once and cached.
 
 Each file has the texts for some dozen sources and is written atomically with its checksum. A writing that was killed
 goes on with the missing files. The batches of a file depend on its sources alone, so that its texts are those of a
@@ -10,19 +10,21 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from distill.console import ProgressMeter, format_duration, print_line, print_notice
 from distill.contracts import TaskInfo
 from distill.data.tables import LabelledData
 from distill.errors import UserError
+from distill.models.continuation import choose_tokens
 from distill.options import STRICT, raise_option_errors
 from distill.storage import mirror
 from distill.storage.cache import check_writable, entry_key, lease
@@ -38,18 +40,40 @@ if TYPE_CHECKING:
 FORMAT = 1  # Of the files of texts.
 SOURCES = 32  # Of a file, which is what a kill can lose; those of a file are one batch.
 Write = Callable[[Sequence[str]], list[list[str]]]  # Returns the texts for each source, the best one first.
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+
+
+class Writer(Protocol):
+    """Writes texts with a teacher.
+
+    Attributes:
+        options: everything that the texts depend on besides the teacher and the sources.
+    """
+
+    @property
+    def model(self) -> "PreTrainedModel": ...
+
+    @property
+    def options(self) -> tuple[object, ...]: ...
+
+    def __call__(self, sources: Sequence[str]) -> list[list[str]]:
+        """Returns the texts for each source, the best one first."""
+        ...
 
 
 @raise_option_errors
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class TargetSettings:
-    """The texts of a teacher that take the place of the targets of train (Kim and Rush, arXiv 1606.07947, section 3.2).
+    """The texts of a teacher that take the place of those of train (Kim and Rush, arXiv 1606.07947, section 3.2).
 
     Args:
-        beams: of the search for them, each of which is kept in the cache.
+        beams: of the search for them, each of which is kept in the cache; 1 for the most probable token each time.
         keep: 1 keeps the most likely text, `nearest` of all beams the one that is nearest to the target by `nearest_by`
             (section 3.3).
         nearest_by: the sentence's `chrf` or `bleu`.
+        sampling_temperature: draws each text from the teacher's distributions at this temperature in place of a search;
+            None for the search.
+        sampling_seed: of the drawn texts.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -58,6 +82,15 @@ class TargetSettings:
     beams: PositiveInt = 4
     keep: Literal[1, "nearest"] = 1
     nearest_by: Literal["chrf", "bleu"] = "chrf"
+    sampling_temperature: Temperature | None = None
+    sampling_seed: NonNegativeInt = 0
+
+    @property
+    def option(self) -> str:
+        """Returns the option of the command that asks for the texts."""
+        if self.sampling_temperature is not None:
+            return f"teacher.sampling_temperature={self.sampling_temperature:g}"
+        return f"teacher.beams={self.beams}"
 
     def choose(self, beams: Sequence[Sequence[str]], references: Sequence[str]) -> list[str]:
         """Returns one text for each source.
@@ -169,13 +202,15 @@ class WrittenTexts:
 
 @dataclass(frozen=True)
 class BeamWriter:
-    """Writes texts with a model of transformers by beam search, without sampling.
+    """Writes texts with a model of transformers by beam search, or by sampling.
 
     A decoder alone continues the source, and its texts are the continuations.
 
     Args:
         max_source: tokens that a source is cut to.
         max_target: the most tokens of a text.
+        temperature: of the sampling; None for the search.
+        seed: of the sampling.
     """
 
     model: "PreTrainedModel"
@@ -183,19 +218,35 @@ class BeamWriter:
     beams: int
     max_source: int
     max_target: int
+    temperature: float | None = None
+    seed: int = 0
+
+    @property
+    def options(self) -> tuple[object, ...]:
+        sampling = () if self.temperature is None else (self.temperature, self.seed)
+        return (self.beams, self.max_source, self.max_target, *sampling)
 
     @torch.inference_mode()
     def __call__(self, sources: Sequence[str]) -> list[list[str]]:
         """Returns the texts for each source, the most likely one first."""
         inputs = encode_sources(self.model, self.tokenizer, sources, self.max_source)
-        ids = self.model.generate(
-            **inputs, num_beams=self.beams, num_return_sequences=self.beams, do_sample=False,
-            max_new_tokens=self.max_target, pad_token_id=pad_token(self.tokenizer),
-        )  # fmt: skip
+        with seeded(self.seed, sources):
+            ids = self.model.generate(
+                **inputs, num_beams=self.beams, num_return_sequences=self.beams, max_new_tokens=self.max_target,
+                pad_token_id=pad_token(self.tokenizer), **choose_tokens(self.temperature),
+            )  # fmt: skip
         if not self.model.config.is_encoder_decoder:
             ids = ids[:, inputs["input_ids"].shape[1] :]
         texts = [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
         return [texts[first : first + self.beams] for first in range(0, len(texts), self.beams)]
+
+
+@contextmanager
+def seeded(seed: int, sources: Sequence[str]) -> Iterator[None]:
+    """Draws random numbers by a seed and the sources of a file, and restores torch's own afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(entry_key("sampling", FORMAT, seed, list(sources))[:15], 16))
+        yield
 
 
 def encode_sources(
@@ -233,15 +284,15 @@ def check_writes(model: "PreTrainedModel", name: str, option: str) -> None:
         )
 
 
-def open_texts(sources: Sequence[str], writer: BeamWriter, *, fingerprint: str, cache_dir: Path) -> WrittenTexts:
+def open_texts(sources: Sequence[str], writer: Writer, *, fingerprint: str, cache_dir: Path) -> WrittenTexts:
     """Opens the texts of a teacher for these sources.
 
     Args:
         fingerprint: digest of everything that the teacher's outputs depend on.
     """
     different = list(dict.fromkeys(sources))
-    options = (writer.beams, writer.max_source, writer.max_target)
-    key = entry_key("targets", FORMAT, fingerprint, library_versions(), writer.model.device.type, options, different)
+    device = writer.model.device.type
+    key = entry_key("targets", FORMAT, fingerprint, library_versions(), device, writer.options, different)
     directory = cache_dir / "targets" / key[:20]
     mirror.try_fetch(directory)
     lease(directory)
@@ -268,22 +319,39 @@ def write_targets(
         UserError: for a teacher that cannot write.
     """
     model, train = teacher.running(), data.splits["train"]
-    check_writes(model, f"teacher {teacher.resolved}", f"teacher.beams={settings.beams}")
+    check_writes(model, f"teacher {teacher.resolved}", settings.option)
     assert info.max_target is not None
-    writer = BeamWriter(model, teacher.tokenizer, settings.beams, info.max_length, info.max_target)
+    writer = BeamWriter(
+        model, teacher.tokenizer, settings.beams, info.max_length, info.max_target,
+        temperature=settings.sampling_temperature, seed=settings.sampling_seed,
+    )  # fmt: skip
     texts = open_texts(train["source"], writer, fingerprint=teacher.fingerprint, cache_dir=cache_dir)
-    if texts.missing():
-        duration = format_duration(texts.estimate_seconds(writer))
-        print_line(
-            f"Targets  the teacher writes {settings.beams} texts for each of {texts.missing_sources:,} of "
-            f"{texts.sources:,} sources once, about {duration}: {texts.directory}"
-        )
-        if dry_run:
-            return data
-        texts.write(writer)
+    if not complete(texts, writer, f"writes {settings.beams} texts for each", "sources", dry_run=dry_run):
+        return data
     beams = texts.by_source()
     chosen = settings.choose([beams[source] for source in train["source"]], train["target"])
     return replace_targets(data, chosen).with_option(f"targets={settings} {teacher.fingerprint}")
+
+
+def complete(texts: WrittenTexts, writer: Writer, work: str, unit: str, *, dry_run: bool) -> bool:
+    """Writes the texts that are missing, after a line with their number and duration; returns whether all are there.
+
+    A dry run writes none.
+
+    Args:
+        work: of the teacher for each source, in words.
+        unit: names the sources.
+    """
+    if texts.missing():
+        duration = format_duration(texts.estimate_seconds(writer))
+        print_line(
+            f"Targets  the teacher {work} of {texts.missing_sources:,} of {texts.sources:,} {unit} once, about "
+            f"{duration}: {texts.directory}"
+        )
+        if dry_run:
+            return False
+        texts.write(writer)
+    return True
 
 
 def replace_targets(data: LabelledData, targets: Sequence[str]) -> LabelledData:
@@ -295,7 +363,7 @@ def replace_targets(data: LabelledData, targets: Sequence[str]) -> LabelledData:
     train = data.splits["train"]
     rows = [row for row, target in enumerate(targets) if target]
     if not rows:
-        raise UserError("the teacher's texts are all empty: train it first, or leave teacher.beams out")
+        raise UserError("the teacher's texts are all empty: train it first, or learn from the targets of the data")
     if len(rows) < len(train):
         print_notice(f"{len(train) - len(rows):,} of {len(train):,} texts of the teacher are empty and are left out")
     replaced = train.with_columns(target=list(targets)).select(np.array(rows))

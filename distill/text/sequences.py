@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from distill.console import print_line
-from distill.contracts import IGNORED, TARGET_MASK, BatchOptions, Loader
+from distill.contracts import IGNORED, PROMPT_TOKENS, TARGET_MASK, BatchOptions, Loader
 from distill.data import docstrings, token_cache
 from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
 from distill.errors import UserError
@@ -66,6 +66,8 @@ class SequenceSettings:
         clean: `web` drops what is no prose, as `WebCleaner`; None keeps the text as it is.
         corruption: of the sources of an encoder-decoder, which writes the text in targets; None for other models.
             `masking` and `masks` are then of the corruption.
+        prompt: the first tokens of each sequence that a model continues, as their number or as a share; None for models
+            that continue none.
     """
 
     mask: Masking | None
@@ -86,6 +88,7 @@ class SequenceSettings:
     keep_gb: float = 4.0
     clean: str | None = None
     corruption: Corruption | None = None
+    prompt: int | float | None = None
 
     def __post_init__(self) -> None:
         for option, value, known in (
@@ -114,6 +117,8 @@ class SequenceSettings:
             raise ValueError("got task.masking=static and task.streaming=true: a stream shows a text once only")
         if self.mask is not None:
             check_masking(self.mask, self.max_length)
+        if self.prompt is not None:
+            check_prompt(self.prompt, self.max_length)
 
     @property
     def visits(self) -> int | None:
@@ -121,6 +126,30 @@ class SequenceSettings:
         if self.mask is None and self.corruption is None:
             return 1
         return self.masks if self.masking == "static" else None
+
+
+def check_prompt(prompt: int | float, max_length: int) -> None:
+    """Raises ValueError for a prompt that is neither a number of tokens below `max_length` nor a share."""
+    is_number = isinstance(prompt, int | float) and not isinstance(prompt, bool)
+    if not is_number or not (0 < prompt < 1 or (isinstance(prompt, int) and prompt >= 1)):
+        raise ValueError(
+            f"got task.prompt={prompt}, expected a whole number of tokens of at least 1, or a share between 0 and 1"
+        )
+    if prompt >= max_length:
+        raise ValueError(
+            f"got task.prompt={prompt} and task.max_length={max_length}: expected a prompt of fewer tokens, which "
+            "leaves some to be written"
+        )
+
+
+def count_prompt(lengths: np.ndarray, prompt: int | float) -> np.ndarray:
+    """Returns the first tokens `[N]` of sequences of these lengths `[N]` that a model continues.
+
+    A share leaves at least one token to be written, and a number of tokens none of a sequence that is not longer.
+    """
+    shares: np.ndarray = np.round(lengths * prompt).astype(np.int64).clip(1, np.maximum(lengths - 1, 1))
+    numbers: np.ndarray = np.minimum(lengths, int(prompt))
+    return numbers if prompt >= 1 else shares
 
 
 class Sequences(Dataset[Batch]):
@@ -173,7 +202,7 @@ class Sequences(Dataset[Batch]):
         self._sizes = self.lengths  # Tokens in the cache.
         self._corruptor = self._corrupt_with(settings, tokenizer)
         self._padding = padding_values(tokenizer) | dict.fromkeys(SIZE_COLUMNS, 0) | {"labels": IGNORED}
-        self._pads_left = tokenizer.padding_side == "left"
+        self._pads_left, self._prompt = tokenizer.padding_side == "left", settings.prompt
         self.mask_token, self.vocabulary = tokenizer.mask_token, len(tokenizer)
         self._masker = None if mask is None else _create_masker(mask, settings.seed, tokenizer)
         self._continues = None if mask is None else _find_continuations(mask, tokenizer)
@@ -228,6 +257,8 @@ class Sequences(Dataset[Batch]):
             columns["input_ids"], columns["labels"] = (np.concatenate(arrays) for arrays in zip(*masked, strict=True))
         batch = pad_columns(columns, lengths, longest=self.longest, padding=self._padding, left=self._pads_left)
         batch["example_id"] = example_id
+        if self._prompt is not None:
+            batch[PROMPT_TOKENS] = count_prompt(lengths, self._prompt)
         if self._pair_labels is not None and self._pair_column is not None:
             batch[self._pair_column] = self._pair_labels[chosen].astype(np.int64)
         return {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -257,6 +288,11 @@ class Sequences(Dataset[Batch]):
             longest=max(self._longest_target, int(target_lengths.max())), padding=self._padding, left=False,
         )  # fmt: skip
         return {**batch, "labels": written["labels"], TARGET_MASK: written["attention_mask"]}
+
+    def list_tokens(self) -> list[np.ndarray]:
+        """Returns the tokens `[L]` of each sequence before they are masked."""
+        ids = self._columns["input_ids"]
+        return [ids[start : start + size] for start, size in zip(self._starts, self._sizes, strict=True)]
 
     def share_of(self, token: int) -> float:
         """Returns the share of a token among those of all sequences before they are masked."""

@@ -4,6 +4,7 @@ import functools
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,49 @@ def test_options_of_the_command_that_cannot_be_are_refused(
 ) -> None:
     assert main([str(causal), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_texts_of_an_encoder_decoder_join_between_steps_and_leave_no_source_behind(kind: str, written: Any) -> None:
+    bundle, options = Bundle(written(kind), threads=1), GenerationOptions(max_new_tokens=12)
+    sources = ["w9 w8", "w5 w6 w7 w11 w12 w13", "w20", "w4 w4 w30 w31"]
+    generator = bundle.generator()
+    generator.settings = replace(generator.settings, eos=())  # Every text has all of its tokens.
+    expected = []
+    for source in sources:
+        [alone] = generator.start([source], options)
+        while generator.running:
+            generator.step()
+        expected.append(alone.tokens)
+    [first] = generator.start(sources[:1], options)
+    for _ in range(3):
+        generator.step()
+    [second, third] = generator.start(sources[1:3], options)
+    for _ in range(2):
+        generator.step()
+    [last] = generator.start(sources[3:], options)
+    [batch] = generator._batches  # One pass reads all of them.
+    assert (len(batch.rows), batch.rows.states.shape[1]) == (4, 7)
+    generator.step()
+    generator.drop(second)
+    assert (len(batch.rows), batch.rows.states.shape[1], batch.rows.source_mask.shape) == (3, 5, (3, 5))
+    while generator.running:
+        generator.step()
+    assert [text.tokens for text in (first, third, last)] == [expected[0], *expected[2:]]
+    assert second.tokens == expected[1][: len(second.tokens)]
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_a_beam_search_joins_texts_that_are_sampled(kind: str, written: Any) -> None:
+    bundle = Bundle(written(kind), threads=1)
+    beams, sampled = GenerationOptions(beams=3), GenerationOptions(temperature=0.7, seed=3)
+    generator = bundle.generator()
+    [first] = generator.start(["w9 w8 w7"], sampled)
+    generator.step()
+    [second] = generator.start(["w5"], beams)
+    while generator.running:
+        generator.step()
+    [alone] = bundle.generate_all(["w5"], beams=3)
+    assert (second.text, second.tokens) == (alone["text"], alone["tokens"])
+    [alone] = bundle.generate_all(["w9 w8 w7"], temperature=0.7, seed=3)
+    assert first.tokens == alone["tokens"]

@@ -109,6 +109,39 @@ def test_a_page_writes_the_greedy_tokens_of_python_in_whole_characters(
 @needs_libraries
 @needs_browser
 @pytest.mark.xdist_group("browser")
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_a_page_searches_by_beams_and_penalizes_repeated_tokens_as_python_does(
+    kind: str, browser: Any, serve: Any, tmp_path: Path, written: Any
+) -> None:
+    bundle = written(kind)
+    web.write_page(bundle, tmp_path / "page", libraries=NODE_MODULES)
+    page = open_page(browser, serve(tmp_path / "page"))
+    [greedy] = bundle.generate_all(PROMPTS[:1])
+    for prompt, options in itertools.product(
+        PROMPTS[:2], [{"beams": 3}, {"repetition_penalty": 2.5}, {"beams": 2, "repetition_penalty": 1.5}]
+    ):
+        [expected] = bundle.generate_all([prompt], **options)
+        names = {"beams": "beams", "repetition_penalty": "repetitionPenalty"}
+        result = page.evaluate(WRITE, [prompt, {names[name]: value for name, value in options.items()}])
+        assert {key: result[key] for key in ("text", "tokens", "finish")} == {
+            key: expected[key] for key in ("text", "tokens", "finish")
+        }, (prompt, options)
+        assert result.get("score") == pytest.approx(expected.get("score"), rel=1e-4)
+        assert "beams" not in options or len(result["pieces"]) == 1
+    page.fill("#texts", PROMPTS[0])
+    page.click("summary")
+    page.fill("#beams", "3")
+    page.fill("#repetitionPenalty", "1.5")
+    page.click("#button")
+    page.wait_for_selector(".result .note:not(:empty)")
+    [expected] = bundle.generate_all(PROMPTS[:1], beams=3, repetition_penalty=1.5)
+    assert page.text_content(".result .written:not(.text)") == expected["text"] != greedy["text"]
+    page.close()
+
+
+@needs_libraries
+@needs_browser
+@pytest.mark.xdist_group("browser")
 def test_a_page_samples_stops_and_refuses_options(browser: Any, serve: Any, tmp_path: Path, written: Any) -> None:
     bundle = written("gpt2")
     web.write_page(bundle, tmp_path / "page", libraries=NODE_MODULES)
@@ -128,6 +161,11 @@ def test_a_page_samples_stops_and_refuses_options(browser: Any, serve: Any, tmp_
         ({"temperature": 1, "topP": 1.5}, "topP is 1.5, expected a number above 0 and at most 1"),
         ({"maxNewTokens": 0}, "maxNewTokens is 0, expected a whole number of at least 1"),
         ({"seed": 3}, "seed needs a temperature, by which tokens are sampled"),
+        ({"beams": 0}, "beams is 0, expected a whole number from 1 to 64"),
+        ({"beams": 65}, "beams is 65, expected a whole number from 1 to 64"),
+        ({"beams": 1.5}, "beams is 1.5, expected a whole number from 1 to 64"),
+        ({"beams": 2, "temperature": 1}, "beams is 2 and temperature is 1, expected one of the two"),
+        ({"repetitionPenalty": 0}, "repetitionPenalty is 0, expected a number above 0"),
     ):
         with pytest.raises(Exception, match=message):
             write(**options)

@@ -162,6 +162,32 @@ def test_logits_of_an_encoder_decoder_are_those_of_torch_with_and_without_caches
     assert np.abs(np.concatenate(parts, axis=1) - expected).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("kind", PAIRED)
+def test_rows_of_a_decoder_that_began_at_different_steps_are_read_together(kind: str, exported: Any) -> None:
+    path = exported(kind)
+    decoder, encoder = session(path, 1), session(encoder_file(path), 1)
+    source, target, late = draw(2, 19), draw(2, 11), 4
+    [states] = encoder.run(["last_hidden_state"], {"input_ids": source, "attention_mask": np.ones_like(source)})
+
+    def run(rows: slice, begin: int, end: int, caches: Mapping[str, np.ndarray], **extra: np.ndarray) -> Any:
+        inputs = {"encoder_attention_mask": np.ones_like(source[rows]), "encoder_hidden_states": states[rows]}
+        return step(decoder, {"input_ids": target[rows, begin:end]} | inputs | dict(caches) | extra)
+
+    assert "past_padding" in input_names(decoder)
+    expected, _ = run(slice(None), 0, 11, empty(decoder, 2))
+    _, first = run(slice(0, 1), 0, late + 1, empty(decoder, 1))
+    _, second = run(slice(1, 2), 0, 1, empty(decoder, 1))  # Four tokens behind.
+    missing = {name: cache.shape[2] - second[name].shape[2] for name, cache in first.items()}
+    padded = {name: np.pad(second[name], ((0, 0), (0, 0), (size, 0), (0, 0))) for name, size in missing.items()}
+    caches = {name: np.concatenate([cache, padded[name]]) for name, cache in first.items()}
+    inputs = {
+        "input_ids": np.array([[target[0, late + 1]], [target[1, 1]]]), "past_padding": np.array([0, late]),
+        "encoder_attention_mask": np.ones_like(source), "encoder_hidden_states": states,
+    }  # fmt: skip
+    logits, _ = step(decoder, inputs | caches)
+    assert np.abs(logits[:, 0] - np.stack([expected[0, late + 1], expected[1, 1]])).max() < TOLERANCE
+
+
 # The names of Optimum's exports, with a cache and, for a decoder, in its merged file. That has `use_cache_branch` too,
 # because it has a branch, and transformers.js gives a file the inputs that it has.
 CACHES = ["key", "value"]

@@ -85,6 +85,7 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
             values["path"] = "."
         if file.stem == "pretrained":
             assert (values.pop("beams"), values.pop("keep")) == (None, 1)
+            assert (values.pop("sampling_temperature"), values.pop("sampling_seed")) == (None, 0)
         elif file.stem == "ensemble":
             values["paths"] = [".", "."]
         elif file.stem == "by_task":

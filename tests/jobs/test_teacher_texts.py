@@ -64,6 +64,31 @@ def test_the_teachers_texts_are_written_once_and_planned_before(run: Run, work: 
     assert len(json.loads(path.read_text(encoding="utf-8"))["texts"]) == 24
 
 
+def test_texts_may_be_sampled_with_a_seed(run: Run, work: Path) -> None:
+    options = ("objective=supervised", "teacher.sampling_temperature=2.0", "task.scored_texts=0", "trainer.max_steps=1")
+    earlier = set((work / "cache").glob("targets/*/*.json"))
+    for seed in (0, 1):
+        code, text, _ = run(*options, f"teacher.sampling_seed={seed}", output=f"seed{seed}")
+        assert code == 0, text
+    first, second = sorted(set((work / "cache").glob("targets/*/*.json")) - earlier)
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in (first, second)]
+    assert contents[0]["sources"] == contents[1]["sources"]
+    assert contents[0]["texts"] != contents[1]["texts"]
+    assert {len(texts) for texts in contents[0]["texts"]} == {1}
+
+
+def test_a_job_without_a_student_refuses_texts_of_the_teacher(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_command(
+        "job=finetune", "task=seq2seq", f"task.data_dir={work / 'data'}", "+teacher=pretrained",
+        f"teacher.path={work / 't5'}", f"cache_dir={tmp_path}", f"output_dir={tmp_path}", "teacher.beams=4",
+    )  # fmt: skip
+    printed = capsys.readouterr()
+    assert code == 2
+    assert "teacher.beams=4 has a teacher write the texts of a student, and job=finetune" in printed.out + printed.err
+
+
 def test_a_student_learns_on_its_own_texts_from_a_teacher_that_runs(run: Run) -> None:
     code, text, directory = run("objective=on_policy", "objective.terms.gkd.student_share=1", "baseline=false")
     assert code == 0, text
@@ -79,6 +104,12 @@ def test_a_student_learns_on_its_own_texts_from_a_teacher_that_runs(run: Run) ->
         (("teacher.beams=4", "teacher.keep=all"), "got teacher.keep=all, expected 1 or nearest"),
         (("teacher.keep=nearest",), "got teacher.keep=nearest, expected 1 without teacher.beams"),
         (("teacher.beams=4", "baseline=true"), "teacher.beams=4 puts the teacher's texts in the place of the labels"),
+        (("teacher.sampling_seed=3",), "got teacher.sampling_seed=3, expected 0 without teacher.sampling_temperature"),
+        (("teacher.sampling_temperature=0",), "got teacher.sampling_temperature=0, expected a number above 0"),
+        (
+            ("teacher.sampling_temperature=1.0", "teacher.beams=4"),
+            "got teacher.beams=4 and teacher.sampling_temperature=1.0, expected a search or a sampling",
+        ),
         (("teacher.beams=4", "task=sst2"), "teacher.beams=4 replaces the targets of texts, and task=sst2 has none"),
         (("objective=on_policy", "task=sst2"), "student_share of objective on_policy has the student write targets"),
         (

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from distill.contracts import IGNORED, TARGET_MASK
 from distill.losses import GeneralizedKD, HardLabels, Objective
-from distill.tasks import Seq2Seq
+from distill.tasks import CausalLM, Seq2Seq
 from distill.teaching.signal import Live
 from distill.training.module import DistillationModule
 from distill.training.on_policy import STUDENT_WRITES, write_batch
@@ -96,3 +96,62 @@ def test_a_share_of_the_batches_is_the_students(share: float, least: int, most: 
     torch.manual_seed(0)
     assert least <= sum(STUDENT_WRITES in module.choose_targets(batch) for _ in range(60)) <= most
     assert (module.writing_seconds(batch) > 0) == (share > 0)
+
+
+def make_gpt2(seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=12, n_embd=16, n_layer=1, n_head=2, n_positions=8, eos_token_id=1, bos_token_id=1,
+        initializer_range=1.0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+TEXTS = {
+    "input_ids": torch.tensor([[2, 3, 4, 5, 6, 7], [4, 9, 8, 0, 0, 0]]),
+    "attention_mask": torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]]),
+    "prompt_tokens": torch.tensor([2, 3]), "example_id": torch.arange(2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_decoder_continues_its_prompts(left: bool) -> None:
+    columns = {name: TEXTS[name].flip(1) if left else TEXTS[name] for name in ("input_ids", "attention_mask")}
+    if left:  # The tokens in their own order, behind the padding.
+        columns["input_ids"] = torch.tensor([[2, 3, 4, 5, 6, 7], [0, 0, 0, 4, 9, 8]])
+    student, seen = make_gpt2(0).train(), set()
+    for seed in range(30):
+        torch.manual_seed(seed)
+        written = write_batch(student, TEXTS | columns, temperature=2.0)
+        first, second = (
+            row[mask.bool()].tolist() for row, mask in zip(written["input_ids"], written["attention_mask"], strict=True)
+        )
+        assert first[:2] == [2, 3]
+        assert 1 not in first[2:-1]
+        assert len(first) == 6 or first[-1] == 1
+        assert second == [4, 9, 8]  # Nothing is left to write.
+        assert written["attention_mask"][:, 0].all()  # Padding is behind the tokens.
+        seen.add(tuple(first))
+    assert len(seen) > 5
+    assert student.training
+
+
+def test_a_decoder_learns_on_its_own_texts_from_the_teacher_alone() -> None:
+    objective = Objective(hard=HardLabels(), gkd=GeneralizedKD(divergence="reverse", student_share=1.0))
+    task = CausalLM(data="anywhere", max_length=8)
+    signal = Live(make_gpt2(1), task, objective, reason="a test")
+    module = DistillationModule(student=make_gpt2(0), objective=objective, task=task, signal=signal)
+    torch.manual_seed(0)
+    written = module.choose_targets(TEXTS)
+    loss, (hard, gkd) = module.losses(written)
+    assert float(hard) == 0
+    items = int(written["attention_mask"].sum()) - 2
+    torch.manual_seed(0)
+    logits = [
+        model(input_ids=written["input_ids"], attention_mask=written["attention_mask"]).logits.log_softmax(-1)
+        for model in (make_gpt2(0).eval(), make_gpt2(1).eval())
+    ]
+    kept = (written["attention_mask"][:, 1:]).bool()
+    expected = (logits[0].exp() * (logits[0] - logits[1])).sum(-1)[:, :-1][kept].sum()
+    assert float(gkd.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()) / items, rel=1e-4)

@@ -4,6 +4,7 @@ const LONGEST_PART = 3;  // Bytes, and so tokens, that are part of a character i
 const CONTEXT = 8;  // Tokens of a prompt that decide how its first new tokens are written, such as with a space.
 const LONGEST_FRAME = 16;  // Milliseconds without a pause, in which a page is drawn and its buttons are read.
 const MOST_LOGITS = 2 ** 25;  // In a pass over a prompt: a longer one is read in several passes.
+const MOST_BEAMS = 64;
 
 /** Numbers from 0 to 1 that a seed repeats (mulberry32); others each time without a seed. */
 function createRandom(seed) {
@@ -22,6 +23,19 @@ function findLargest(values) {
   let best = 0;
   for (let i = 1; i < values.length; i++) if (values[i] > values[best]) best = i;
   return best;
+}
+
+/** The places of the `count` largest values, or of all, the largest one first and the first of equal ones. */
+function sortLargest(values, count) {
+  const places = [];
+  for (let i = 0; i < values.length; i++) {
+    if (places.length === count && values[i] <= values[places[count - 1]]) continue;
+    let place = places.length;
+    while (place > 0 && values[i] > values[places[place - 1]]) place--;
+    places.splice(place, 0, i);
+    if (places.length > count) places.pop();
+  }
+  return places;
 }
 
 /** A token that is sampled from logits. */
@@ -109,6 +123,8 @@ export class TokenText {
 /** The options of a text with their defaults; an error names the value that is out of range. */
 export function readOptions(given = {}) {
   const options = { maxNewTokens: null, temperature: null, topK: null, topP: null, seed: null, stop: [], truncate: null, ...given };
+  options.beams ??= 1;
+  options.repetitionPenalty ??= 1;
   const check = (name, isValid, expected) => {
     if (options[name] !== null && !isValid(options[name])) throw new Error(`${name} is ${options[name]}, expected ${expected}.`);
   };
@@ -118,52 +134,164 @@ export function readOptions(given = {}) {
   check("topK", isCount, "a whole number of at least 1");
   check("topP", (value) => value > 0 && value <= 1, "a number above 0 and at most 1");
   check("seed", (value) => Number.isSafeInteger(value) && value >= 0, "a whole number of at least 0");
+  check("beams", (value) => isCount(value) && value <= MOST_BEAMS, `a whole number from 1 to ${MOST_BEAMS}`);
+  check("repetitionPenalty", (value) => Number.isFinite(value) && value > 0, "a number above 0");
   check("stop", (texts) => texts.every((text) => text && text.isWellFormed()), "texts that are not empty");
   const alone = ["topK", "topP", "seed"].find((name) => options[name] !== null);
   if (options.temperature === null && alone) throw new Error(`${alone} needs a temperature, by which tokens are sampled.`);
+  if (options.temperature !== null && options.beams > 1) {
+    throw new Error(`beams is ${options.beams} and temperature is ${options.temperature}, expected one of the two.`);
+  }
   return options;
 }
 
-/** One sequence that a model reads step by step, with the keys and values of its earlier tokens. */
-class CachedRow {
+/** Logits or log-probabilities of a row with the penalty of its repeated tokens, and with forced tokens. */
+function adjust(scores, written, length, { repetitionPenalty }, { forcedBos, forcedEos, most }) {
+  const forced = (length === most - 1 ? forcedEos : null) ?? (length === 0 ? forcedBos : null);
+  if (forced !== null) {
+    const only = new Float32Array(scores.length).fill(-Infinity);
+    only[forced] = 0;
+    return only;
+  }
+  if (repetitionPenalty === 1) return scores;
+  const adjusted = scores.slice();
+  for (const token of new Set(written)) {
+    adjusted[token] = scores[token] < 0 ? scores[token] * repetitionPenalty : scores[token] / repetitionPenalty;
+  }
+  return adjusted;
+}
+
+/** Chooses one token after the other, as `OneToken` of distill.edge. */
+class OneToken {
+  constructor(prompt, options, endings) {
+    Object.assign(this, { prompt, options, endings, random: createRandom(options.seed), tokens: [], score: null });
+  }
+
+  /** How the rows go on after the logits of each: `{ rows, tokens }`, or null if the text has ended. */
+  advance([logits]) {
+    const scores = adjust(logits, [...this.prompt, ...this.tokens], this.tokens.length, this.options, this.endings);
+    const token = this.options.temperature === null ? findLargest(scores) : sample(scores, this.options, this.random);
+    this.tokens.push(token);
+    if (this.endings.eos.includes(token) || this.tokens.length === this.endings.most) return null;
+    return { rows: [0], tokens: [token] };
+  }
+}
+
+/** Chooses the text of a beam search, as `Beams` of distill.edge; its tokens and its score are those of the end. */
+class Beams {
+  constructor(prompt, options, endings) {
+    Object.assign(this, { prompt, options, endings, tokens: [], score: null, running: [[]], scores: [0], whole: [], length: 0 });
+  }
+
+  advance(logits) {
+    const { beams } = this.options, { eos, most, lengthPenalty } = this.endings;
+    const best = this.findBest(logits);
+    this.length++;
+    const isEnd = ({ token }) => this.length === most || eos.includes(token);
+    for (const each of best.slice(0, beams).filter(isEnd)) {
+      this.whole.push({ score: each.score / this.length ** lengthPenalty, tokens: [...this.running[each.row], each.token] });
+    }
+    this.whole = this.whole.sort((a, b) => b.score - a.score).slice(0, beams);
+    const following = best.filter((each) => !isEnd(each)).slice(0, beams);
+    if (!following.length || !this.canImprove(following[0].score)) {
+      Object.assign(this, this.whole[0]);
+      return null;
+    }
+    this.running = following.map(({ row, token }) => [...this.running[row], token]);
+    this.scores = following.map(({ score }) => score);
+    return { rows: following.map(({ row }) => row), tokens: following.map(({ token }) => token) };
+  }
+
+  /** Score, row and token of the best continuations, the best one first. */
+  findBest(logits) {
+    const size = logits[0].length, scores = new Float32Array(size * logits.length);
+    logits.forEach((own, row) => {
+      const largest = own[findLargest(own)];
+      const logSum = Math.log(own.reduce((total, logit) => total + Math.exp(logit - largest), 0));
+      const logProbs = Float32Array.from(own, (logit) => logit - largest - logSum);
+      const adjusted = adjust(logProbs, [...this.prompt, ...this.running[row]], this.length, this.options, this.endings);
+      adjusted.forEach((score, token) => (scores[row * size + token] = score + this.scores[row]));
+    });
+    return sortLargest(scores, Math.max(2, 1 + this.endings.eos.length) * this.options.beams)
+      .map((place) => ({ score: scores[place], row: Math.floor(place / size), token: place % size }));
+  }
+
+  /** Whether the search goes on, whose best running beam has this sum of log-probabilities. */
+  canImprove(best) {
+    const { most, lengthPenalty, earlyStopping } = this.endings;
+    if (this.whole.length < this.options.beams) return true;
+    if (earlyStopping === true) return false;
+    const length = earlyStopping === "never" && lengthPenalty > 0 ? most : this.length;
+    return best / length ** lengthPenalty > this.whole.at(-1).score;
+  }
+}
+
+/** The rows of one text that a model reads step by step, with the keys and values of their earlier tokens. */
+class CachedRows {
   constructor(writer, states, sourceLength) {
-    Object.assign(this, { writer, states, sourceLength, length: 0, caches: {} });
+    Object.assign(this, { writer, states, sourceLength, count: 1, length: 0, caches: {} });
     for (const [name, [heads, width]] of Object.entries(writer.description.writer.caches)) {
       this.caches[name] = new writer.Tensor("float32", new Float32Array(0), [1, heads, 0, width]);
     }
   }
 
-  /** The logits of the token after these. */
+  /** The logits after the tokens of a prompt, of the only row. */
   async read(tokens) {
-    const { writer } = this, { classes } = writer.description.writer;
+    const { classes } = this.writer.description.writer;
     const size = Math.max(1, Math.floor(MOST_LOGITS / classes));
-    for (let begin = 0; begin < tokens.length - size; begin += size) await this.step(tokens.slice(begin, begin + size));
+    for (let begin = 0; begin < tokens.length - size; begin += size) await this.step([tokens.slice(begin, begin + size)]);
     const rest = tokens.slice(size * (Math.ceil(tokens.length / size) - 1));
-    return this.step(rest);
+    return this.step([rest]);
   }
 
+  /** The logits after these tokens of each row. */
   async step(tokens) {
     const { session, integers, description: { writer } } = this.writer;
     // The keys and values of a source stay as they are once it is read.
-    const names = Object.keys(this.caches).filter((name) => !name.includes(".encoder.") || this.length === 0);
-    const places = tokens.map((_, i) => this.length + i);
-    this.length += tokens.length;
+    const names = Object.keys(this.caches).filter((name) => !isOfSource(name) || this.length === 0);
+    const places = tokens[0].map((_, i) => this.length + i);
+    this.length += tokens[0].length;
+    const same = (values) => tokens.map(() => values);
     const possible = {
-      input_ids: () => integers(tokens), attention_mask: () => integers(new Array(this.length).fill(1)),
-      position_ids: () => integers(places), encoder_hidden_states: () => this.states,
-      encoder_attention_mask: () => integers(new Array(this.sourceLength).fill(1)),
+      input_ids: () => integers(tokens), attention_mask: () => integers(same(new Array(this.length).fill(1))),
+      position_ids: () => integers(same(places)), encoder_hidden_states: () => this.states,
+      encoder_attention_mask: () => integers(same(new Array(this.sourceLength).fill(1))),
     };
     const feed = { ...this.caches };
     for (const [name, create] of Object.entries(possible)) if (session.inputNames.includes(name)) feed[name] = create();
     const presents = names.map((name) => name.replace("past_key_values", "present"));
     const outputs = await session.run(feed, ["logits", ...presents]);
     names.forEach((name, i) => (this.caches[name] = outputs[presents[i]]));
-    // A model may have more classes than there are tokens, such as a multiple of 64.
-    const begin = outputs.logits.data.length - writer.classes;
-    const logits = outputs.logits.data.subarray(begin, begin + writer.size);
-    if (!logits.every(Number.isFinite)) throw new Error("The model has logits that are not finite.");
-    return logits;
+    return tokens.map((_, row) => {
+      // A model may have more classes than there are tokens, such as a multiple of 64.
+      const begin = ((row + 1) * tokens[0].length - 1) * writer.classes;
+      const logits = outputs.logits.data.subarray(begin, begin + writer.size);
+      if (!logits.every(Number.isFinite)) throw new Error("The model has logits that are not finite.");
+      return logits;
+    });
   }
+
+  /** Takes these rows in this order; a row may be taken several times. */
+  select(rows) {
+    const isLarger = rows.length !== this.count;
+    if (!isLarger && rows.every((row, i) => row === i)) return;
+    for (const [name, cache] of Object.entries(this.caches)) {
+      // All rows have the same source.
+      if (isLarger || !isOfSource(name)) this.caches[name] = this.take(cache, rows);
+    }
+    if (isLarger && this.states) this.states = this.take(this.states, rows);
+    this.count = rows.length;
+  }
+
+  take(tensor, rows) {
+    const size = tensor.data.length / this.count, data = new Float32Array(rows.length * size);
+    rows.forEach((row, i) => data.set(tensor.data.subarray(row * size, (row + 1) * size), i * size));
+    return new this.writer.Tensor("float32", data, [rows.length, ...tensor.dims.slice(1)]);
+  }
+}
+
+function isOfSource(name) {
+  return name.includes(".encoder.");
 }
 
 export class Writer {
@@ -176,7 +304,7 @@ export class Writer {
    */
   constructor(description, tokenizer, session, encoder, Tensor) {
     Object.assign(this, { description, tokenizer, session, encoder, Tensor });
-    this.integers = (values) => new Tensor("int64", BigInt64Array.from(values, BigInt), [1, values.length]);
+    this.integers = (rows) => new Tensor("int64", BigInt64Array.from(rows.flat(), BigInt), [rows.length, rows[0].length]);
     this.decode = (ids) => (ids.length
       ? tokenizer.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false }) : "");
   }
@@ -217,40 +345,43 @@ export class Writer {
 
   /**
    * Yields the pieces of the text after a prompt, or of that of a source, and returns
-   * `{ text, tokens, finish, isCut }`. `finish` is `stop`, `eos` or `length`, or `aborted` by the signal.
+   * `{ text, tokens, finish, isCut }`, and of a beam search its `score`. `finish` is `stop`, `eos` or `length`, or
+   * `aborted` by the signal. The text of a beam search comes as one piece.
    *
-   * @param given options: `maxNewTokens`, `temperature`, `topK`, `topP`, `seed`, `stop` and `truncate` as in Python.
+   * @param given options: `maxNewTokens`, `temperature`, `topK`, `topP`, `seed`, `beams`, `stop`, `repetitionPenalty`
+   *   and `truncate` as in Python.
    * @param signal of an AbortController, which ends the text.
    */
   async *write(prompt, given, signal) {
     const options = readOptions(given), { generation } = this.description;
     const { ids, isCut } = this.encode(prompt, options);
-    const before = this.encoder ? [generation.start] : ids, random = createRandom(options.seed);
-    const room = generation.positions === null ? Infinity : generation.positions - before.length + 1;  // The last one is not read.
-    const most = Math.min(options.maxNewTokens ?? generation.max_new_tokens, room);
-    const text = new TokenText(this.decode, this.encoder ? [] : ids, options.stop), tokens = [];
-    const row = new CachedRow(this, this.encoder && (await this.readSource(ids)), ids.length);
-    let finish = null, next = before, paused = performance.now();
+    const before = this.encoder ? [generation.start] : ids;
+    const choice = new (options.beams > 1 ? Beams : OneToken)(before, options, this.endings(options, before.length));
+    const text = new TokenText(this.decode, this.encoder ? [] : ids, options.stop);
+    const rows = new CachedRows(this, this.encoder && (await this.readSource(ids)), ids.length);
+    let logits = await rows.read(before), finish = null, shown = 0, paused = performance.now();
     while (finish === null) {
-      const logits = await row.read(next);
-      const token = this.force(tokens.length, most) ?? (options.temperature === null
-        ? findLargest(logits) : sample(logits, options, random));
+      const following = choice.advance(logits);
       if (performance.now() - paused > LONGEST_FRAME) {
         await new Promise((resolve) => setTimeout(resolve));
         paused = performance.now();
       }
-      tokens.push(token);
-      if (generation.eos.includes(token)) finish = "eos";
-      else text.add(token);
-      if (text.isStopped) finish = "stop";
-      else if (finish === null && tokens.length === most) finish = "length";
+      for (; shown < choice.tokens.length && finish === null; shown++) {
+        if (generation.eos.includes(choice.tokens[shown])) finish = "eos";
+        else text.add(choice.tokens[shown]);
+        if (text.isStopped) finish = "stop";
+      }
+      if (finish === null && following === null) finish = "length";
       else if (finish === null && signal?.aborted) finish = "aborted";
       if (finish !== null) text.end();
       const piece = text.read();
       if (piece) yield piece;
-      next = [token];
+      if (finish !== null) break;
+      rows.select(following.rows);
+      logits = await rows.step(following.tokens.map((token) => [token]));
     }
-    return { text: text.text, tokens, finish, isCut };
+    const score = choice.score === null ? {} : { score: choice.score };
+    return { text: text.text, tokens: choice.tokens, finish, isCut, ...score };
   }
 
   /** The whole text: the result of `write`. */
@@ -262,15 +393,20 @@ export class Writer {
     }
   }
 
-  /** The token that a text must have at a place; null for any. */
-  force(place, most) {
-    const { forced_bos, forced_eos } = this.description.generation;
-    return (place === most - 1 ? forced_eos : null) ?? (place === 0 ? forced_bos : null);
+  /** The rules by which a text ends, whose decoder reads `count` tokens before it. */
+  endings({ maxNewTokens }, count) {
+    const { generation } = this.description;
+    const room = generation.positions === null ? Infinity : generation.positions - count + 1;  // The last one is not read.
+    return {
+      eos: generation.eos, most: Math.min(maxNewTokens ?? generation.max_new_tokens, room),
+      forcedBos: generation.forced_bos, forcedEos: generation.forced_eos,
+      lengthPenalty: generation.length_penalty, earlyStopping: generation.early_stopping,
+    };
   }
 
   async readSource(ids) {
     const possible = { input_ids: ids, attention_mask: ids.map(() => 1) };
-    const feed = Object.fromEntries(this.encoder.inputNames.map((name) => [name, this.integers(possible[name])]));
+    const feed = Object.fromEntries(this.encoder.inputNames.map((name) => [name, this.integers([possible[name]])]));
     return (await this.encoder.run(feed)).last_hidden_state;
   }
 }

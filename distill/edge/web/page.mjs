@@ -129,7 +129,8 @@ async function predict(bundle, records) {
 
 // The fields of the options of a text, and how each is read; an empty one is none.
 const OPTIONS = {
-  maxNewTokens: Number, temperature: Number, topK: Number, topP: Number, seed: Number,
+  maxNewTokens: Number, temperature: Number, topK: Number, topP: Number, seed: Number, beams: Number,
+  repetitionPenalty: Number,
   stop: (value) => value.split("\n").filter(Boolean).map((line) => line.replaceAll("\\n", "\n")),
 };
 
