@@ -11,6 +11,7 @@ from distill.contracts import Batch
 from distill.models.forward import run_model
 
 STEPS = 32  # Of the integral (Gauss-Legendre).
+_BEGINS = ("▁", "Ġ")  # Before pieces that begin a word, in vocabularies that do not mark those that continue one.
 
 
 @dataclass(frozen=True)
@@ -91,21 +92,19 @@ def _words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[list
     """Returns the words of the tokens, and the word that each token belongs to, None for a special one."""
     words: list[str] = []
     groups: list[int | None] = []
+    marks_words = any(piece.startswith(_BEGINS) for piece in tokenizer.tokenize("a word"))
     for token, piece in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
         if token in tokenizer.all_special_ids:
             groups.append(None)
             continue
-        continues = piece.startswith("##") or (_marks_spaces(tokenizer) and not piece.startswith(("▁", "Ġ")) and bool(words))
+        continues = piece.startswith("##") or (
+            _marks_spaces(tokenizer) and not piece.startswith(("▁", "Ġ")) and bool(words)
+        )
         if not continues:
             words.append("")
-        words[-1] += piece.removeprefix("##").removeprefix("▁").removeprefix("Ġ")
+        words[-1] += piece.removeprefix("##").lstrip("".join(_BEGINS))
         groups.append(len(words) - 1)
     return words, groups
-
-
-def _marks_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Returns whether pieces that begin a word are marked, and not those that continue one."""
-    return any(piece.startswith(("▁", "Ġ")) for piece in tokenizer.tokenize("a word"))
 
 
 def _sum_words(values: Tensor, groups: Sequence[int | None]) -> list[float]:

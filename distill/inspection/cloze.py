@@ -86,23 +86,18 @@ def _read(
 ) -> tuple[list[int], int, int, int] | None:
     """Returns the tokens, the position that predicts the gap, and the two words; None for words of several tokens."""
     before, _, after = cloze.text.partition(GAP)
-    space = " " if before.endswith(" ") else ""
+    words = (cloze.answer, cloze.foil)
     if predicts_tokens(model):
-        words = [tokenizer(f"{before}{word}{after}")["input_ids"] for word in (cloze.answer, cloze.foil)]
-        masked = tokenizer(f"{before}{tokenizer.mask_token}{after}")["input_ids"]
-        position = masked.index(tokenizer.mask_token_id)
+        ids = tokenizer(f"{before}{tokenizer.mask_token}{after}")["input_ids"]
+        position = place = ids.index(tokenizer.mask_token_id)
+        filled = [tokenizer(f"{before}{word}{after}")["input_ids"] for word in words]
+        length = len(ids)
     else:
-        masked = tokenizer(before.rstrip())["input_ids"]
-        words = [[*masked, *tokenizer(f"{space}{word}", add_special_tokens=False)["input_ids"]] for word in (cloze.answer, cloze.foil)]
-        masked, position = masked, len(masked) - 1
-        return _single(words, len(masked) + 1, len(masked), masked, position)
-    return _single(words, len(masked), position, masked, position)
-
-
-def _single(
-    words: Sequence[list[int]], length: int, at: int, ids: list[int], position: int
-) -> tuple[list[int], int, int, int] | None:
-    if any(len(word) != length for word in words):
+        ids = tokenizer(before.rstrip())["input_ids"]
+        position, place = len(ids) - 1, len(ids)
+        filled = [[*ids, *tokenizer(f" {word}", add_special_tokens=False)["input_ids"]] for word in words]
+        length = len(ids) + 1
+    if any(len(each) != length for each in filled):
         return None
-    answer, foil = (word[at] for word in words)
+    answer, foil = (each[place] for each in filled)
     return ids, position, answer, foil

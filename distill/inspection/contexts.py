@@ -58,8 +58,8 @@ def find_occurrences(word: str, texts: Sequence[str]) -> list[Occurrence]:
     found = [Occurrence(text, *match.span()) for text in texts if (match := pattern.search(text))]
     if len(found) < NEAREST:
         raise UserError(
-            f"job.word={word} is in {len(found)} of {len(texts):,} texts, and its occurrences are compared from "
-            f"{NEAREST} on: take another word, or job.corpus=FILE with more text"
+            f"inspect.word={word} is in {len(found)} of {len(texts):,} texts, and its occurrences are compared from "
+            f"{NEAREST} on: take another word, or inspect.corpus=FILE with more text"
         )
     return [found[place] for place in np.unique(np.linspace(0, len(found) - 1, MOST).astype(int))]
 
@@ -67,7 +67,9 @@ def find_occurrences(word: str, texts: Sequence[str]) -> list[Occurrence]:
 def compare_contexts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, occurrences: Sequence[Occurrence]
 ) -> list[Neighbours]:
-    """Returns the nearest other occurrences of some occurrences, in every layer."""
+    """Returns the nearest other occurrences of some occurrences, in every layer; none without any."""
+    if not occurrences:
+        return []
     kept, states = _word_states(model, tokenizer, occurrences)
     chosen = np.unique(np.linspace(0, len(kept) - 1, SHOWN).astype(int))
     return [
@@ -86,12 +88,19 @@ def _word_states(
     for occurrence in occurrences:
         encoded = tokenizer(occurrence.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
         offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = [place for place, (start, end) in enumerate(offsets) if start < occurrence.end and end > occurrence.start]
+        places = [
+            place for place, (start, end) in enumerate(offsets) if start < occurrence.end and end > occurrence.start
+        ]
         if places:
             layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
             kept.append(occurrence)
             states.append(torch.stack([of[0, places].mean(dim=0).float() for of in layers]))
     return kept, torch.stack(states, dim=1).numpy()
+
+
+def overlapping(offsets: Sequence[Sequence[int]], start: int, end: int) -> list[int]:
+    """Returns the tokens of a span of characters, from the first and the last character of each token."""
+    return [place for place, (first, last) in enumerate(offsets) if first < end and last > start]
 
 
 def nearest(states: np.ndarray, of: int) -> list[tuple[int, float]]:

@@ -9,7 +9,9 @@ import numpy as np
 RESAMPLES = 4000
 CONFIDENCE = 0.95  # Of all intervals together (Bonferroni).
 LEAST = 20  # Items of a group.
-NEGATIONS = re.compile(r"\b(?:not|no|never|none|nothing|nobody|neither|nor|without|hardly|barely|cannot)\b|n['’ ]?t\b", re.I)
+NEGATIONS = re.compile(
+    r"\b(?:not|no|never|none|nothing|nobody|neither|nor|without|hardly|barely|cannot)\b|n['’ ]?t\b", re.I
+)
 
 
 @dataclass(frozen=True)

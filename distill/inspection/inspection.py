@@ -137,7 +137,7 @@ def inspect_models(subjects: Sequence[Subject], questions: Questions, *, before:
         UserError: for a file, a sentence or a split of which the questions cannot be asked.
     """
     first, split = subjects[0], questions.split
-    rows = spaced_rows(len(first.split(split)), questions.rows)
+    rows = np.arange(len(first.split(split)))
     material = Material.read(questions, first)
     for subject in subjects:
         _check(subject, questions)
@@ -164,7 +164,9 @@ def _check(subject: Subject, questions: Questions) -> None:
     for sentence in questions.sentences:
         length = len(subject.tokenizer(sentence)["input_ids"])
         if length > limit:
-            raise UserError(f"a sentence of job.sentences has {length} tokens, and {subject.name} reads {limit}: cut it")
+            raise UserError(
+                f"a sentence of inspect.sentences has {length} tokens, and {subject.name} reads {limit}: cut it"
+            )
     if questions.probes and subject.has_classes:
         rows = min(questions.probe_rows, subject.items_of_train())
         check_rows(rows, int(subject.model.config.hidden_size))
@@ -208,7 +210,7 @@ class _Observer:
             attributions=self._attribute(batches), probes=self._probe(seen),
             relations=find_syntactic_heads(model, tokenizer, self.material.parsed) if subject.has_attention else (),
             clozes=fill_gaps(model, tokenizer, self.material.clozes)[0],
-            neighbours=compare_contexts(model, tokenizer, self.material.occurrences) if self.material.occurrences else (),
+            neighbours=compare_contexts(model, tokenizer, self.material.occurrences),
         )  # fmt: skip
 
     def _rank_heads(self) -> Sequence[Sequence[float]]:
@@ -241,7 +243,7 @@ class _Observer:
             return score(), score_without_heads(subject.model, score)
 
     def _shown_batches(self) -> list[Batch]:
-        """Returns the shown sentences, or the first sequence of tokens of the shown examples, each as a batch of one."""
+        """Returns each shown sentence, or the first sequence of tokens of each shown example, as a batch of one."""
         subject, found = self.subject, list[Batch]()
         if self.questions.sentences:
             return [dict(subject.tokenizer(text, return_tensors="pt")) for text in self.questions.sentences]

@@ -21,7 +21,7 @@ class Difference:
         label: the right answer.
         first: the answer of the first model.
         second: that of the second.
-        size: the largest difference of a probability.
+        size: the largest difference of a probability; where there are no classes, that of the scores of their answers.
     """
 
     row: int
@@ -58,16 +58,15 @@ def _join(value: object) -> str:
 def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[str]) -> list[LostGroup]:
     """Returns the groups of a split on which the student loses most more than elsewhere.
 
-    Groups of items are by length, negation and unknown words of their text, and by class. Groups of right answers are by
-    their type, such as that of an entity, with what was found of each.
+    Groups of items are by length, negation and unknown words of their text, and by class. Groups of right answers are
+    by their type, such as that of an entity, with what was found of each.
 
     Args:
         texts: of the examples of the split.
     """
     scoring = data.scoring
-    rows = scoring.rows(teacher)
-    first, second = item_scores(data, teacher), item_scores(data, student)
-    rows = rows if len(rows) == len(first) else np.arange(len(first))
+    teacher, student = scoring.condense(teacher), scoring.condense(student)
+    rows, first, second = scoring.rows(teacher), item_scores(data, teacher), item_scores(data, student)
     members = {key: of[rows] for key, of in text_groups(texts, list(data.labelled_texts())).items()}
     hits, others = scoring.hits(teacher), scoring.hits(student)
     if not hits and 2 <= len(data.labels) <= MOST_CLASSES and teacher.labels.shape == first.shape:
@@ -83,12 +82,15 @@ def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[st
 
 
 def differences(data: Data, first: Scores, second: Scores, texts: Sequence[str], most: int) -> list[Difference]:
-    """Returns the examples on which two models differ most, by the largest difference of a probability."""
+    """Returns the examples on which two models differ most, by the largest difference of a probability, or of their scores."""
     scoring = data.scoring
-    sizes = np.abs(scoring.probabilities(first) - scoring.probabilities(second))
-    by_item = sizes.reshape(len(sizes), -1).max(axis=1)
+    if data.labels:
+        sizes, rows = np.abs(scoring.probabilities(first) - scoring.probabilities(second)), first.example_id
+    else:
+        condensed = [scoring.condense(of) for of in (first, second)]
+        sizes, rows = np.abs(np.subtract(*(item_scores(data, of) for of in condensed))), scoring.rows(condensed[0])
     by_row = np.zeros(len(texts))
-    np.maximum.at(by_row, first.example_id, by_item)
+    np.maximum.at(by_row, rows, sizes.reshape(len(sizes), -1).max(axis=1))
     tables = [scoring.tabulate(of, data, examples=len(texts)) for of in (first, second)]
     order = [int(row) for row in np.argsort(-by_row, kind="stable")[:most] if by_row[row] > 0]
     return [

@@ -6,12 +6,16 @@ probe has learned it (arXiv 1909.03368).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from distill.errors import UserError
+
+if TYPE_CHECKING:
+    from sklearn.base import ClassifierMixin
 
 PENALTIES = (0.01, 0.1, 1.0, 10.0)  # `C` of scikit-learn, the inverse of the regularisation.
 HELD_OUT = 0.2  # Share of the rows by which the regularisation is chosen.
@@ -62,11 +66,13 @@ def check_rows(rows: int, width: int) -> None:
     if rows < width:
         raise UserError(
             f"a probe of states of {width} numbers would fit any labels of {rows:,} rows: take a task with at least "
-            f"{width:,} rows to learn from, or job.probes=false"
+            f"{width:,} rows to learn from, or inspect.probes=false"
         )
 
 
-def control_labels(groups: Sequence[object], others: Sequence[object], classes: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def control_labels(
+    groups: Sequence[object], others: Sequence[object], classes: int, *, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns a random class for each item of two splits, the same for items of the same group in both.
 
     A group is the word of a tag (arXiv 1909.03368, section 2.1), or the text of an example.
@@ -107,7 +113,7 @@ def _choose_penalty(states: np.ndarray, labels: np.ndarray, seed: int) -> float:
     return PENALTIES[int(np.argmax(scores))]
 
 
-def _fit(states: np.ndarray, labels: np.ndarray, penalty: float):  # type: ignore[no-untyped-def]
+def _fit(states: np.ndarray, labels: np.ndarray, penalty: float) -> "ClassifierMixin":
     from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression
 

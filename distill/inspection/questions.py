@@ -18,7 +18,6 @@ class Questions:
 
     Args:
         split: the split that the models run over.
-        rows: examples of it, evenly spaced; None for all.
         sentences: texts whose attention is shown; empty for the examples on which the models differ most.
         shown: so many of these.
         masked_rows: examples on which the metric is computed without each head; 0 leaves this out.
@@ -32,7 +31,6 @@ class Questions:
     """
 
     split: str = "dev"
-    rows: Amount | None = None
     sentences: Sequence[str] = ()
     shown: Annotated[int, Field(ge=0)] = 8
     masked_rows: Annotated[int, Field(ge=0)] = 256

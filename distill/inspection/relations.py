@@ -117,7 +117,9 @@ def find_syntactic_heads(
         layers = run_model(model, batch, frozenset(("attentions",))).attentions
         weights = torch.stack([of[0] for of in layers]).float().numpy()
         attention = word_attention(weights, encoded.word_ids(0), len(sentence.words))
-        attention[..., np.arange(len(sentence.words)), np.arange(len(sentence.words))] = -1.0  # No word is its own head.
+        attention[
+            ..., np.arange(len(sentence.words)), np.arange(len(sentence.words))
+        ] = -1.0  # No word is its own head.
         largest = attention.argmax(axis=-1)  # [N, A, W]
         for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
             if head < 0:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
+from distill.inspection.contexts import overlapping
 from distill.inspection.probes import Probed, control_labels
 from distill.models.forward import run_model
 from distill.readers.lines import read_lines
@@ -51,7 +52,8 @@ def _read_row(path: Path, number: int, line: str) -> SpanPair:
         [first, second] = [(int(start), int(end)) for start, end in (row["span1"], row["span2"])]
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f'{path}, line {number}: expected {{"text": ..., "span1": [start, end], "span2": [start, end], "label": ...}}'
+            f'{path}, line {number}: expected {{"text": ..., "span1": [start, end], "span2": [start, end], '
+            '"label": ...}'
         ) from None
     for start, end in (first, second):
         if not 0 <= start < end <= len(text):
@@ -71,7 +73,10 @@ def probe_data(
     for row in rows:
         encoded = tokenizer(row.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
         offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = [[place for place, (a, b) in enumerate(offsets) if a < end and b > start] for start, end in (row.first, row.second)]
+        places = [
+            [place for place, (a, b) in enumerate(offsets) if a < end and b > start]
+            for start, end in (row.first, row.second)
+        ]
         if not all(places):
             continue
         layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
@@ -85,7 +90,6 @@ def probe_data(
     by_layer = np.stack(states, axis=1)  # [N, n, 2 * H]
     keys = [f"{text} {number}" for number, text in enumerate(texts)]
     control = control_labels(keys, (), len(classes), seed=seed)[0]
-    probed = Probed(
-        list(by_layer[:, ~held]), numbers[~held], list(by_layer[:, held]), numbers[held], (control[~held], control[held])
-    )
+    train, test = by_layer[:, ~held], by_layer[:, held]
+    probed = Probed(list(train), numbers[~held], list(test), numbers[held], (control[~held], control[held]))
     return probed, len(rows) - len(labels)

@@ -50,8 +50,9 @@ class Subject:
     @property
     def has_classes(self) -> bool:
         """Whether each item has one class of the task, which a probe can learn."""
-        info = self.task.info
-        return len(self.data.labels) > 1 and info.likelihood == "softmax" and not info.classes_are_tokens
+        items = self.task.select(self.split("train")[[0]])
+        is_class = items.likelihood == "softmax" and items.valid is None and not items.classes_are_tokens
+        return is_class and len(self.data.labels) > 1
 
     def items_of_train(self) -> int:
         """Returns about how many items the examples of train have."""
@@ -71,7 +72,9 @@ class Subject:
         """
         found = self.examples.get(name)
         if not isinstance(found, Examples):
-            raise UserError(f"task={self.task.info.name} has no split {name}, expected one of {', '.join(self.examples)}")
+            raise UserError(
+                f"task={self.task.info.name} has no split {name}, expected one of {', '.join(self.examples)}"
+            )
         return found
 
 
@@ -103,6 +106,15 @@ def open_subject(
         model.set_attn_implementation("eager")  # The only one that returns weights.
     examples = labelled_only(task.encode(data, start.tokenizer, cache_dir))
     return Subject(name, directory, model, start.tokenizer, task, data.with_examples(examples), examples)
+
+
+def name_subjects(paths: Sequence[Path]) -> list[str]:
+    """Returns the names of one model, or of a teacher and its student.
+
+    >>> name_subjects([Path("a"), Path("b")])
+    ['teacher', 'student']
+    """
+    return ["model"] if len(paths) == 1 else ["teacher", "student"]
 
 
 @dataclass(frozen=True)
@@ -178,7 +190,9 @@ def item_states(outputs: Outputs, items: Items) -> list[Tensor]:
 
 def _count_tokens(subject: Subject, split: str, rows: np.ndarray) -> Tensor:
     """Returns how often each token occurs in the examples, `[V]`."""
-    counts = torch.zeros(len(subject.tokenizer) + 1, dtype=torch.long)
+    counts = torch.zeros(int(subject.model.config.vocab_size), dtype=torch.long)
     for batch in batches(subject, split, rows):
-        counts += torch.bincount(batch["input_ids"][batch["attention_mask"].bool()], minlength=len(counts))[: len(counts)]
+        counts += torch.bincount(batch["input_ids"][batch["attention_mask"].bool()], minlength=len(counts))[
+            : len(counts)
+        ]
     return counts
