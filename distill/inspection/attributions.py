@@ -97,10 +97,8 @@ def _words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[list
         if token in tokenizer.all_special_ids:
             groups.append(None)
             continue
-        continues = piece.startswith("##") or (
-            _marks_spaces(tokenizer) and not piece.startswith(("▁", "Ġ")) and bool(words)
-        )
-        if not continues:
+        is_unmarked = marks_words and not piece.startswith(_BEGINS)
+        if not words or not (piece.startswith("##") or is_unmarked):
             words.append("")
         words[-1] += piece.removeprefix("##").lstrip("".join(_BEGINS))
         groups.append(len(words) - 1)

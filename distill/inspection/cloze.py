@@ -84,7 +84,7 @@ def fill_gaps(
 def _read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cloze: Cloze
 ) -> tuple[list[int], int, int, int] | None:
-    """Returns the tokens, the position that predicts the gap, and the two words; None for words of several tokens."""
+    """Returns the tokens, the position that predicts the gap, and the two words; None for words that are no single token."""
     before, _, after = cloze.text.partition(GAP)
     words = (cloze.answer, cloze.foil)
     if predicts_tokens(model):
@@ -100,4 +100,4 @@ def _read(
     if any(len(each) != length for each in filled):
         return None
     answer, foil = (each[place] for each in filled)
-    return ids, position, answer, foil
+    return None if tokenizer.unk_token_id in (answer, foil) else (ids, position, answer, foil)

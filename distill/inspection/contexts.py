@@ -88,9 +88,7 @@ def _word_states(
     for occurrence in occurrences:
         encoded = tokenizer(occurrence.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
         offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = [
-            place for place, (start, end) in enumerate(offsets) if start < occurrence.end and end > occurrence.start
-        ]
+        places = overlapping(offsets, occurrence.start, occurrence.end)
         if places:
             layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
             kept.append(occurrence)

@@ -10,7 +10,7 @@ RESAMPLES = 4000
 CONFIDENCE = 0.95  # Of all intervals together (Bonferroni).
 LEAST = 20  # Items of a group.
 NEGATIONS = re.compile(
-    r"\b(?:not|no|never|none|nothing|nobody|neither|nor|without|hardly|barely|cannot)\b|n['’ ]?t\b", re.I
+    r"\b(?:not|no|never|none|nothing|nobody|neither|nor|without|hardly|barely|cannot)\b|n['\u2019 ]?t\b", re.IGNORECASE
 )
 
 

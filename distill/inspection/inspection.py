@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -117,10 +118,10 @@ class Material:
         texts: Sequence[str] = ()
         if questions.word is not None:
             corpus = questions.corpus
-            texts = read_lines(corpus) if corpus is not None else row_texts(subject.data, questions.split)
+            texts = read_lines(Path(corpus)) if corpus is not None else row_texts(subject.data, questions.split)
         return cls(
-            parsed=() if questions.relations is None else read_parsed(questions.relations),
-            spans=() if questions.spans is None else read_spans(questions.spans),
+            parsed=() if questions.relations is None else read_parsed(Path(questions.relations)),
+            spans=() if questions.spans is None else read_spans(Path(questions.spans)),
             occurrences=() if questions.word is None else find_occurrences(questions.word, texts),
             clozes=read_clozes() if subject.task.info.classes_are_tokens and subject.task.info.raw_text else (),
         )
@@ -165,7 +166,7 @@ def _check(subject: Subject, questions: Questions) -> None:
         length = len(subject.tokenizer(sentence)["input_ids"])
         if length > limit:
             raise UserError(
-                f"a sentence of inspect.sentences has {length} tokens, and {subject.name} reads {limit}: cut it"
+                f"a sentence of inspect.sentences has {length} tokens, and {subject.name} reads {limit} at most: cut it"
             )
     if questions.probes and subject.has_classes:
         rows = min(questions.probe_rows, subject.items_of_train())

@@ -82,7 +82,7 @@ def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[st
 
 
 def differences(data: Data, first: Scores, second: Scores, texts: Sequence[str], most: int) -> list[Difference]:
-    """Returns the examples on which two models differ most, by the largest difference of a probability, or of their scores."""
+    """Returns the examples on which two models differ most: by a probability, or by their scores without classes."""
     scoring = data.scoring
     if data.labels:
         sizes, rows = np.abs(scoring.probabilities(first) - scoring.probabilities(second)), first.example_id

@@ -36,8 +36,8 @@ class Questions:
     masked_rows: Annotated[int, Field(ge=0)] = 256
     probes: bool = True
     probe_rows: Amount = 3000
-    spans: Path | None = None
-    relations: Path | None = None
+    spans: str | Path | None = None
+    relations: str | Path | None = None
     word: str | None = None
-    corpus: Path | None = None
+    corpus: str | Path | None = None
     attributions: bool = True

@@ -11,6 +11,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from distill.inspection.groups import LEAST
 from distill.inspection.inspection import Inspection, Looked
 from distill.inspection.masking import heads_of
 from distill.records.figures import LINES, MARKERS, SERIES, Figure, add_legend, draw, label
@@ -154,8 +155,10 @@ def _list_sections(inspection: Inspection) -> Iterator[Section]:
 
 
 def _describe_groups(inspection: Inspection) -> str:
-    if len(inspection.models) < 2 or not inspection.groups:
+    if len(inspection.models) < 2 or inspection.models[0].subject.task.info.classes_are_tokens:
         return ""
+    if not inspection.groups:
+        return f"No group has at least {LEAST} items inside and outside."
     rows = [
         (
             group.kind, group.name, f"{group.number:,}", f"{group.teacher:.3f}", f"{group.student:.3f}",
@@ -178,7 +181,10 @@ def _describe_differences(inspection: Inspection) -> str:
         return ""
     first, second = (of.subject.name for of in inspection.models)
     rows = [
-        (label(found.text, longest=120), *(label(str(value), longest=60) for value in (found.label, found.first, found.second)), f"{found.size:.2f}")
+        (
+            label(found.text, longest=120), *(label(answer) for answer in (found.label, found.first, found.second)),
+            f"{found.size:.2f}",
+        )
         for found in inspection.differences
     ]  # fmt: skip
     return render_table(("text", "label", first, second, "difference"), rows)
@@ -238,8 +244,8 @@ def _describe_heads(inspection: Inspection) -> str:
             rows.append(
                 (
                     of.subject.name, str(row["layer"]), str(row["head"]), f"{row['confidence']:.2f}",
-                    f"{row['entropy']:.2f}", f"{row['distance']:.1f}", f"{row['separator']:.2f}", place, f"{row['rare']:.2f}",
-                    "" if row["importance"] is None else f"{row['importance']:.2f}", change,
+                    f"{row['entropy']:.2f}", f"{row['distance']:.1f}", f"{row['separator']:.2f}", place,
+                    f"{row['rare']:.2f}", "" if row["importance"] is None else f"{row['importance']:.2f}", change,
                 )
             )  # fmt: skip
     without = [of.subject.name for of in inspection.models if not of.subject.has_attention]
@@ -337,8 +343,8 @@ def _describe_probes(inspection: Inspection) -> str:
         return ""
     centres = [
         f"The centre of gravity of {of.subject.name} for the {probes.of} is layer {probes.mix.centre:.2f} of "
-        f"{len(probes.layers) - 1}, and the mixed layers reach {probes.mix.accuracy:.3f} ({probes.rows:,} rows to learn "
-        "from)."
+        f"{len(probes.layers) - 1}, and the mixed layers reach {probes.mix.accuracy:.3f} (learned from "
+        f"{probes.rows:,} rows)."
         for of in inspection.models for probes in of.probes
     ]  # fmt: skip
     text = (

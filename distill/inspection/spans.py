@@ -73,10 +73,7 @@ def probe_data(
     for row in rows:
         encoded = tokenizer(row.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
         offsets = encoded.pop("offset_mapping")[0].tolist()
-        places = [
-            [place for place, (a, b) in enumerate(offsets) if a < end and b > start]
-            for start, end in (row.first, row.second)
-        ]
+        places = [overlapping(offsets, *span) for span in (row.first, row.second)]
         if not all(places):
             continue
         layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states

@@ -73,7 +73,8 @@ class Subject:
         found = self.examples.get(name)
         if not isinstance(found, Examples):
             raise UserError(
-                f"task={self.task.info.name} has no split {name}, expected one of {', '.join(self.examples)}"
+                f"inspect.split={name} is no split of task={self.task.info.name}, expected one of "
+                f"{', '.join(self.examples)}"
             )
         return found
 
@@ -192,7 +193,6 @@ def _count_tokens(subject: Subject, split: str, rows: np.ndarray) -> Tensor:
     """Returns how often each token occurs in the examples, `[V]`."""
     counts = torch.zeros(int(subject.model.config.vocab_size), dtype=torch.long)
     for batch in batches(subject, split, rows):
-        counts += torch.bincount(batch["input_ids"][batch["attention_mask"].bool()], minlength=len(counts))[
-            : len(counts)
-        ]
+        tokens = batch["input_ids"][batch["attention_mask"].bool()]
+        counts += torch.bincount(tokens, minlength=len(counts))
     return counts
