@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records", "serve", "builtin"),
-    ("chain",),
+    ("chain", "inspection"),
     ("jobs",),
     ("__main__", "api", "__init__"),
 )

@@ -84,7 +84,7 @@ def fill_gaps(
 def _read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cloze: Cloze
 ) -> tuple[list[int], int, int, int] | None:
-    """Returns the tokens, the position that predicts the gap, and the two words; None for words that are no single token."""
+    """Returns the tokens, the position that predicts the gap, and the two words; None for words of several."""
     before, _, after = cloze.text.partition(GAP)
     words = (cloze.answer, cloze.foil)
     if predicts_tokens(model):

@@ -42,12 +42,13 @@ class LayerProbes:
     Attributes:
         of: what they read: the labels of the task, or those of spans.
         rows: that they learned from.
+        mix: None for layers of different widths.
     """
 
     of: str
     rows: int
     layers: Sequence[LayerProbe]
-    mix: Mix
+    mix: Mix | None
 
 
 @dataclass(frozen=True)

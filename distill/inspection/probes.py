@@ -90,7 +90,7 @@ def probe_layers(probed: Probed, *, seed: int = 0) -> list[LayerProbe]:
     Raises:
         UserError: for fewer rows than the states have numbers.
     """
-    check_rows(len(probed.labels), probed.train[0].shape[1])
+    check_rows(len(probed.labels), max(of.shape[1] for of in probed.train))
     found = []
     for layer, (train, test) in enumerate(zip(probed.train, probed.test, strict=True)):
         scaled, scaled_test = _scale(train, test)
@@ -140,13 +140,18 @@ class Mix:
         return float(np.dot(np.arange(len(self.weights)), self.weights))
 
 
-def mix_layers(probed: Probed, *, seed: int = 0) -> Mix:
+def mix_layers(probed: Probed, *, seed: int = 0) -> Mix | None:
     """Returns how a linear probe mixes the layers (arXiv 1905.05950, equation 1), learned together with the probe.
+
+    None for layers of different widths, as of a BiLSTM, which have no sum.
 
     Raises:
         UserError: for fewer rows than the states have numbers.
     """
-    check_rows(len(probed.labels), probed.train[0].shape[1])
+    widths = {of.shape[1] for of in probed.train}
+    check_rows(len(probed.labels), max(widths))
+    if len(widths) > 1:
+        return None
     torch.manual_seed(seed)
     pairs = [_scale(train, test) for train, test in zip(probed.train, probed.test, strict=True)]
     train, test = (torch.from_numpy(np.stack(part)).float() for part in zip(*pairs, strict=True))  # [N, n, H]

@@ -18,7 +18,7 @@ from distill.records.figures import LINES, MARKERS, SERIES, Figure, add_legend, 
 from distill.records.measures import format_number
 from distill.records.page import render_page
 from distill.records.report import render_table
-from distill.storage.files import atomic_file, write_text
+from distill.storage.files import atomic_file, make_directory, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +31,7 @@ Rows = list[dict[str, Any]]
 
 def write_inspection(inspection: Inspection, directory: Path) -> Path:
     """Writes `inspect.html`, `inspect.md` and the tables as Parquet files, and returns the path of the page."""
+    make_directory(directory)
     sections = [section for section in _list_sections(inspection) if section[1]]
     markdown = "\n\n".join(
         ["# " + _title(inspection), _summary(inspection), *(f"## {name}\n\n{text}" for name, text, _ in sections)]
@@ -64,7 +65,7 @@ def tables(inspection: Inspection) -> dict[str, Rows]:
         found["probes"] += [
             {
                 **model, "of": probes.of, **asdict(row), "selectivity": row.selectivity,
-                "mix": probes.mix.weights[row.layer],
+                "mix": None if probes.mix is None else probes.mix.weights[row.layer],
             }
             for probes in of.probes for row in probes.layers
         ]  # fmt: skip
@@ -335,7 +336,7 @@ def _describe_probes(inspection: Inspection) -> str:
     rows = [
         (
             of.subject.name, probes.of, _layer(row.layer), f"{row.accuracy:.3f}", f"{row.control:.3f}",
-            f"{row.selectivity:+.3f}", f"{probes.mix.weights[row.layer]:.2f}",
+            f"{row.selectivity:+.3f}", "" if probes.mix is None else f"{probes.mix.weights[row.layer]:.2f}",
         )
         for of in inspection.models for probes in of.probes for row in probes.layers
     ]  # fmt: skip
@@ -345,7 +346,7 @@ def _describe_probes(inspection: Inspection) -> str:
         f"The centre of gravity of {of.subject.name} for the {probes.of} is layer {probes.mix.centre:.2f} of "
         f"{len(probes.layers) - 1}, and the mixed layers reach {probes.mix.accuracy:.3f} (learned from "
         f"{probes.rows:,} rows)."
-        for of in inspection.models for probes in of.probes
+        for of in inspection.models for probes in of.probes if probes.mix is not None
     ]  # fmt: skip
     text = (
         "The accuracy of a logistic regression on the frozen states of each layer, and of one that learns random "

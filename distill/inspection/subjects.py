@@ -1,7 +1,7 @@
 """The models that are looked at, and one pass of each over a split: scores, states of the items, and heads."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,10 @@ class Subject:
         items = self.task.select(self.split("train")[[0]])
         is_class = items.likelihood == "softmax" and items.valid is None and not items.classes_are_tokens
         return is_class and len(self.data.labels) > 1
+
+    def before(self, model: PreTrainedModel) -> "Subject":
+        """Returns the same with a model as it was before its training."""
+        return replace(self, name=f"{self.name} before training", model=model.eval())
 
     def items_of_train(self) -> int:
         """Returns about how many items the examples of train have."""
@@ -109,13 +113,18 @@ def open_subject(
     return Subject(name, directory, model, start.tokenizer, task, data.with_examples(examples), examples)
 
 
-def name_subjects(paths: Sequence[Path]) -> list[str]:
-    """Returns the names of one model, or of a teacher and its student.
+def open_subjects(paths: Sequence[Path], task: Task, cache_dir: Path) -> list[Subject]:
+    """Opens one model, or a teacher and its student, with the data of their task.
 
-    >>> name_subjects([Path("a"), Path("b")])
-    ['teacher', 'student']
+    Args:
+        paths: one or two directories, as those of `open_subject`.
+
+    Raises:
+        UserError: if the data cannot be read, or a model has no trained head for the task.
     """
-    return ["model"] if len(paths) == 1 else ["teacher", "student"]
+    data = task.read(cache_dir)
+    names = ("model",) if len(paths) == 1 else ("teacher", "student")
+    return [open_subject(name, path, task, data, cache_dir) for name, path in zip(names, paths, strict=True)]
 
 
 @dataclass(frozen=True)

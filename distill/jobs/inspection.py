@@ -1,6 +1,5 @@
 """The job `inspect`, which looks inside trained models and writes a page."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,7 +8,7 @@ from distill.console import print_line, silence_libraries
 from distill.errors import UserError
 from distill.inspection.inspection import inspect_models
 from distill.inspection.report import write_inspection
-from distill.inspection.subjects import Subject, name_subjects, open_subject
+from distill.inspection.subjects import Subject, open_subjects
 from distill.jobs import build
 from distill.jobs.overrides import refuse_other_options
 from distill.records.record import create_run
@@ -31,10 +30,8 @@ def run_inspect(config: DictConfig) -> None:
         build.cache_dir(config),
     )
     silence_libraries()
-    data = task.read(cache_dir)
     paths = [Path(str(path)).expanduser() for path in (config.model, config.other) if path]
-    names = name_subjects(paths)
-    subjects = [open_subject(name, path, task, data, cache_dir) for name, path in zip(names, paths, strict=True)]
+    subjects = open_subjects(paths, task, cache_dir)
     inspection = inspect_models(subjects, questions, before=_build_student(config, subjects))
     run = create_run(mirror.local_path(config.output_dir) / "inspections", job="inspect", seed=0)
     page = write_inspection(inspection, run.directory)
@@ -49,5 +46,4 @@ def _build_student(config: DictConfig, subjects: list[Subject]) -> Subject | Non
     if len(subjects) < 2:
         raise UserError("+student=NAME shows the layers of other=DIR before its training: add other, or leave it out")
     teacher, student = subjects
-    model = build.student(config).make(teacher.model, teacher.task, teacher.data)
-    return replace(student, name=f"{student.name} before training", model=model.eval())
+    return student.before(build.student(config).make(teacher.model, teacher.task, teacher.data))

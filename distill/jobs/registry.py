@@ -78,7 +78,10 @@ JOBS: dict[str, Job] = {
     ),
     "inspect": Job(
         "distill.jobs.inspection:run_inspect",
-        ("job=", "model=", "other=", "inspect.", "task=", "task.", "+student=", "student.", "output_dir=", "cache_dir="),
+        (
+            "job=", "model=", "other=", "inspect.", "task=", "task.", "+student=", "student.", "output_dir=",
+            "cache_dir=",
+        ),
         words="model, other, inspect.*, task, student, output_dir and cache_dir", creates_run=False,
     ),
     "publish": Job(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+import distill as d
 from distill.errors import UserError
 from distill.inspection.inspection import inspect_models
 from distill.inspection.questions import Questions
@@ -145,3 +146,17 @@ def test_a_word_is_compared_in_its_contexts(subjects: list[Subject], tmp_path: P
 def test_a_wrong_number_of_rows_is_refused_by_the_options() -> None:
     with pytest.raises((UserError, ValueError), match="probe_rows"):
         Questions(probe_rows=0)
+
+
+def test_the_python_door_gives_the_answers_and_writes_the_page(
+    subjects: list[Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILL_CACHE", str(tmp_path / "cache"))
+    teacher, student = subjects
+    found = d.inspect(
+        teacher.path, student.path, task=teacher.task, student=d.students.distilbert(), directory=tmp_path / "looked",
+        probes=False, masked_rows=0, shown=2,
+    )  # fmt: skip
+    assert [of.subject.name for of in found.models] == ["teacher", "student"]
+    assert found.before is not None
+    assert (tmp_path / "looked" / "inspect.html").is_file()

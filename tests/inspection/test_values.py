@@ -108,6 +108,7 @@ def test_a_planted_label_is_found_in_its_layer(layer: int) -> None:
     assert all(probe.control < 0.65 for probe in probes)
     assert probes[layer].selectivity == pytest.approx(probes[layer].accuracy - probes[layer].control)
     mix = mix_layers(probed)
+    assert mix is not None
     assert np.argmax(mix.weights) == layer
     assert mix.accuracy > 0.95
     assert sum(mix.weights) == pytest.approx(1.0)
