@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
     import distill.tasks as tasks  # noqa: F401
     from distill.api import Teacher as Teacher
     from distill.api import distill as distill
+    from distill.api import inspect as inspect
     from distill.api import plan as plan
     from distill.api import students as students
     from distill.benchmark.budget import Budget as Budget

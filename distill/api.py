@@ -39,6 +39,10 @@ from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.errors import Interrupted, UserError
 from distill.export.settings import ExportSettings
+from distill.inspection.inspection import Inspection, inspect_models
+from distill.inspection.questions import Questions
+from distill.inspection.report import write_inspection
+from distill.inspection.subjects import open_subjects
 from distill.losses import Objective
 from distill.models.chunking import LongTextOptions
 from distill.models.long_texts import AttentionOptions
@@ -626,6 +630,41 @@ def _run(
         with tracked(run, resume_with="distill(..., resume=True)", texts=plan.record.texts):
             chain.distill(teacher.source_for(plan.tasks), student, plan, run)
     return Result(run.directory, run.record)
+
+
+def inspect(
+    model: str | Path,
+    other: str | Path | None = None,
+    *,
+    task: Task,
+    student: Student | None = None,
+    directory: str | Path | None = None,
+    **questions: Any,
+) -> Inspection:
+    """Looks inside a trained model, or a teacher and its student: attention, heads, probes, and what was lost.
+
+        found = d.inspect("runs/teacher", "runs/student", task=task, directory="looked", probes=False)
+        found.groups, found.similarity, found.models[0].seen.heads
+
+    Args:
+        model: the directory of a model, or of a run whose model it is; the teacher where there are two.
+        other: its student, or another model of the same task.
+        student: builds the student as it was before its training, to compare its layers then too.
+        directory: gets `inspect.html`, its Markdown, and the tables as Parquet files; None writes nothing.
+        questions: the options of `job=inspect`, as in `distill.inspection.questions.Questions`.
+
+    Raises:
+        UserError: for a model, a split or a file that the questions cannot be asked of.
+    """
+    paths = [Path(path).expanduser() for path in (model, other) if path is not None]
+    subjects = open_subjects(paths, task, default_cache_dir())
+    before = None
+    if student is not None and other is not None:
+        before = subjects[1].before(student.make(subjects[0].model, task, subjects[0].data))
+    found = inspect_models(subjects, Questions(**questions), before=before)
+    if directory is not None:
+        write_inspection(found, Path(directory))
+    return found
 
 
 def _describe_settings(plan: Plan, student: Student) -> dict[str, Any]:

@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("training",),
     ("teaching", "export", "benchmark", "records", "serve", "client", "builtin"),
-    ("chain",),
+    ("chain", "inspection"),
     ("jobs",),
     ("service",),
     ("__main__", "api", "__init__"),

@@ -8,6 +8,10 @@ The texts are arguments or lines of standard input, and every one of them gives 
 
 With `--jsonl` each is a record in JSON, such as `{"question": "...", "choices": ["...", "..."]}`.
 
+With `--explain` each text gets its class, and what the probability of the class loses without each word:
+
+    python -m distill.edge path/to/bundle --explain "a sentence"
+
 With `generate` before the texts, a bundle that writes text writes what follows each of them:
 
     python -m distill.edge path/to/bundle generate "Once upon a time" --max-new-tokens 40 --temperature 0.8 --stream
@@ -87,6 +91,22 @@ def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
     if truncated:
         length = bundle.manifest["max_length"]
         _write_notice(f"texts of more than the {length} tokens that the bundle reads were cut: {truncated:,}")
+
+
+def _explain(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Writes the class of each text with the effects of its words, the largest one first."""
+    for rows in read_chunks(options.text, str):
+        for text, record in rows:
+            if record is None:
+                _write([""])
+                continue
+            found = bundle.explain(text, batch_size=options.batch_size)
+            if options.json:
+                _write([json.dumps(found)])
+                continue
+            words = sorted(found["words"], key=lambda word: -abs(word["effect"]))
+            effects = " ".join(f"{escape(word['word'])}:{word['effect']:+.4f}" for word in words)
+            _write([f"{escape(found['label'])}\t{found['probability']:.4f}\t{effects}"])
 
 
 def _parse_record(text: str, bundle: Bundle, options: argparse.Namespace) -> Record:
@@ -244,6 +264,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="end at a text of more tokens than the bundle reads, and do not cut it",
     )
+    parser.add_argument(
+        "--explain", action="store_true", help="what the probability of a text's class loses without each of its words"
+    )
     _add_evaluation(parser)
     _add_generation(parser)
     parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
@@ -307,6 +330,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if generates:
             _generate(bundle, options)
+            return 0
+        if options.explain:
+            _explain(bundle, options)
             return 0
         _predict(bundle, options)
     except BrokenPipeError:  # The reader has seen enough, as `head` does.

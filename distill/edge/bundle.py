@@ -31,6 +31,7 @@ from distill.edge.model_files import (
     needs_openvino,
     shared_file,
 )
+from distill.edge.occlusion import Explanation, explain
 from distill.edge.onnx_weights import find_weight_files
 from distill.edge.overview import Overview, Shown, describe_call
 from distill.edge.processor import ANY, runs, this_target
@@ -354,6 +355,17 @@ class Bundle(Shown):
             if one.is_truncated:
                 length = self.manifest["max_length"]
                 raise LongTextError(number, f"it has more tokens than the {length} that the bundle reads: cut it")
+
+    def explain(self, text: str, *, batch_size: int | None = None) -> Explanation:
+        """Returns the most likely class of a text, and what its probability loses without each word.
+
+        Args:
+            batch_size: texts of a forward pass; None for that of the bundle.
+
+        Raises:
+            UserError: for a bundle that gives texts no classes.
+        """
+        return explain(self, text, batch_size=batch_size)
 
     @property
     def generates(self) -> bool:

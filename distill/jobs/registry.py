@@ -76,6 +76,14 @@ JOBS: dict[str, Job] = {
         ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=", "teacher."),
         creates_run=False,
     ),
+    "inspect": Job(
+        "distill.jobs.inspection:run_inspect",
+        (
+            "job=", "model=", "other=", "inspect.", "task=", "task.", "+student=", "student.", "output_dir=",
+            "cache_dir=",
+        ),
+        words="model, other, inspect.*, task, student, output_dir and cache_dir", creates_run=False,
+    ),
     "publish": Job(
         "distill.jobs.publish:run_publish", ("job=", "job.", "run=", "repo=", "private=", "dry_run="), creates_run=False
     ),

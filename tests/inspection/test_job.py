@@ -1,0 +1,162 @@
+"""Tests of whole inspections: the job, its page and tables, students without attention, and bad input."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+import distill as d
+from distill.errors import UserError
+from distill.inspection.inspection import inspect_models
+from distill.inspection.questions import Questions
+from distill.inspection.report import tables, write_inspection
+from distill.inspection.subjects import Subject, open_subject
+from students import bilstm
+from tests.conftest import LABELS, toy_bert
+from tests.inspection.conftest import Save
+from tests.jobs.runs import run_command
+
+QUICK = Questions(masked_rows=8, probe_rows=64, shown=3, attributions=False)
+OPTIONS = ("inspect.masked_rows=8", "inspect.shown=3")
+
+
+@pytest.fixture
+def command(subjects: list[Subject], data_dir: Path, tmp_path: Path) -> Callable[..., int]:
+    """Returns a function that runs `job=inspect` on the teacher and its student."""
+    teacher, student = (str(of.path) for of in subjects)
+    common = (
+        "job=inspect", f"model={teacher}", "task=classification", f"task.data_dir={data_dir}", "task.text=sentence",
+        f"task.labels=[{','.join(LABELS)}]", "task.max_length=32", f"output_dir={tmp_path / 'runs'}",
+        f"cache_dir={tmp_path / 'cache'}",
+    )  # fmt: skip
+    return lambda *options, other=student: run_command(*common, *([f"other={other}"] if other else []), *options)
+
+
+def read_page(tmp_path: Path) -> tuple[Path, str]:
+    [page] = (tmp_path / "runs" / "inspections").glob("*/inspect.html")
+    return page.parent, page.read_text(encoding="utf-8")
+
+
+def test_the_command_writes_a_page_and_tables(
+    command: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*OPTIONS, "+student=distilbert") == 0
+    directory, page = read_page(tmp_path)
+    assert f"Results  {directory / 'inspect.html'}" in " ".join(capsys.readouterr().out.split("\n"))
+    markdown = (directory / "inspect.md").read_text(encoding="utf-8")
+    for section in ("What was lost", "Where they differ", "Attention", "Heads", "Layers that are alike", "Probes"):
+        assert f"## {section}" in markdown
+        assert f"<h2>{section}</h2>" in page
+    assert 'id="attention-data"' in page
+    heads = pyarrow.parquet.read_table(directory / "heads.parquet").to_pylist()
+    assert [(row["model"], row["layer"], row["head"]) for row in heads[:2]] == [("teacher", 1, 1), ("teacher", 1, 2)]
+    assert len(heads) == 16 + 8
+    assert all(row["importance"] is not None and row["without"] is not None for row in heads)
+    similarity = pyarrow.parquet.read_table(directory / "similarity.parquet").to_pylist()
+    assert {row["training"] for row in similarity} == {"before", "after"}
+    # The student's embeddings are the teacher's, before and after no training at all.
+    alike = [row["cka"] for row in similarity if row["first_layer"] == row["second_layer"] == 0]
+    assert alike == pytest.approx([1.0, 1.0])
+
+
+def test_one_model_alone(command: Callable[..., int], tmp_path: Path) -> None:
+    assert command(*OPTIONS, "inspect.probes=false", "inspect.masked_rows=0", other=None) == 0
+    _, page = read_page(tmp_path)
+    assert "<h2>Heads</h2>" in page
+    assert "What was lost" not in page
+    assert "<h2>Probes</h2>" not in page
+
+
+def test_sentences_are_escaped(command: Callable[..., int], tmp_path: Path) -> None:
+    sentence = "good </script><b>film</b>"
+    options = ("inspect.probes=false", "inspect.masked_rows=0", f"inspect.sentences=['{sentence}']")
+    assert command(*options) == 0
+    _, page = read_page(tmp_path)
+    assert sentence not in page
+    assert "good \\u003c/script>" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("inspect.split=test",), "inspect.split=test is no split of task=classification, expected one of train, dev"),
+        (("inspect.sentences=['" + "good " * 100 + "']",), "has 402 tokens, and teacher reads 80 at most: cut it"),
+        (("inspect.word=zebra",), "inspect.word=zebra is in 0 of 24 texts"),
+        (("inspect.relations=none.conllu",), "none.conllu cannot be read"),
+        (("trainer.max_epochs=1",), "job=inspect reads only model, other, inspect.*"),
+        (("inspect.probe_rows=20",), "a probe of states of 32 numbers would fit any labels of 20 rows"),
+    ],
+)
+def test_bad_input_is_one_line(
+    command: Callable[..., int], capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    assert command(*options) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("job=inspect", "task=sst2") == 2
+    assert "job=inspect has no model to look inside: add model=DIR" in capsys.readouterr().err
+
+
+def test_a_model_without_a_trained_head_is_refused(
+    command: Callable[..., int], encoder_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(other=encoder_dir) == 2
+    assert "has no trained head for task=classification" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_bilstm_has_no_attention_and_the_rest_works(subjects: list[Subject], save: Save, tmp_path: Path) -> None:
+    teacher = subjects[0]
+    student = bilstm.from_teacher(teacher.model, task=teacher.task, hidden_dim=8, embedding_dim=8)
+    other = open_subject("student", save(student, "bilstm"), teacher.task, teacher.data, tmp_path / "cache")
+    assert not other.has_attention
+    found = inspect_models([teacher, other], QUICK)
+    assert {row["model"] for row in tables(found)["heads"]} == {"teacher"}
+    assert {row["model"] for row in tables(found)["probes"]} == {"teacher", "student"}
+    markdown = write_inspection(found, tmp_path / "page").with_suffix(".md").read_text(encoding="utf-8")
+    assert "student has no attention." in markdown
+    assert "No group has at least 20 items inside and outside." in markdown
+
+
+def test_two_vocabularies_are_compared_by_items(subjects: list[Subject], tmp_path: Path) -> None:
+    teacher = subjects[0]
+    tokenizer = teacher.tokenizer.train_new_from_iterator(teacher.data.splits["train"].texts, 60)
+    toy_bert(len(tokenizer), layers=2, width=16).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    assert len(tokenizer) < len(teacher.tokenizer)
+    other = open_subject("student", tmp_path / "other", teacher.task, teacher.data, tmp_path / "cache")
+    found = inspect_models([teacher, other], replace(QUICK, probes=False))
+    assert found.similarity is not None
+    assert found.similarity.shape == (5, 3)
+    assert found.agreement is not None
+
+
+def test_a_word_is_compared_in_its_contexts(subjects: list[Subject], tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("good film\nbad film\nfilm good bad\n", encoding="utf-8")
+    found = inspect_models(subjects[:1], replace(QUICK, probes=False, word="film", corpus=corpus))
+    rows = tables(found)["contexts"]
+    assert {row["layer"] for row in rows} == {0, 1, 2, 3, 4}
+    assert {row["of"] for row in rows} == {"good [film]", "bad [film]", "[film] good bad"}
+
+
+def test_a_wrong_number_of_rows_is_refused_by_the_options() -> None:
+    with pytest.raises((UserError, ValueError), match="probe_rows"):
+        Questions(probe_rows=0)
+
+
+def test_the_python_door_gives_the_answers_and_writes_the_page(
+    subjects: list[Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTILL_CACHE", str(tmp_path / "cache"))
+    teacher, student = subjects
+    found = d.inspect(
+        teacher.path, student.path, task=teacher.task, student=d.students.distilbert(), directory=tmp_path / "looked",
+        probes=False, masked_rows=0, shown=2,
+    )  # fmt: skip
+    assert [of.subject.name for of in found.models] == ["teacher", "student"]
+    assert found.before is not None
+    assert (tmp_path / "looked" / "inspect.html").is_file()

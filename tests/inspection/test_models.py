@@ -1,0 +1,229 @@
+"""Tests of what is read from models: attention, masked heads, attributions, gaps, relations and spans."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from distill.errors import UserError
+from distill.inspection.attributions import attribute
+from distill.inspection.cloze import Cloze, fill_gaps, read_clozes
+from distill.inspection.inspection import inspect_models
+from distill.inspection.masking import heads_of, masked_head, score_without_heads
+from distill.inspection.questions import Questions
+from distill.inspection.relations import find_syntactic_heads, read_parsed
+from distill.inspection.spans import probe_data, read_spans
+from distill.inspection.subjects import Subject, look
+from distill.inspection.view import LEVELS
+from distill.models.layers import list_parts
+from tests.conftest import toy_bert
+
+ALL = Questions(masked_rows=0, probes=False, attributions=False)
+
+
+def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: PreTrainedTokenizerBase) -> None:
+    model, zeroed = toy_bert(len(tokenizer)).eval(), toy_bert(len(tokenizer)).eval()
+    assert heads_of(model) == [4, 4, 4, 4]
+    with torch.no_grad():  # The head's columns of the layer that reads all heads.
+        list_parts(zeroed)[2]["attention.dense"].weight[:, 8:16] = 0
+    batch = dict(tokenizer(["good film", "bad"], padding=True, return_tensors="pt"))
+    with torch.no_grad():
+        whole, expected = model(**batch).logits, zeroed(**batch).logits
+        with masked_head(model, 3, 2):
+            masked = model(**batch).logits
+        assert torch.equal(model(**batch).logits, whole)
+    torch.testing.assert_close(masked, expected)
+    assert not torch.allclose(masked, whole)
+
+
+def test_the_score_without_each_head(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = toy_bert(len(tokenizer), layers=2).eval()
+    ids = tokenizer("good film", return_tensors="pt")
+    found = score_without_heads(model, lambda: float(model(**ids).logits[0, 0]))
+    assert np.shape(found) == (2, 4)
+    assert len({value for of in found for value in of}) == 8
+
+
+def test_the_shown_attention_is_that_of_transformers(subjects: list[Subject]) -> None:
+    found = inspect_models(subjects[:1], ALL)
+    subject, [looked] = subjects[0], found.models
+    assert len(looked.views) == len(found.sentences) == 8
+    for sentence, view in zip(found.sentences, looked.views, strict=True):
+        ids = subject.tokenizer(sentence, return_tensors="pt")
+        with torch.no_grad():
+            attentions = subject.model(**ids, output_attentions=True).attentions
+        assert view.tokens == subject.tokenizer.convert_ids_to_tokens(ids["input_ids"][0])
+        expected = torch.cat(attentions).numpy()
+        assert np.abs(view.weights / LEVELS - expected).max() <= 0.5 / LEVELS + 1e-6
+
+
+def test_a_pass_has_scores_states_and_heads_in_the_order_of_the_examples(subjects: list[Subject]) -> None:
+    subject, rows = subjects[0], np.arange(24)
+    seen = look(subject, "dev", rows)
+    assert seen.scores.example_id.tolist() == rows.tolist()
+    assert [of.shape for of in seen.states] == [(24, 32)] * 5
+    assert len(seen.heads) == 16
+    text = subject.data.splits["dev"].texts[5]
+    with torch.no_grad():
+        output = subject.model(**subject.tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+    np.testing.assert_allclose(seen.states[2][5], output.hidden_states[2][0].mean(dim=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(seen.scores.columns["logits"][5], output.logits[0], rtol=1e-4, atol=1e-5)
+
+
+def test_attributions_add_up_to_the_difference_from_the_baseline(subjects: list[Subject]) -> None:
+    pytest.importorskip("captum")
+    subject = subjects[0]
+    batch = dict(subject.tokenizer("good film", return_tensors="pt"))
+    found = attribute(subject.model, subject.tokenizer, batch)
+    special = torch.isin(batch["input_ids"], torch.tensor(subject.tokenizer.all_special_ids))
+    empty = batch["input_ids"].where(special, torch.tensor(subject.tokenizer.pad_token_id))
+    with torch.no_grad():
+        logits = subject.model(**batch).logits[0]
+        base = subject.model(**{**batch, "input_ids": empty}).logits[0]
+    chosen = int(logits.argmax())
+    assert "".join(found.words) == "goodfilm"
+    assert sum(found.integrated) == pytest.approx(float(logits[chosen] - base[chosen]), abs=0.05)
+    assert found.missing < 0.05
+
+
+def test_a_gap_is_filled_by_a_masked_and_by_a_causal_model(tokenizer: PreTrainedTokenizerBase) -> None:
+    size = len(tokenizer)
+    masked = BertForMaskedLM(
+        BertConfig(vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    ).eval()
+    causal = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2)).eval()
+    words = [word for word in tokenizer.get_vocab() if word.isalpha() and len(word) > 2][:2]
+    good, bad = (tokenizer.convert_tokens_to_ids(word) for word in words)
+    with torch.no_grad():
+        masked.cls.predictions.decoder.bias.zero_()[good] = 50
+        causal.lm_head.weight.zero_()
+        causal.transformer.ln_f.bias.fill_(1.0)
+        causal.transformer.ln_f.weight.zero_()
+        causal.lm_head.weight[bad] = 1.0
+    clozes = [
+        Cloze("toy", f"{words[1]} ___ {words[1]}", words[0], words[1]),
+        Cloze("toy", "a ___", "xyzzyqwv", words[1]),
+    ]
+    [filled], left_out = fill_gaps(masked, tokenizer, clozes)
+    assert (filled.rank, filled.best, filled.prefers) == (1, words[0], True)
+    assert filled.probability > 0.99
+    assert left_out == clozes[1:]
+    [filled], _ = fill_gaps(causal, tokenizer, clozes[:1])
+    assert (filled.best, filled.prefers) == (words[1], False)
+    assert filled.rank > 1
+
+
+def test_the_sentences_that_come_with_the_program() -> None:
+    clozes = read_clozes()
+    assert len(clozes) >= 40
+    assert all(cloze.text.count("___") == 1 and cloze.answer != cloze.foil for cloze in clozes)
+    groups = {cloze.group for cloze in clozes}
+    assert groups == {
+        "facts", "agreement", "coreference", "antonyms", "sentiment", "arithmetic", "space", "occupation"
+    }  # fmt: skip
+
+
+def parsed(path: Path, *rows: tuple[str, int, str], times: int = 1) -> Path:
+    """Writes a sentence of words with their heads, counted from 1, and relations."""
+    lines = [
+        "\t".join([str(number), word, "_", "_", "_", "_", str(head), relation, "_", "_"])
+        for number, (word, head, relation) in enumerate(rows, start=1)
+    ]
+    path.write_text("\n\n".join(["# sent_id = 1\n" + "\n".join(lines)] * times) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_planted_syntactic_head_is_found(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    path = parsed(tmp_path / "a.conllu", ("good", 3, "amod"), ("bad", 3, "amod"), ("film", 0, "root"), times=15)
+    sentences = read_parsed(path)
+    assert len(sentences) == 15
+    assert (sentences[0].heads, sentences[0].relations) == ([2, 2, -1], ["amod", "amod", "root"])
+
+    class Planted(torch.nn.Module):
+        """Returns attention whose second head of two looks at the last word."""
+
+        config = BertConfig(num_hidden_layers=1)
+
+        def forward(self, input_ids: torch.Tensor, output_attentions: bool, **_: object) -> dict[str, object]:
+            length = input_ids.shape[1]
+            weights = torch.zeros(1, 2, length, length)
+            weights[0, 0] = torch.eye(length)
+            weights[0, 1, :, length - 2] = 1
+            return {"attentions": (weights,)}
+
+    model = toy_bert(len(tokenizer), layers=1).eval()
+    model.forward = Planted().forward  # type: ignore[method-assign]
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(
+            "distill.inspection.relations.run_model",
+            lambda of, batch, needs: _Output(Planted()(**batch, output_attentions=True)),
+        )
+        best, *_ = find_syntactic_heads(model, tokenizer, sentences)
+    assert (best.relation, best.direction, best.layer, best.head, best.number) == ("amod", "to head", 1, 2, 30)
+    assert best.accuracy == 1.0
+    assert (best.baseline, best.offset) == (0.5, 2)
+
+
+class _Output(dict):  # type: ignore[type-arg]
+    def __getattr__(self, name: str) -> object:
+        return self[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\tgood\t_\n", "line 1: got 3 columns, expected the 10 of CoNLL-U"),
+        ("", "has no sentences: expected CoNLL-U"),
+        ("1\tgood\t_\t_\t_\t_\tx\tamod\t_\t_\n\n", "got no number of a head, expected one in column 7"),
+        ("1\tgood\t_\t_\t_\t_\t5\tamod\t_\t_\n\n", "got a head that is no word of the sentence"),
+    ],
+)
+def test_a_file_that_is_no_conllu_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        read_parsed(path)
+
+
+def write_spans(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = [{"text": "good film bad", "span1": [0, 9], "span2": [10, 13], "label": label} for label in ("x", "y") * 10]
+    model = toy_bert(len(tokenizer), layers=1).eval()
+    probed, cut = probe_data(model, tokenizer, read_spans(write_spans(tmp_path / "a.jsonl", *rows)))
+    assert cut == 0
+    assert (len(probed.labels), len(probed.test_labels)) == (14, 6)
+    encoded = tokenizer(rows[0]["text"], return_offsets_mapping=True, return_tensors="pt")
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    with torch.no_grad():
+        states = model(**encoded, output_hidden_states=True).hidden_states[1][0]
+    places = [
+        [place for place, (start, end) in enumerate(offsets) if first <= start < end <= last]
+        for first, last in ([0, 9], [10, 13])
+    ]
+    expected = torch.cat([states[of].mean(dim=0) for of in places])
+    np.testing.assert_allclose(probed.train[1][0], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a b", "label": "x"}], r'line 1: expected {"text"'),
+        (
+            [{"text": "a b", "span1": [0, 1], "span2": [2, 9], "label": "x"}],
+            r"line 1: got the span \[2, 9\] of a text of 3",
+        ),
+        ([{"text": "a b", "span1": [0, 1], "span2": [2, 3], "label": "x"}], "has no two labels of spans"),
+        ([], "has no two labels of spans"),
+    ],
+)
+def test_a_file_without_spans_is_refused(tmp_path: Path, rows: list[object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_spans(write_spans(tmp_path / "a.jsonl", *rows))
