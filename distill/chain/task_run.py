@@ -383,9 +383,9 @@ class TaskRun:
             if not has_entry(directory):
                 with new_entry(directory) as temporary:
                     export_model(
-                        teacher, temporary / FILES["fp32"], tokenizer=tokenizer, generates=self.task.info.generates
+                        teacher, temporary / FILES["fp32"], tokenizer=tokenizer, generates=self.task.info.writes
                     )
-                    material = Material(temporary / FILES["fp32"], bits, ties=self.task.info.generates)
+                    material = Material(temporary / FILES["fp32"], bits, ties=self.task.info.writes)
                     write_with_encoder(write_dynamic, material, temporary / FILES["int8"])
                     for file in FILES.values():
                         session(temporary / file)
