@@ -73,7 +73,9 @@ def _start_from_encoder(
 @torch.no_grad()
 def _read_both_sides(bart: PreTrainedModel, max_target: int) -> PreTrainedModel:
     """Returns the model with the tensors of a BART, whose decoder reads a target from both sides."""
-    values = {name: value for name, value in bart.config.to_dict().items() if name not in ("model_type", "architectures")}
+    values = {
+        name: value for name, value in bart.config.to_dict().items() if name not in ("model_type", "architectures")
+    }
     config = MaskPredictConfig(**{**values, "most_tokens": max_target, "trained_for": "mask_predict"})
     student = MaskPredictForConditionalGeneration(config)
     missing, strange = student.load_state_dict(bart.state_dict(), strict=False)

@@ -32,6 +32,7 @@ from distill.losses import (
     Objective,
     PairwiseSimilarity,
     SoftTargets,
+    TargetLength,
     Term,
 )
 from distill.models.loading import replace_head, start_head
@@ -168,12 +169,16 @@ class Student(Shown):
 def default_objective(task: Task | Tasks) -> Objective:
     """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks.
 
-    For vectors of texts it is the teacher's vectors and their similarities. Several tasks have that of the first one.
+    For vectors of texts it is the teacher's vectors and their similarities, and for targets with masks these and the
+    lengths. Several tasks have that of the first one.
     """
     info = next(iter(Tasks.of(task).values())).info
     if info.likelihood == "vector":
         vectors: dict[str, Term] = {"embedding": EmbeddingMSE(), "similarity": PairwiseSimilarity()}
         return Objective(name="embedding", terms=vectors)
+    if info.taught_by is not None:
+        masks: dict[str, Term] = {"hard": HardLabels(smoothing=0.1), "length": TargetLength(weight=0.1)}
+        return Objective(name="mask_predict", terms=masks)
     hard: dict[str, Any] = (
         {"mlm": MaskedLanguageModelling(weight=2.0)} if info.classes_are_tokens else {"hard": HardLabels(weight=2.0)}
     )

@@ -26,9 +26,14 @@ class MaskedTargets(TokenizedExamples):
     """
 
     def __init__(
-        self, encoded: token_cache.Tokens, tokenizer: "PreTrainedTokenizerBase", *, frame: TargetFrame, visits: int | None,
+        self,
+        encoded: token_cache.Tokens,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        frame: TargetFrame,
+        visits: int | None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(encoded, tokenizer, **options)
         self.frame, self.visits = frame, visits
         self.digest = hashlib.sha256(f"masked {visits} {self.digest}".encode()).hexdigest()

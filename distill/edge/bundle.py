@@ -564,7 +564,7 @@ class Bundle(Shown):
 
     def _limit_logits(self, rows: Sequence[Row], batch_size: int) -> int:
         """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
-        if not self.decoder.generates and not self.decoder.targets or not rows:
+        if (not self.decoder.generates and not self.decoder.targets) or not rows:
             return batch_size
         longest = max(len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row)
         return max(1, min(batch_size, MOST_LOGITS // (longest * self._width())))
@@ -745,7 +745,7 @@ class Bundle(Shown):
         return inputs
 
     def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
-        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]` or of targets `[B * T]`."""
+        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]`, of targets `[B * T]`."""
         is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
         return np.array(
             [

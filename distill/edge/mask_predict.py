@@ -104,9 +104,7 @@ class MaskPredictor:
         known = [logits[:, : self.tokens] for logits in latest]
         return [Filled(of.argmax(axis=-1).tolist(), float(best_log_probability(of).mean())) for of in known]
 
-    def _predict(
-        self, read: _Sources, owners: Sequence[int], masked: Sequence[MaskedTokens | None]
-    ) -> list[Floats]:
+    def _predict(self, read: _Sources, owners: Sequence[int], masked: Sequence[MaskedTokens | None]) -> list[Floats]:
         """Returns the logits `[n, V]` at the masks of each target; of one that is None there are none."""
         chosen = [(owner, row) for owner, row in zip(owners, masked, strict=True) if row is not None]
         sources, rows = [owner for owner, _ in chosen], [row for _, row in chosen]

@@ -60,7 +60,9 @@ class _Decoder(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, mask: Tensor, states: Tensor, source_mask: Tensor, positions: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, mask: Tensor, states: Tensor, source_mask: Tensor, positions: Tensor
+    ) -> Tensor:
         output = self.model.model(
             attention_mask=source_mask, decoder_input_ids=input_ids, decoder_attention_mask=mask,
             encoder_outputs=(states,),

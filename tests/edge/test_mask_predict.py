@@ -163,9 +163,7 @@ def test_texts_equal_a_loop_in_torch(
         assert prediction["text"] == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def test_logits_of_targets_with_masks_equal_torch(
-    directory: Path, model: MaskPredictForConditionalGeneration
-) -> None:
+def test_logits_of_targets_with_masks_equal_torch(directory: Path, model: MaskPredictForConditionalGeneration) -> None:
     records = [
         {"source": source, "target": " ".join(f"w{word}" for word in range(length))}
         for source, length in zip(SOURCES, (3, 10, 1, 14), strict=True)  # The last one is cut to 10.
