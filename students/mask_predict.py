@@ -73,13 +73,12 @@ def _start_from_encoder(
 @torch.no_grad()
 def _read_both_sides(bart: PreTrainedModel, max_target: int) -> PreTrainedModel:
     """Returns the model with the tensors of a BART, whose decoder reads a target from both sides."""
-    values = {
-        name: value for name, value in bart.config.to_dict().items() if name not in ("model_type", "architectures")
-    }
-    config = MaskPredictConfig(**{**values, "most_tokens": max_target, "trained_for": "mask_predict"})
+    own = {"model_type": MaskPredictConfig.model_type, "most_tokens": max_target, "trained_for": "mask_predict"}
+    config = MaskPredictConfig(**{**bart.config.to_dict(), **own, "architectures": None})
     student = MaskPredictForConditionalGeneration(config)
     missing, strange = student.load_state_dict(bart.state_dict(), strict=False)
-    assert not strange and all(name.startswith("model.length_head.") for name in missing)
+    assert not strange
+    assert all(name.startswith("model.length_head.") for name in missing)
     nn.init.zeros_(student.model.length_head.bias)
     student.inherited = getattr(bart, "inherited", {})  # type: ignore[assignment]
     return student.float().train()

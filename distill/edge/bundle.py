@@ -745,7 +745,7 @@ class Bundle(Shown):
         return inputs
 
     def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
-        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]`, of targets `[B * T]`."""
+        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]` or `[B * T]`."""
         is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
         return np.array(
             [

@@ -31,6 +31,12 @@ class TargetFrame:
         """Returns tokens with the special ones."""
         return [*self.before, *tokens, *self.after]
 
+    def describe(self) -> dict[str, Any]:
+        """Returns the values of bundle.json's `decoding`."""
+        return {
+            "before": list(self.before), "after": list(self.after), "mask": self.mask, "max_target": self.max_target
+        }  # fmt: skip
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "TargetFrame":
         """Returns the frame of bundle.json's `decoding`; raises UserError for a value that is missing or invalid."""

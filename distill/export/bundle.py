@@ -599,10 +599,7 @@ def _create_manifest(
 def _describe_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int) -> dict[str, Any]:
     """Returns what a decoder needs to tokenize a target: the tokens around it, and the tokens that it is cut to."""
     if fills_targets(model):
-        return {
-            name: list(of) if isinstance(of, tuple) else of
-            for name, of in vars(find_frame(tokenizer, max_target)).items()
-        }
+        return find_frame(tokenizer, max_target).describe()
     start = int(model.config.decoder_start_token_id)
     return {"start": start, "end": tokenizer.eos_token_id, "max_target": max_target}
 

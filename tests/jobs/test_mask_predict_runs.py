@@ -1,4 +1,4 @@
-"""Tests of whole jobs of a student that fills targets, at toy size: from the teacher's texts to the bundle, refusals."""
+"""Tests of whole jobs of a student that fills targets, at toy size, from the teacher's texts to the bundle."""
 
 import json
 from functools import partial
@@ -83,10 +83,10 @@ def test_a_student_learns_from_the_teachers_texts_and_fills_on_a_device(run: Run
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("objective=seq2seq",), "the term soft compares outputs with those of the teacher, which writes tokens one after"),
-        (("+student=distilbert",), "student distilbert (BartForConditionalGeneration) writes no targets by filling masks"),
-        (("task=seq2seq", "objective=supervised"), "student mask_predict fills all tokens of a target at once, and those"),
-        (("teacher.path={work}/untrained",), "train it with python -m distill job=finetune task=seq2seq +teacher=pretrained"),
+        (("objective=seq2seq",), "the term soft compares outputs with those of the teacher, which writes"),
+        (("+student=distilbert",), "student distilbert (BartForConditionalGeneration) writes no targets by"),
+        (("task=seq2seq", "objective=supervised"), "student mask_predict fills all tokens of a target at once"),
+        (("teacher.path={work}/untrained",), "train it with python -m distill job=finetune task=seq2seq"),
         (("teacher.path={work}/filled",), "fills all tokens of a target at once, and teaches no model: take one that"),
         (("teacher.path={work}/filled", "task=seq2seq", "objective=supervised", "+student=distilbert"),
          "fills all tokens of a target at once, and teaches no model: take one that"),

@@ -1,4 +1,4 @@
-"""Tests of the encoder-decoder that fills targets: both sides are read, and a BART with a full mask computes the same."""
+"""Tests of the encoder-decoder that fills targets: both sides are read, as by a BART with a full mask."""
 
 from pathlib import Path
 
