@@ -103,7 +103,7 @@ class DepthSearch:
                 model, fp32, tokenizer=tokenizer, settings=self.plan.export, data=self.data, info=self.task.info
             )
             bits = weight_bits(self.plan.export.targets()[0])
-            write_dynamic(Material(fp32, bits, ties=self.task.info.writes), int8)
+            write_dynamic(Material(fp32, bits, ties=self.task.info.generates), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
             [row] = latency.measure_latency(
                 [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.longest(),

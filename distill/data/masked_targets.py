@@ -41,7 +41,7 @@ class MaskedTargets(TokenizedExamples):
     def __getitem__(self, indices: Sequence[int]) -> Batch:
         example_id = np.asarray(indices)
         visits, rows = np.divmod(example_id, len(self))
-        batch = super().__getitem__(rows)
+        batch = super().__getitem__(rows.tolist())
         mask = batch[TARGET_MASK] == 1
         inputs = batch["labels"].masked_fill(~mask, self.padding["input_ids"])
         labels, first = torch.full_like(inputs, IGNORED), len(self.frame.before)
