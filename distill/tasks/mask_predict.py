@@ -9,19 +9,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
 
 from distill.contracts import DECODER_INPUTS, IGNORED, TARGET_LENGTHS, TARGET_MASK, Batch, Items, Outputs, Scores
 from distill.data.tables import LabelledData
+from distill.data.text_pairs import MissingTarget
 from distill.edge.target_masks import TargetFrame
 from distill.errors import UserError
 from distill.losses import HardLabels, TargetLength
 from distill.options import check_arguments
-from distill.tasks.seq2seq import Seq2Seq, TargetScores, ends_texts
-from distill.tasks.writing import Writing
+from distill.tasks import rows
+from distill.tasks.seq2seq import LongTargets, PairOptions, Seq2Seq, TargetScores, ends_texts
+from distill.tasks.writing import TextMetric, Writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +32,22 @@ if TYPE_CHECKING:
     from distill.data.masked_targets import MaskedTargets
     from distill.data.token_cache import Tokens
     from distill.edge.bundle import Bundle
+
+
+class TargetOptions(PairOptions, total=False):
+    """The options of `Seq2Seq` besides its name, with their meanings there."""
+
+    source: str | int
+    target: str | int
+    separator: str | None
+    prefix: str
+    max_length: rows.MaxLength
+    max_target: rows.MaxLength
+    long_targets: LongTargets
+    missing: MissingTarget
+    text_metrics: Sequence[TextMetric]
+    scored_texts: int | None
+    beams: int
 
 
 @dataclass(frozen=True)
@@ -103,7 +121,7 @@ class MaskPredict(Seq2Seq):
         rounds: Annotated[int, Field(ge=1)] = 10,
         lengths: Annotated[int, Field(ge=1)] = 5,
         name: str = "mask_predict",
-        **options: Any,
+        **options: Unpack[TargetOptions],
     ) -> None:
         super().__init__(name=name, **options)
         self.rounds, self.lengths = rounds, lengths
