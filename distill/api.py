@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds 
     from students import distilbert as _distilbert
     from students import encoder_decoder as _encoder_decoder
     from students import layers as _layers
+    from students import mask_predict as _mask_predict
     from students import pretrained as _pretrained
     from students import static as _static
     from teachers.loaded import Loaded
@@ -80,6 +81,7 @@ else:
     from distill.builtin.students import distilbert as _distilbert
     from distill.builtin.students import encoder_decoder as _encoder_decoder
     from distill.builtin.students import layers as _layers
+    from distill.builtin.students import mask_predict as _mask_predict
     from distill.builtin.students import pretrained as _pretrained
     from distill.builtin.students import static as _static
     from distill.builtin.teachers.loaded import Loaded
@@ -466,13 +468,36 @@ def _encoder_decoder_student(
     return Student("encoder_decoder", build)
 
 
+def _mask_predict_student(
+    path: str | Path | None = None,
+    *,
+    depth: int | None = None,
+    decoder_depth: int | None = None,
+    init: Literal["teacher", "random"] = "teacher",
+    trust_remote_code: bool = False,
+) -> Student:
+    """A student that fills all tokens of a target at once and predicts its length (arXiv 1904.09324).
+
+    Args:
+        path: the directory of an encoder that both halves begin with; None for the layers of the teacher, a BART.
+        depth, decoder_depth: number of layers of each half; None for half of the teacher's, or all of the encoder's.
+        init: whether it begins with the teacher's tensors, or with random ones.
+        trust_remote_code: runs Python code that comes with the weights.
+    """
+    build = partial(
+        _mask_predict.from_teacher, path=None if path is None else str(path), depth=depth,
+        decoder_depth=decoder_depth, init=init, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    return Student("mask_predict", build)
+
+
 students = SimpleNamespace(
     albert=_albert_student, bilstm=_bilstm_student, cnn=_cnn_student, distilbert=_distilbert_student,
-    encoder_decoder=_encoder_decoder_student, layers=_layers_student, pretrained=_pretrained_student,
-    static=_static_student,
+    encoder_decoder=_encoder_decoder_student, layers=_layers_student, mask_predict=_mask_predict_student,
+    pretrained=_pretrained_student, static=_static_student,
 )  # fmt: skip
 """The students that `distill` can build: `.albert`, `.bilstm`, `.cnn`, `.distilbert`, `.encoder_decoder`, `.layers`,
-`.pretrained` and `.static`."""
+`.mask_predict`, `.pretrained` and `.static`."""
 
 
 def distill(

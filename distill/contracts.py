@@ -34,6 +34,7 @@ DECODER_INPUTS = "decoder_input_ids"  # The column `[B, T]` of the tokens that a
 TARGET_MASK = "decoder_attention_mask"  # The column `[B, T]` of batches with targets, 1 for their tokens.
 PAIR_CLASSES = "pair_classes"  # The column of batches with the class of a pair of texts, NaN for examples without one.
 CROSS_SCORES = "cross_scores"  # The column of batches with a cross-encoder's targets, NaN for examples without one.
+TARGET_LENGTHS = "target_lengths"  # The column `[B]` of the tokens of targets with masks, without special ones.
 SOURCE_VECTORS = "source_vectors"  # The column `[B, D]` of the source encoder's vectors, NaN for examples without one.
 PROMPT_TOKENS = "prompt_tokens"  # The column `[B]` of the number of a text's first tokens, which a model continues.
 IGNORED = -100  # The label of an item without one, as in torch's cross-entropy.
@@ -182,6 +183,7 @@ class Outputs:
         decoder: the hidden states and attentions of the decoder of an encoder-decoder, whose encoder has the others;
             `[B, T, H]` and `[B, A, T, T]`.
         segment_logits: `[B, 2]`, for models that predict the order of two segments.
+        length_logits: `[B, M+1]`, for models that predict the length of a target, from 0.
         replaced: `[n]` (bool), whether the token of an item is another one than in the text, for models that detect it.
         generator: the outputs at the labelled items of the model that has sampled tokens in their place.
         last_hidden_state: `[B, L, H]`, of tasks whose classes are tokens; of a decoder `[B, T, H]`.
@@ -201,6 +203,7 @@ class Outputs:
     cross_attentions: "Sequence[Tensor] | None" = None
     decoder: "Outputs | None" = None
     segment_logits: "Tensor | None" = None
+    length_logits: "Tensor | None" = None
     replaced: "Tensor | None" = None
     generator: "Outputs | None" = None
     last_hidden_state: "Tensor | None" = None
@@ -493,6 +496,8 @@ class TaskInfo:
         max_target: the most tokens of a text that they write for a source; None for tasks without targets.
         prompt: the first tokens of each text that a model continues, as their number or as a share; None for tasks
             without prompts.
+        taught_by: the kind of task that its teachers are trained for, which teach by the texts that they write alone;
+            None for teachers of the same kind.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
@@ -519,6 +524,7 @@ class TaskInfo:
     generates: bool = False
     max_target: int | None = None
     prompt: int | float | None = None
+    taught_by: str | None = None
     can_abstain: bool = False
     can_augment: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"
@@ -527,6 +533,11 @@ class TaskInfo:
     model_settings: Mapping[str, Any] = field(default_factory=dict)
     label_columns: frozenset[str] = frozenset()
     sequences: tuple[int, int] = (1, 1)
+
+    @property
+    def writes(self) -> bool:
+        """Whether models of the task write text, token by token, or all tokens of a target at once."""
+        return self.generates or self.taught_by is not None
 
 
 class Learnable(Protocol):

@@ -32,6 +32,7 @@ from distill.losses import (
     Objective,
     PairwiseSimilarity,
     SoftTargets,
+    TargetLength,
     Term,
 )
 from distill.models.loading import replace_head, start_head
@@ -168,12 +169,16 @@ class Student(Shown):
 def default_objective(task: Task | Tasks) -> Objective:
     """DistilBERT's triple loss (arXiv 1910.01108), with hard labels in place of masked tokens for other tasks.
 
-    For vectors of texts it is the teacher's vectors and their similarities. Several tasks have that of the first one.
+    For vectors of texts it is the teacher's vectors and their similarities, and for targets with masks these and the
+    lengths. Several tasks have that of the first one.
     """
     info = next(iter(Tasks.of(task).values())).info
     if info.likelihood == "vector":
         vectors: dict[str, Term] = {"embedding": EmbeddingMSE(), "similarity": PairwiseSimilarity()}
         return Objective(name="embedding", terms=vectors)
+    if info.taught_by is not None:
+        masks: dict[str, Term] = {"hard": HardLabels(smoothing=0.1), "length": TargetLength(weight=0.1)}
+        return Objective(name="mask_predict", terms=masks)
     hard: dict[str, Any] = (
         {"mlm": MaskedLanguageModelling(weight=2.0)} if info.classes_are_tokens else {"hard": HardLabels(weight=2.0)}
     )
@@ -265,6 +270,16 @@ def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
         )
 
 
+def _check_soft_targets(objective: Objective, info: TaskInfo) -> None:
+    """Raises UserError for terms that compare the outputs of models which predict a token from different others."""
+    if info.taught_by is not None and (terms := objective.names_where(lambda term: term.needs_teacher)):
+        raise UserError(
+            f"objective {objective.name}: the term {terms[0]} compares outputs with those of the teacher, which writes "
+            f"tokens one after another, and a student of task={info.name} fills them all at once: take "
+            "objective=mask_predict, and teacher.beams=4 to learn from the teacher's texts"
+        )
+
+
 def _check_writing(plan: Plan, info: TaskInfo) -> None:
     """Raises UserError for a share of targets by the student where it can write none."""
     if info.max_target is None and info.prompt is None:
@@ -294,6 +309,7 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
         raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
     if info.raw_text and info.pair:
         raise UserError(f"task.pair is for job=pretrain: a student of task={info.name} learns from tokens alone")
+    _check_soft_targets(objective, info)
     check_terms(objective, info, alternative=f"take objective={default_objective(task).name} or another one")
     for name in set(info.further_teachers) - objective.targets:
         raise UserError(
@@ -416,7 +432,7 @@ def check_export(export: ExportSettings, task: Task) -> None:
 
 def _check_runtimes(export: ExportSettings, info: TaskInfo) -> None:
     """Raises UserError for a format whose runtime does not run a model that writes text."""
-    unsuited = [name for name in export.formats if info.generates and needs_openvino(FORMATS[name].file)]
+    unsuited = [name for name in export.formats if info.writes and needs_openvino(FORMATS[name].file)]
     if unsuited:
         raise OptionError("export.formats", show_value(list(export.formats)), f"none of {', '.join(unsuited)}, because "
                           f"OpenVINO does not run the caches of a model of task {info.name} ({info.kind})")  # fmt: skip

@@ -155,7 +155,7 @@ class _Reading:
                 print_notice(notice)
         if is_first and plan.exports:
             rehearse_export(
-                model, tokenizer, name=student.name, max_length=task.info.max_length, generates=task.info.generates
+                model, tokenizer, name=student.name, max_length=task.info.max_length, generates=task.info.writes
             )
         if self.name:
             check_encoder(model, student.name)
@@ -266,6 +266,7 @@ def _check_student(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Raises UserError for a student that cannot follow the teacher."""
+    checks.check_filling(student, task.info, name)
     checks.check_vocabulary(teacher, student, tokenizer)
     checks.check_length(student, tokenizer, task.info.max_length, who="student")
     checks.check_target_length(student, tokenizer, task.info.max_target, who="student")

@@ -365,7 +365,8 @@ class TaskRun:
         """The `cuts` of run.json: the metric of the exported files on texts that are cut to so many tokens."""
         with tempfile.TemporaryDirectory() as directory:
             exported = {name: self.bundle / file["file"] for name, file in self.run.record["export"].items()}
-            if len(self.teacher.members) == 1 and (files := self._teacher_files()):
+            is_alike = self.task.info.taught_by is None  # Else no bundle of the task runs the teacher's file.
+            if is_alike and len(self.teacher.members) == 1 and (files := self._teacher_files()):
                 wrap_file(
                     Path(directory), files["fp32"], model=self.teacher.model, tokenizer=self.teacher.tokenizer,
                     task=self.task, splits=self.data,

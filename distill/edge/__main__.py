@@ -82,7 +82,9 @@ def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
     for rows in read_chunks(options.text, lambda text: _parse_record(text, bundle, options)):
         records = [record for _, record in rows if record is not None]
         try:
-            predictions = bundle.predict(records, batch_size=options.batch_size, rounds=options.rounds)
+            predictions = bundle.predict(
+                records, batch_size=options.batch_size, rounds=options.rounds, lengths=options.lengths
+            )
         except RecordError as error:
             texts = [text for text, record in rows if record is not None]
             raise UserError(f"got {shorten(texts[error.number - 1])}: {error.reason}") from error
@@ -196,8 +198,10 @@ def _evaluate(bundle: Bundle, options: argparse.Namespace) -> None:
     """Writes the metrics of a bundle on labelled rows."""
     if options.text:
         raise UserError(f"got --evaluate and {shorten(options.text[0])}, expected one of the two")
-    if options.rounds != 1:
+    if options.rounds not in (None, 1):
         raise UserError(f"got --evaluate and --rounds {options.rounds}: the metrics are of one round, leave it out")
+    if options.lengths is not None:
+        raise UserError(f"got --evaluate and --lengths {options.lengths}: no metrics are of a length, leave it out")
     names = options.label_column or []
     columns = Columns(
         options.text_column, names[0] if len(names) == 1 else None, names if len(names) > 1 else None,
@@ -251,8 +255,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="pieces for each mask, of a bundle that fills masks; with generate: sample from the K best tokens",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=int, default=1, metavar="T",
-        help="of predictions of the masks of a text, each of which masks the least certain tokens again (default 1)",
+        "--rounds", type=int, metavar="T",
+        help="of predictions of the masks of a text, each of which masks the least certain tokens again; by default 1, "
+        "or as many as the bundle has",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lengths", type=int, metavar="N",
+        help="likeliest lengths of a text to write, of which the best text is taken, of a bundle that predicts lengths",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
     parser.add_argument(

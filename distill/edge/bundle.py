@@ -22,6 +22,7 @@ from distill.edge.generation_settings import GenerationSettings
 from distill.edge.index import RESCORED, Index, Precision, check_dimensions, check_precision, take_dimensions
 from distill.edge.manifest import ABOVE, read_manifest
 from distill.edge.mask_decoder import Masks
+from distill.edge.mask_predict import MaskPredictor
 from distill.edge.masks import MaskedTokens
 from distill.edge.model_files import (
     count_bytes,
@@ -38,9 +39,10 @@ from distill.edge.processor import ANY, runs, this_target
 from distill.edge.refinement import refine_masks
 from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
+from distill.edge.target_masks import FilledTargets
 from distill.edge.texts import describe
 from distill.edge.truncation import Truncation, chunk_texts
-from distill.edge.whole_texts import TARGET, WholeTexts, open_model
+from distill.edge.whole_texts import TARGET, TARGET_MASK, WholeTexts, open_model
 from distill.errors import UserError, first_line
 from distill.storage.files import hash_file
 
@@ -142,6 +144,7 @@ class Bundle(Shown):
         self.session = open_model(path, self.threads)
         self._check_model(path)
         self._writer = self._load_writer(encoder) if decoder.generates else None
+        self._filler = self._load_filler(encoder) if isinstance(self.decoder, FilledTargets) else None
 
     def __repr__(self) -> str:
         return describe_call("Bundle", str(self.directory), model=self.model)
@@ -164,8 +167,9 @@ class Bundle(Shown):
     @property
     def input_names(self) -> list[str]:
         """The names of the model's inputs."""
-        targets = [TARGET] if self.decoder.targets else []
-        return [*self.manifest["inputs"], *([POSITIONS] if self.decoder.at_positions else []), *targets]
+        positions, targets = self.decoder.at_positions, self.decoder.targets
+        own = {POSITIONS: positions, TARGET: targets, TARGET_MASK: positions and targets}
+        return [*self.manifest["inputs"], *(name for name, is_input in own.items() if is_input)]
 
     def item_logits(
         self,
@@ -236,7 +240,8 @@ class Bundle(Shown):
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
-        rounds: int = 1,
+        rounds: int | None = None,
+        lengths: int | None = None,
     ) -> Prediction: ...
 
     @overload
@@ -248,7 +253,8 @@ class Bundle(Shown):
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
-        rounds: int = 1,
+        rounds: int | None = None,
+        lengths: int | None = None,
     ) -> list[Prediction]: ...
 
     def predict(
@@ -259,7 +265,8 @@ class Bundle(Shown):
         batch_size: int | None = None,
         truncate: bool = True,
         most_rows: int | None = None,
-        rounds: int = 1,
+        rounds: int | None = None,
+        lengths: int | None = None,
     ) -> Prediction | list[Prediction]:
         """Returns the prediction for each record, or for each text and its pair.
 
@@ -281,16 +288,20 @@ class Bundle(Shown):
             truncate: whether to cut a record of more than `max_length` tokens.
             most_rows: windows that a record may have; None for any number.
             rounds: of predictions of the masks of a text. All are predicted at once; each further round masks the least
-                certain tokens again, fewer each time, and predicts them from the others (`refine_masks`).
+                certain tokens again, fewer each time, and predicts them from the others (`refine_masks`). None is one
+                round, or as many as bundle.json has for targets whose masks are filled.
+            lengths: of a target whose masks are filled, the likeliest ones. Of their texts the one with the largest
+                mean log-probability of a token is taken. None for as many as bundle.json has.
 
         Raises:
             LongTextError: for such a record, if none may be cut, or if its masks or its question are cut away, and for
                 one of more windows.
-            UserError: for a record of another form, a model whose logits are not finite, and `rounds` below 1, or
-                above it for a bundle that fills no masks.
+            UserError: for a record of another form, a model whose logits are not finite, `rounds` below 1, or above it
+                for a bundle that fills no masks, and `lengths` below 1, or for a bundle that predicts none.
         """
         options: dict[str, Any] = {
-            "batch_size": batch_size, "truncate": truncate, "most_rows": most_rows, "rounds": self._check_rounds(rounds)
+            "batch_size": batch_size, "truncate": truncate, "most_rows": most_rows,
+            "rounds": self._check_rounds(rounds), "lengths": self._check_lengths(lengths),
         }  # fmt: skip
         if not isinstance(records, str | Mapping | MaskedTokens):
             return self._predict(self._records(records, pairs), **options)
@@ -302,7 +313,14 @@ class Bundle(Shown):
         return prediction
 
     def _predict(
-        self, records: Sequence[Record], *, batch_size: int | None, truncate: bool, most_rows: int | None, rounds: int
+        self,
+        records: Sequence[Record],
+        *,
+        batch_size: int | None,
+        truncate: bool,
+        most_rows: int | None,
+        rounds: int | None,
+        lengths: int | None,
     ) -> list[Prediction]:
         if self.generates:
             side = self.truncation_side if truncate else None
@@ -314,9 +332,12 @@ class Bundle(Shown):
         for number, one in enumerate(encoded, 1):
             if most_rows is not None and len(one.rows) > most_rows:
                 raise LongTextError(number, f"it has {len(one.rows):,} windows, expected {most_rows} at most: cut it")
-        outputs = self._run_finite(examples, encoded, batch_size)
-        if rounds > 1:
-            outputs = self._refine(examples, outputs, rounds, batch_size)
+        if self._filler is not None:
+            outputs: Sequence[list[Items]] = self._fill(encoded, rounds, lengths, batch_size)
+        else:
+            outputs = self._run_finite(examples, encoded, batch_size)
+            if rounds is not None and rounds > 1:
+                outputs = self._refine(examples, outputs, rounds, batch_size)
         predictions = [
             self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)
         ]
@@ -325,12 +346,42 @@ class Bundle(Shown):
             for prediction, one in zip(predictions, encoded, strict=True)
         ]
 
-    def _check_rounds(self, rounds: int) -> int:
+    def _check_rounds(self, rounds: int | None) -> int | None:
+        if rounds is None:
+            return None
         check_count("rounds", rounds)
         if rounds > 1 and not self.decoder.at_positions:
             kind = self.manifest["kind"]
             raise UserError(f"got rounds={rounds}, and {self.directory} is of a {kind}, which fills no masks: use 1")
         return int(rounds)
+
+    def _check_lengths(self, lengths: int | None) -> int | None:
+        if lengths is None:
+            return None
+        if self._filler is None:
+            kind = self.manifest["kind"]
+            raise UserError(
+                f"got lengths={lengths}, and {self.directory} is of a {kind}, which predicts no lengths: leave it out"
+            )
+        check_count("lengths", lengths)
+        return int(lengths)
+
+    def _fill(
+        self, encoded: Sequence[Encoded], rounds: int | None, lengths: int | None, batch_size: int | None
+    ) -> list[list[Items]]:
+        """Returns the target of each source, of the best length and after all rounds. Its logits are no longer read."""
+        decoder, filler = cast(FilledTargets, self.decoder), cast(MaskPredictor, self._filler)
+        batch_size = self.batch_size if batch_size is None else batch_size
+        check_count("batch_size", batch_size)
+        sources = [one.rows[0][0] for one in encoded]
+        targets: list[list[Items]] = [[] for _ in sources]
+        for batch in _batches([[source] for source in sources], batch_size):
+            filled = filler.write(
+                [sources[i].ids for i in batch], rounds=rounds or decoder.rounds, lengths=lengths or decoder.lengths
+            )
+            for i, target in zip(batch, filled, strict=True):
+                targets[i] = [(target, np.empty(0))]
+        return targets
 
     def _refine(
         self, examples: Sequence[Example], outputs: Sequence[list[Items]], rounds: int, batch_size: int | None
@@ -525,7 +576,7 @@ class Bundle(Shown):
 
     def _limit_logits(self, rows: Sequence[Row], batch_size: int) -> int:
         """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
-        if not self.decoder.generates or not rows:
+        if (not self.decoder.generates and not self.decoder.targets) or not rows:
             return batch_size
         longest = max(
             len(row) * len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row
@@ -699,15 +750,17 @@ class Bundle(Shown):
             values = itertools.chain.from_iterable(getattr(sequence, SOURCES[name]) for sequence in sequences)
             array[is_token] = np.fromiter(values, dtype=np.int64, count=int(lengths.sum()))
             inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
+        if self.decoder.targets:
+            inputs[TARGET], is_read = pad_rows([sequence.target for sequence in sequences], on_left=False)
+            if self.decoder.at_positions:
+                inputs[TARGET_MASK], length = is_read.astype(np.int64), is_read.shape[1]
         if self.decoder.at_positions:
             inputs[POSITIONS] = self._locate(sequences, length)
-        if self.decoder.targets:
-            inputs[TARGET], _ = pad_rows([sequence.target for sequence in sequences], on_left=False)
         return inputs
 
     def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
-        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]`."""
-        is_left = self.manifest["padding_side"] == "left"
+        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]` or `[B * T]`."""
+        is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
         return np.array(
             [
                 place * length + (length - len(sequence.ids) if is_left else 0) + position
@@ -822,6 +875,15 @@ class Bundle(Shown):
             return CachedModel(self.session.decoder, self.session.encoder, settings.start), settings
         except UserError as error:
             raise UserError(f"{self.directory} is damaged: {error}") from error
+
+    def _load_filler(self, encoder: Path | None) -> MaskPredictor:
+        """Returns the model that fills the masks of targets."""
+        decoder = cast(FilledTargets, self.decoder)
+        if not isinstance(self.session, WholeTexts) or self.session.encoder is None or encoder is None:
+            file = self.manifest["models"][self.model]
+            raise UserError(f"{self.directory} is damaged: {file} has no encoder")
+        self._check_weights(encoder)
+        return MaskPredictor(self.session.encoder, self.session.decoder, decoder.frame, decoder.size)
 
     def _check_model(self, path: Path) -> None:
         """Raises UserError if inputs or outputs of the model are not those of bundle.json."""

@@ -19,6 +19,7 @@ from distill.edge.mask_decoder import Masks
 from distill.edge.search import check_count
 from distill.edge.splitting import Splitter
 from distill.edge.strings import check_text, escape, shorten
+from distill.edge.target_masks import FilledTargets
 from distill.edge.texts import Continuations, Targets
 from distill.edge.words import (
     OUTSIDE,
@@ -497,7 +498,7 @@ class Vectors:
 DECODERS: Mapping[str, type[Decoder]] = {
     "classes": Classes, "labels": Labels, "number": Number, "tags": Tags, "spans": Spans, "choices": Choices,
     "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuations, "seq2seq": Targets,
-    "label_words": LabelWords,
+    "label_words": LabelWords, "mask_predict": FilledTargets,
 }  # fmt: skip
 
 

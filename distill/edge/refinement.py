@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.classes import softmax
 from distill.edge.masks import MaskedTokens
 
 Floats = NDArray[np.floating]
@@ -36,7 +35,7 @@ def refine_masks(
         tokens: size of the vocabulary. Logits beyond it belong to no token.
     """
     latest = [of.copy() for of in logits]
-    certain = [_best_probability(of[:, :tokens]) for of in latest]
+    certain = [best_log_probability(of[:, :tokens]) for of in latest]
     for number in range(1, rounds):
         counts = [len(row.positions) * (rounds - number) // rounds for row in rows]
         chosen = [np.sort(np.argsort(of, kind="stable")[:count]) for of, count in zip(certain, counts, strict=True)]
@@ -49,12 +48,14 @@ def refine_masks(
         for row, (which, new) in enumerate(zip(chosen, predict(masked), strict=True)):
             if len(which):
                 latest[row][which] = new
-                certain[row][which] = _best_probability(new[:, :tokens])
+                certain[row][which] = best_log_probability(new[:, :tokens])
     return latest
 
 
-def _best_probability(logits: Floats) -> Floats:
-    return np.asarray(softmax(logits.astype(np.float64)).max(axis=-1))
+def best_log_probability(logits: Floats) -> Floats:
+    """Returns the log-probability `[N]` (float64) of the most probable token of each row `[N, V]`."""
+    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(-np.log(shifted.sum(axis=-1, dtype=np.float64)))
 
 
 def _mask_again(row: MaskedTokens, best: NDArray[np.integer], which: NDArray[np.integer], mask_id: int) -> MaskedTokens:

@@ -46,8 +46,9 @@ from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure
 from distill.export.settings import ExportSettings
 from distill.export.vectors import measure_vectors
 from distill.export.vocabulary import cut_vocabulary
-from distill.models.forward import input_names, output_logits
+from distill.models.forward import fills_targets, input_names, output_logits
 from distill.storage.files import hash_file, write_json
+from distill.tasks.mask_predict import find_frame
 from distill.tasks.scoring import Scoring
 from distill.tasks.writing import Writing
 
@@ -167,7 +168,7 @@ def export_float32(
         further = read_texts(settings.vocabulary_texts, "export.vocabulary_texts")
         labelled = itertools.chain(data.labelled_texts(), further)
         model, tokenizer = cut_vocabulary(model, tokenizer, labelled, data.unlabelled_texts())
-    export_model(model, path, tokenizer=tokenizer, generates=info.generates)
+    export_model(model, path, tokenizer=tokenizer, generates=info.writes)
     return model, tokenizer
 
 
@@ -218,7 +219,7 @@ def _quantize(
     feeds = scorer.calibration(settings)
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
         int8 = f"{INT8}-{target}" if number else INT8
-        material = Material(fp32, bits, feeds, ties=scorer.bundle.decoder.generates)
+        material = Material(fp32, bits, feeds, ties=scorer.bundle.decoder.generates or scorer.bundle.decoder.targets)
         search = RecipeSearch(
             material, target, scorer.scoring, scorer.scores, scorer.score, settings,
             scorer.resolution, retrain=retrain,
@@ -455,7 +456,7 @@ def _write(bundle: edge.Bundle, sources: Sequence[str], writing: Writing, *, tit
     with ProgressMeter(title, len(sources), unit="texts", transient=True) as meter:
         for first in range(0, len(order), WRITTEN):
             rows = order[first : first + WRITTEN]
-            texts = bundle.generate_all([sources[row] for row in rows], **writing.options)
+            texts = writing.write(bundle, [sources[row] for row in rows])
             written |= dict(zip(rows, texts, strict=True))
             meter.advance(len(rows))
     return [written[row] for row in range(len(sources))]
@@ -597,6 +598,8 @@ def _create_manifest(
 
 def _describe_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int) -> dict[str, Any]:
     """Returns what a decoder needs to tokenize a target: the tokens around it, and the tokens that it is cut to."""
+    if fills_targets(model):
+        return find_frame(tokenizer, max_target).describe()
     start = int(model.config.decoder_start_token_id)
     return {"start": start, "end": tokenizer.eos_token_id, "max_target": max_target}
 

@@ -277,11 +277,11 @@ def remove_model(path: Path) -> None:
 
 
 def _split_gemm(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
-    """Replaces `x W^T + b` by a product with the transposed constant and a sum."""
+    """Replaces `x W^T + b` by a product with the transposed constant and a sum, or without b by the product alone."""
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     weight = constants(model).get(node.input[1])
     plain = attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1.0 and not attributes.get("transA")
-    if weight is None or len(node.input) < 3 or not plain:
+    if weight is None or not plain:
         return
     name = node.input[1]
     if attributes.get("transB"):
@@ -289,11 +289,14 @@ def _split_gemm(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
         if name not in constants(model):
             values = np.ascontiguousarray(numpy_helper.to_array(weight).T)
             model.graph.initializer.append(numpy_helper.from_array(values, name))
-    product = f"{node.output[0]}_product"
-    replacement = [
-        helper.make_node("MatMul", [node.input[0], name], [product], name=node.name),
-        helper.make_node("Add", [product, node.input[2]], list(node.output), name=f"{node.name}_bias"),
-    ]
+    if len(node.input) < 3:
+        replacement = [helper.make_node("MatMul", [node.input[0], name], list(node.output), name=node.name)]
+    else:
+        product = f"{node.output[0]}_product"
+        replacement = [
+            helper.make_node("MatMul", [node.input[0], name], [product], name=node.name),
+            helper.make_node("Add", [product, node.input[2]], list(node.output), name=f"{node.name}_bias"),
+        ]
     _replace(model, node, replacement)
     drop_unused(model)
 

@@ -21,7 +21,8 @@ from distill.storage.files import is_full_disk
 # Every `model_type` whose files equal torch at every length, as tests of parity show.
 KNOWN = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "distill_bilm", "distill_bilstm",
-    "distill_cnn", "distill_feature_bilstm", "distill_narrow_distilbert", "distill_shared_albert", "distill_static",
+    "distill_cnn", "distill_feature_bilstm", "distill_mask_predict", "distill_narrow_distilbert",
+    "distill_shared_albert", "distill_static",
     "bart", "electra", "gpt2", "gpt_neox", "llama", "modernbert", "mpnet", "opt", "qwen2", "qwen3", "roberta", "t5",
     "xlm-roberta",
     *(config.model_type for config in modeling_local.CONFIGS.values()),

@@ -13,6 +13,7 @@ from distill.losses.hidden_states import PatientKD as PatientKD
 from distill.losses.labels import HardLabels as HardLabels
 from distill.losses.labels import MaskedLanguageModelling as MaskedLanguageModelling
 from distill.losses.labels import SegmentOrder as SegmentOrder
+from distill.losses.labels import TargetLength as TargetLength
 from distill.losses.labels import ThreeWayOrder as ThreeWayOrder
 from distill.losses.logits import DecoupledKD as DecoupledKD
 from distill.losses.logits import LogitMarginMSE as LogitMarginMSE

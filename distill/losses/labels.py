@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from distill.contracts import IGNORED, Items, Outputs
+from distill.contracts import IGNORED, TARGET_LENGTHS, Items, Outputs
 from distill.losses.term import (
     EncoderSize,
     Term,
@@ -107,6 +107,27 @@ class SegmentOrder(Term):
         if student.segment_logits is None:
             raise ValueError("got a model without a head for two segments, expected segment_logits [B, 2]")
         return cross_entropy_sum(student.segment_logits, items["pair_labels"]), self.count(items)
+
+
+class TargetLength(Term):
+    """Cross-entropy of the length of a target in tokens (Ghazvininejad et al., arXiv 1904.09324, section 3.3).
+
+    The classes of the model's `length_logits [B, M+1]` are the lengths from 0. The batch has `target_lengths [B]`.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    tokens_only = True
+    needs_data = "the lengths of targets with masks (task=mask_predict)"
+    label_columns = frozenset({TARGET_LENGTHS})
+
+    def count(self, items: Items) -> Tensor:
+        return torch.tensor(len(items[TARGET_LENGTHS]), device=items.labels.device)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.length_logits is None:
+            raise ValueError("got a model that predicts no lengths, expected length_logits [B, M+1]")
+        return cross_entropy_sum(student.length_logits, items[TARGET_LENGTHS]), self.count(items)
 
 
 class ThreeWayOrder(Term):

@@ -9,12 +9,12 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import AttentionVectors, Examples, Likelihood, Task
+from distill.contracts import AttentionVectors, Examples, Likelihood, Task, TaskInfo
 from distill.errors import UserError
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
-from distill.models.forward import run_model
+from distill.models.forward import fills_targets, run_model
 from distill.models.layers import count_decoder_layers
 from distill.models.long_texts import attends_locally
 from distill.models.modeling_chunked import ChunkedPreTrainedModel
@@ -98,6 +98,21 @@ def check_target_length(
     if max_target is not None and max_target > limit:
         raise UserError(
             f"task.max_target={max_target}, but the {who} writes {limit} tokens at most: set task.max_target={limit}"
+        )
+
+
+def check_filling(model: PreTrainedModel, info: TaskInfo, name: str) -> None:
+    """Raises UserError for a student that fills targets in a task whose tokens are written one by one, or reversely."""
+    fills = fills_targets(model)
+    if fills and info.taught_by is None:
+        raise UserError(
+            f"student {name} fills all tokens of a target at once, and those of task={info.name} are predicted one "
+            "after another: take task=mask_predict, or +student=distilbert"
+        )
+    if not fills and info.taught_by is not None:
+        raise UserError(
+            f"student {name} ({type(model).__name__}) writes no targets by filling masks, as task={info.name} has it: "
+            "take +student=mask_predict, or task=seq2seq"
         )
 
 

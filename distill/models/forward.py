@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 
-from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, Outputs
+from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, TARGET_MASK, Outputs
 from distill.models.attention import layers_of, record_attention
+from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
 from distill.models.pooling import pool, vector_settings
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -28,6 +29,7 @@ def collect_outputs(output: ModelOutput, logits: Tensor | None = None) -> Output
         hidden_states=output.get("hidden_states"),
         attentions=output.get("attentions"),
         attention_vectors=output.get("attention_vectors"),
+        length_logits=output.get("length_logits"),
         decoder=_decoder_outputs(output),
     )
 
@@ -131,7 +133,7 @@ def _run(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], n
 
 
 def _call(model: PreTrainedModel, part: nn.Module, batch: Mapping[str, Tensor], needs: frozenset[str]) -> ModelOutput:
-    names = (*input_names(model), ENCODER_FEATURES, DECODER_INPUTS)
+    names = (*input_names(model), ENCODER_FEATURES, DECODER_INPUTS, *([TARGET_MASK] if fills_targets(model) else []))
     inputs: dict[str, Any] = {name: batch[name] for name in names if name in batch}
     if writes_targets(model):  # A text without a target is its own one.
         inputs.setdefault(DECODER_INPUTS, batch["input_ids"])
@@ -203,6 +205,11 @@ def predicts_tokens(model: PreTrainedModel) -> bool:
 def writes_targets(model: PreTrainedModel) -> bool:
     """Returns whether the model is an encoder-decoder that writes a text for a text."""
     return _has_head(model, SEQ2SEQ)
+
+
+def fills_targets(model: PreTrainedModel) -> bool:
+    """Returns whether the model is an encoder-decoder that fills all masks of a target at once."""
+    return isinstance(model, MaskPredictForConditionalGeneration)
 
 
 def _has_head(model: PreTrainedModel, auto_class: str) -> bool:

@@ -9,6 +9,7 @@ from distill.tasks.causal_lm import CausalLM
 from distill.tasks.classification import Classification
 from distill.tasks.denoising import Denoising
 from distill.tasks.embedding import Embedding
+from distill.tasks.mask_predict import MaskPredict
 from distill.tasks.masked_lm import MaskedLM
 from distill.tasks.multi import MultiTask
 from distill.tasks.multiple_choice import MultipleChoice
@@ -26,6 +27,7 @@ __all__ = [
     "Classification",
     "Denoising",
     "Embedding",
+    "MaskPredict",
     "MaskedLM",
     "MultiTask",
     "MultipleChoice",
@@ -40,7 +42,7 @@ __all__ = [
 
 # The classes of one task; a run of several has a bundle for each of them.
 CLASSES: tuple[Any, ...] = (
-    BidirectionalLM, CausalLM, Classification, Denoising, Embedding, MaskedLM, MultipleChoice,
+    BidirectionalLM, CausalLM, Classification, Denoising, Embedding, MaskPredict, MaskedLM, MultipleChoice,
     QuestionAnswering, Regression, ReplacedTokenDetection, Reranking, Seq2Seq, TextLabels, TokenClassification,
 )  # fmt: skip
 _AUTO_CLASSES: Mapping[str, str] = {kind: each.auto_class for each in CLASSES for kind in each.kinds}

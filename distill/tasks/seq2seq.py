@@ -224,7 +224,6 @@ class Seq2Seq(ShownTask):
         self, split: Split, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None, *, name: str
     ) -> "TokenizedExamples":
         from distill.data import token_cache
-        from distill.data.batching import TokenizedExamples
 
         tokens = token_cache.tokenize_split(text_split(split["source"]), tokenizer, self.info.max_length, cache_dir)
         written = encode_targets(split["target"], tokenizer, self.max_target, cache_dir)
@@ -233,7 +232,15 @@ class Seq2Seq(ShownTask):
             if self.long_targets == "error":
                 raise UserError(f"{counted}: raise task.max_target, or set task.long_targets=cut")
             print_notice(f"{counted} and are cut: raise task.max_target to keep them whole")
-        return TokenizedExamples(tokens, tokenizer, targets=written)
+        return self.join(tokens, written, tokenizer, name=name)
+
+    def join(
+        self, tokens: "Tokens", targets: "Tokens", tokenizer: "PreTrainedTokenizerBase", *, name: str
+    ) -> "TokenizedExamples":
+        """Returns the sources of the split `name` with their targets."""
+        from distill.data.batching import TokenizedExamples
+
+        return TokenizedExamples(tokens, tokenizer, targets=targets)
 
     def select(self, batch: Batch) -> Items:
         """The tokens of the targets, in the order of the batch."""

@@ -1,10 +1,13 @@
 """The texts that teacher and exported files write for the splits that are scored, and the metrics of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from distill.edge.bundle import Bundle
 
 TextMetric = Literal[
     "exact_match", "rouge1", "rouge2", "rougeL", "chrf", "bleu", "distinct1", "distinct2", "length_ratio"
@@ -27,10 +30,11 @@ class Writing:
     beams: int
     max_target: int
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The options of `Bundle.generate_all`, which cuts sources with more tokens than there are positions."""
-        return {"beams": self.beams, "max_new_tokens": self.max_target, "truncate": "right"}
+    def write(self, bundle: "Bundle", sources: Sequence[str]) -> list[Mapping[str, Any]]:
+        """Returns the text that a bundle writes for each source, which is cut at the positions of its model."""
+        return list(bundle.generate_all(
+            sources, beams=self.beams, max_new_tokens=self.max_target, truncate="right"
+        ))  # fmt: skip
 
     def rows(self, examples: int) -> list[int]:
         """Returns the rows of a split of `examples` that texts are written for.

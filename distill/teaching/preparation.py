@@ -24,6 +24,7 @@ from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.losses.objective import supervised_objective
 from distill.models.checks import check_length, check_target_length, encoder_size
+from distill.models.forward import fills_targets
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import adopt_special_tokens, read_vocabulary
@@ -279,10 +280,10 @@ def _check_training(start: Start, task: Task) -> Start:
 
     A head over a vocabulary has no labels by which a task would know it, so that a fine-tuning notes its task.
     """
-    if not task.info.generates or task.info.raw_text or not start.fits:
+    if not task.info.writes or task.info.raw_text or not start.fits:
         return start
     trained_for = getattr(start.model.config, TRAINED_FOR, None)
-    if trained_for == task.info.kind:
+    if trained_for == (task.info.taught_by or task.info.kind):
         return start
     return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
 
@@ -322,6 +323,17 @@ def _check(start: Start, source: TeacherSource, task: Task, splits: Data) -> Non
                 f"job=finetune task={task.info.name} +teacher={source.weights.name} ..., and give the result as "
                 "teacher.path"
             )
+    elif task.info.max_target is not None and fills_targets(start.model):
+        raise UserError(
+            f"teacher {name} fills all tokens of a target at once, and teaches no model: take one that writes them one "
+            "after another, of task=seq2seq"
+        )
+    elif task.info.taught_by is not None and not start.fits:
+        raise UserError(
+            f"teacher {name} does not fit task {task.info.name}: {start.reason}; train it with python -m distill "
+            f"job=finetune task={task.info.taught_by} +teacher={source.weights.name} ..., and give the result as "
+            "teacher.path"
+        )
     elif source.finetune is None and not start.fits:
         raise UserError(
             f"teacher {name} does not fit task {task.info.name}: {start.reason}; to have it fine-tuned first, leave "

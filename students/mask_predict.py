@@ -1,0 +1,84 @@
+"""The student that fills all tokens of a target at once: a BART without a causal mask, with a head for lengths."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers import BartForConditionalGeneration, PreTrainedModel
+
+from distill.contracts import Task
+from distill.errors import UserError
+from distill.models.encoder_decoder import build_encoder_decoder
+from distill.models.loading import check_directory, load_directory
+from distill.models.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
+
+from .distilbert import from_teacher as take_layers
+
+
+def from_teacher(
+    teacher: PreTrainedModel,
+    *,
+    task: Task,
+    path: str | None = None,
+    depth: int | None = None,
+    decoder_depth: int | None = None,
+    init: Literal["teacher", "random"] = "teacher",
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Creates a student of Mask-Predict (arXiv 1904.09324), in training mode and float32.
+
+    Its `inherited` maps the names of its tensors to the teacher's that they were copied from.
+
+    Args:
+        task: its `max_target` is the largest length of a target.
+        path: a directory with an encoder, whose layers both halves begin with; None for those of the teacher, a BART.
+        depth, decoder_depth: number of layers of each half. None for half of the teacher's, or all of the encoder's.
+        init: `teacher` copies tensors, and `random` none; without a meaning if `path` is given.
+
+    Raises:
+        UserError: for a task without targets, a teacher that is no BART if `path` is None, and an encoder that is none
+            of those that `build_encoder_decoder` takes.
+    """
+    if task.info.max_target is None:
+        raise UserError(
+            f"student mask_predict writes a text for a text, and task={task.info.name} has none: take "
+            "task=mask_predict, or another student"
+        )
+    if path is not None:
+        return _start_from_encoder(path, task.info.max_target, depth, decoder_depth, trust_remote_code)
+    if type(teacher) is not BartForConditionalGeneration:
+        raise UserError(
+            f"student mask_predict begins with the layers of a BART, and the teacher is a {type(teacher).__name__}: "
+            "give the directory of an encoder with the teacher's tokenizer as student.path=DIR"
+        )
+    start = take_layers(teacher, depth=depth, decoder_depth=decoder_depth, init=init)
+    return _read_both_sides(start, task.info.max_target)
+
+
+def _start_from_encoder(
+    path: str, max_target: int, depth: int | None, decoder_depth: int | None, trust_remote_code: bool
+) -> PreTrainedModel:
+    directory = Path(str(path)).expanduser()
+    check_directory(directory, f"student.path={path}")
+    start = load_directory(directory, "AutoModel", None, trust_remote_code=trust_remote_code)
+    model = build_encoder_decoder(start.model, start.tokenizer, "student", depth=depth, decoder_depth=decoder_depth)
+    student = _read_both_sides(model, max_target)
+    # What it inherits is of the encoder, and not of the teacher.
+    student.inherited = {}  # type: ignore[assignment]
+    student.vocabulary = start.tokenizer.get_vocab()  # type: ignore[assignment]
+    return student
+
+
+@torch.no_grad()
+def _read_both_sides(bart: PreTrainedModel, max_target: int) -> PreTrainedModel:
+    """Returns the model with the tensors of a BART, whose decoder reads a target from both sides."""
+    own = {"model_type": MaskPredictConfig.model_type, "most_tokens": max_target, "trained_for": "mask_predict"}
+    config = MaskPredictConfig(**{**bart.config.to_dict(), **own, "architectures": None})
+    student = MaskPredictForConditionalGeneration(config)
+    missing, strange = student.load_state_dict(bart.state_dict(), strict=False)
+    assert not strange
+    assert all(name.startswith("model.length_head.") for name in missing)
+    nn.init.zeros_(student.model.length_head.bias)
+    student.inherited = getattr(bart, "inherited", {})  # type: ignore[assignment]
+    return student.float().train()
