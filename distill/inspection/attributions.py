@@ -53,8 +53,8 @@ def attribute(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch:
     )
     product = _gradient_times_input(score, embeddings, ids)
     words, groups = _words(tokenizer, ids[0].tolist())
-    sums = [_sum_words(of, groups) for of in (product, values.sum(dim=-1)[0])]
-    return Attribution(words, *sums, float(missing.abs().max()))
+    integrated = _sum_words(values.sum(dim=-1)[0], groups)
+    return Attribution(words, _sum_words(product, groups), integrated, float(missing.abs().max()))
 
 
 def _scorer(model: PreTrainedModel, batch: Batch) -> Callable[[Tensor], Tensor]:

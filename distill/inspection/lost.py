@@ -40,9 +40,9 @@ def item_scores(data: Data, scores: Scores) -> np.ndarray:
         return np.asarray(by_example, dtype=float)
     predictions = scoring.predictions(scores)
     if np.issubdtype(predictions.dtype, np.floating):
-        return -np.abs(predictions - scores.labels)
+        return np.asarray(-np.abs(predictions - scores.labels))
     right = predictions == scores.labels
-    return right.reshape(len(right), -1).all(axis=1).astype(float)
+    return np.asarray(right.reshape(len(right), -1).all(axis=1), dtype=float)
 
 
 def row_texts(data: Data, split: str) -> list[str]:
@@ -75,9 +75,9 @@ def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[st
     found = find_lost_groups(first, second, members, comparisons=number)
     if hits:
         kinds = np.repeat(list(hits), [len(of) for of in hits.values()])
-        joined = (np.concatenate([of[name] for name in hits]).astype(float) for of in (hits, others))
+        before, after = (np.concatenate([of[name] for name in hits]).astype(float) for of in (hits, others))
         types = {("type", str(name)): kinds == name for name in hits}
-        found += find_lost_groups(*joined, types, comparisons=number)
+        found += find_lost_groups(before, after, types, comparisons=number)
     return sorted(found, key=lambda group: -group.excess)
 
 

@@ -357,12 +357,12 @@ def _describe_probes(inspection: Inspection) -> str:
 
 
 def _draw_probes(models: Sequence[Looked], of: str) -> Figure:
-    """Returns the accuracy by the relative depth of the layer, so that models of different depths can be compared."""
+    """Returns the accuracy of the probes by layer, beside that of random labels."""
     lines = [(each.subject.name, probes) for each in models for probes in each.probes if probes.of == of]
 
     def plot(axes: "Axes") -> None:
         for number, (name, probes) in enumerate(lines):
-            style = {"color": SERIES[number], "marker": MARKERS[number], "markersize": 4}
+            style: dict[str, Any] = {"color": SERIES[number], "marker": MARKERS[number], "markersize": 4}
             layers = range(len(probes.layers))
             right, control = [row.accuracy for row in probes.layers], [row.control for row in probes.layers]
             axes.plot(layers, right, label=label(name), linestyle=LINES[0], **style)
