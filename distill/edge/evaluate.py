@@ -87,7 +87,7 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     """
     if not path.name.lower().endswith(SUFFIXES):
         raise UserError(f"got {path}, expected a file that ends in {', '.join(SUFFIXES)}")
-    if bundle.decoder.generates or bundle.decoder.targets:
+    if bundle.decoder.fields[0] == "text":
         raise UserError(f"{bundle.directory} writes text, which has no labels: run.json has its loss")
     _check_columns(bundle, columns)
     numbered = list(read_rows(path))

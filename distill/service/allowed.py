@@ -76,7 +76,7 @@ TABLE: Table = {
     **_choose("ablation"), **_choose("adapt"), **_choose("augment"), **_choose("benchmark"), **_choose("experiment"),
     **_choose("export"), **_choose("objective"), **_choose("student"), **_choose("task"), **_choose("teacher"),
     **_choose("variant"), **_choose("logger", "mlflow", "wandb"), **_choose("trainer", "ddp", "fsdp", "ray"),
-    **_choose("job", "benchmark", "cache", "check", "publish", "report"),
+    **_choose("job", "benchmark", "cache", "check", "inspect", "publish", "report"),
     # The run
     **_list(Kind.VALUE, "", "seed seeds baseline alpha copies"),
     **_list(Kind.VALUE, "record.", "texts"),
@@ -84,24 +84,25 @@ TABLE: Table = {
     **_list(Kind.ANY, "", "output_dir cache_dir", is_for_all=False),
     **_refuse("", "resume dry_run", OF_SERVICE),
     **_refuse("", "trust", "it would run the code of others"),
-    **_refuse("", "bundles data json label private refresh repo report_dir run runs text", OF_JOBS),
+    **_refuse("", "bundles data json label model other private refresh repo report_dir run runs text", OF_JOBS),
+    **_refuse("inspect.", "*", OF_JOBS),
     **_refuse("job.", "dry_run formats license older_than_days threads to_gb", OF_JOBS),
     **_refuse("job.", "name", "choose with job=NAME"),
     **_refuse("paper.", "* values.* values.*.*", "it is a note of an experiment"),
     # The task
     **_list(
         Kind.VALUE, "task.",
-        "beams builtin clean column corruption dev_examples dev_fraction doc_stride documents keep_gb long_targets "
-        "masking masks max_answer_length max_length max_target mean_span metrics missing multi_label n_best negatives "
-        "negatives_by noise normalize packing pair pooling sampling scored_texts seed streaming text_metrics top "
-        "train_examples unlabelled_share word_column",
+        "beams builtin clean column corruption dev_examples dev_fraction doc_stride documents keep_gb lengths "
+        "long_targets masking masks max_answer_length max_length max_target mean_span metrics missing multi_label "
+        "n_best negatives negatives_by noise normalize packing pair pooling prompt rounds sampling scored_texts "
+        "seed streaming text_metrics top train_examples unlabelled_share word_column",
     ),
     **_list(Kind.VALUE, "task.mask.", "probability replace shuffle shuffle_size span_longest span_p unit"),
     **_list(Kind.VALUE, "task.generator.", "layers width"),
     **_list(
         Kind.TEXT, "task.",
         "answer choices class_weights classes context label labels language positive prefix question separator source "
-        "tags target text tokens train_label train_text",
+        "tags target text tokens train_label train_text words words.* words.*.*",
     ),
     **_list(Kind.NAME, "task.", "name"),
     **_list(Kind.FILES, "task.", "splits splits.*"),
@@ -115,7 +116,8 @@ TABLE: Table = {
     **_list(
         Kind.VALUE, "teacher.",
         "accept_weak attention beams decoder_depth depth dropout family features global_tokens heads hidden_dim "
-        "hidden_size keep layers pieces positions precision seed start vocabulary weights window",
+        "hidden_size keep layers pieces positions precision sampling_seed sampling_temperature seed start "
+        "vocabulary weights window",
     ),
     **_list(Kind.VALUE, "teacher.bilstm.", "dropout hidden_dim layers pooling"),
     **_list(Kind.VALUE, "teacher.contrastive.", "batch_size epochs learning_rate pairs seed"),
