@@ -674,6 +674,7 @@ def inspect(
     Args:
         model: the directory of a model, or of a run whose model it is; the teacher where there are two.
         other: its student, or another model of the same task.
+        task: that both are trained for, with the data to look at.
         student: builds the student as it was before its training, to compare its layers then too.
         directory: gets `inspect.html`, its Markdown, and the tables as Parquet files; None writes nothing.
         questions: the options of `job=inspect`, as in `distill.inspection.questions.Questions`.

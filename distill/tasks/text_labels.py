@@ -1,11 +1,12 @@
 """Labels as words to write: classifications as texts for texts, several of them told apart by their names.
 
 >>> from distill.tasks import Classification, TextLabels
->>> rows = {"sentence": ["good", "bad"] * 4, "label": ["positive", "negative"] * 4}
->>> task = TextLabels(tasks={"sst2": Classification(text="sentence", train=rows, dev=rows)})
->>> train = task.read(None).splits["train"]
->>> train["source"][0], train["target"][0]
-('sst2 sentence: good', 'positive')
+>>> train = [{"sentence": f"{word} {n}", "label": word} for n in range(10) for word in ("good", "bad")]
+>>> dev = [{"sentence": f"so {word} {n}", "label": word} for n in range(10) for word in ("good", "bad")]
+>>> task = TextLabels(tasks={"sst2": Classification(text="sentence", train=train, dev=dev)})
+>>> rows = task.read(None).splits["train"]
+>>> rows["source"][0], rows["target"][0]
+('sst2 sentence: good 0', 'good')
 """
 
 import functools

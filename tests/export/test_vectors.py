@@ -75,7 +75,7 @@ def test_tasks_without_vectors_have_no_smaller_ones() -> None:
     assert measure_vectors({"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings()) == []
     task: Any = SimpleNamespace(
         info=SimpleNamespace(
-            name="sst2", kind="classification", decoder="classes", likelihood="softmax", generates=False
+            name="sst2", kind="classification", decoder="classes", likelihood="softmax", generates=False, writes=False
         )
     )
     expected = (
