@@ -43,8 +43,8 @@ class LostGroup:
 
     @property
     def loses_more(self) -> bool:
-        """Whether the group loses more than the others, and the interval says so."""
-        return self.interval[0] > 0
+        """Whether the group loses, and more than the others, as its interval says."""
+        return self.lost > 0 and self.interval[0] > 0
 
 
 def find_lost_groups(

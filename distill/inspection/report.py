@@ -118,14 +118,14 @@ def _summary(inspection: Inspection) -> str:
     scoring = inspection.models[0].subject.data.scoring
     rows = [
         (
-            of.subject.name, str(of.subject.path), f"{of.subject.model.num_parameters() / 1e6:.1f} M",
-            f"{of.metrics[scoring.metric]:.4f}",
+            of.subject.name, f"{of.metrics[scoring.metric]:.4f}", f"{of.subject.model.num_parameters() / 1e6:.1f} M",
+            str(of.subject.path),
         )
         for of in inspection.models
     ]  # fmt: skip
     number = len(np.unique(inspection.models[0].seen.scores.example_id))
     parts = [
-        render_table(("model", "directory", "parameters", scoring.metric), rows),
+        render_table(("model", scoring.metric, "parameters", "directory"), rows),
         f"Measured on {number:,} examples of {inspection.split}.",
     ]
     if inspection.agreement is not None:
@@ -171,8 +171,8 @@ def _describe_groups(inspection: Inspection) -> str:
     first, second = (of.subject.name for of in inspection.models)
     header = ("by", "group", "items", first, second, "lost", "more than outside", "interval", "loses more")
     text = (
-        f"The mean score of the items of each group, and how much more of it {second} loses there than outside. The "
-        "intervals hold together with a probability of 95% (a paired bootstrap over items, Bonferroni)."
+        f"The mean score of the items of each group, and how much more of it the {second} loses there than outside. "
+        "The intervals hold together with a probability of 95% (a paired bootstrap over items, Bonferroni)."
     )
     return f"{text}\n\n{render_table(header, rows)}"
 

@@ -144,6 +144,9 @@ def test_a_group_that_loses_more_is_told_from_one_that_does_not() -> None:
     assert first.excess == pytest.approx(0.6)
     assert first.loses_more
     assert not second.loses_more
+    [better] = find_lost_groups(student, teacher, {("kind", "others"): ~planted})
+    assert better.interval[0] > 0
+    assert not better.loses_more  # It gains nothing where the planted group gains.
     assert second.interval[0] < 0 < second.interval[1]
 
 
