@@ -23,6 +23,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["distill", *arguments])
+        capsys.readouterr()  # What was written before, as by saving a model.
         code = command_line.main()
         return code, *capsys.readouterr()
 

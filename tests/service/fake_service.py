@@ -87,6 +87,8 @@ class FakeService:
         with self._changed:
             if kind == "state":
                 self.jobs[id].update(state=data["state"], error=data.get("error"))
+            progress = ("stage", "progress", "seconds_left")
+            self.jobs[id].update({name: data[name] for name in progress if name in data})
             self._events[id].append((kind, data))
             self._changed.notify_all()
 
