@@ -83,9 +83,7 @@ class Subject:
         return found
 
 
-def open_subject(
-    name: str, path: Path, task: Task, data: Data, cache_dir: Path, *, trust_remote_code: bool = False
-) -> Subject:
+def open_subject(name: str, path: Path, task: Task, data: Data, cache_dir: Path) -> Subject:
     """Opens a model with a trained head for the task, with attention that returns its weights.
 
     Args:
@@ -98,7 +96,7 @@ def open_subject(
     check_directory(directory, str(path))
     settings = task.info.model_settings
     start = load_directory(
-        directory, task.info.auto_class, data.labels or None, trust_remote_code=trust_remote_code,
+        directory, task.info.auto_class, data.labels or None, trust_remote_code=False,
         problem_type=settings.get("problem_type"),
     )  # fmt: skip
     if not start.fits:

@@ -20,18 +20,8 @@ from distill.service.paths import create_app
 from distill.service.planning import Plan
 from distill.service.queue import Job, Queue, State
 from distill.storage.files import write_json
+from tests.serve.conftest import PATIENCE, Answer
 from tests.service.programs import wait_for
-
-PATIENCE = 60  # Seconds after which a test fails, where it waits for an event.
-
-
-@dataclass
-class Answer:
-    """What the service answered."""
-
-    status: int
-    body: Any
-    headers: dict[str, str]
 
 
 @dataclass

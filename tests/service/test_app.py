@@ -12,7 +12,8 @@ from distill.serve.refusals import RefusedError
 from distill.service.accounts import Account
 from distill.service.app import Service, Settings
 from distill.service.queue import State
-from tests.service.conftest import PATIENCE, Running
+from tests.serve.conftest import PATIENCE
+from tests.service.conftest import Running
 from tests.service.programs import wait_for
 
 Start = Callable[..., Running]

@@ -15,7 +15,7 @@ import pytest
 from distill.installation import install_command
 from distill.service.__main__ import main
 from distill.service.accounts import Account, Accounts
-from tests.service.conftest import PATIENCE
+from tests.serve.conftest import PATIENCE
 
 
 @pytest.mark.parametrize(

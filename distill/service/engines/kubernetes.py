@@ -5,17 +5,15 @@ The runtime of the cluster mounts the directory of the service at the same path,
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from distill.errors import UserError, first_line
 from distill.options import require_package
 from distill.service.engine import Attempt, EngineState, Work, prepare
+from distill.service.engines.clusters import PREFIX, expecting_replies, to_handle, to_id
 
 RUNTIME = "distill"  # The ClusterTrainingRuntime that an administrator has set up.
-_PREFIX = "distill-"
 _VARIABLE = "DISTILL_RUNNER"
 _STATES: dict[str, EngineState] = {"Created": "waiting", "Running": "running", "Suspended": "waiting"}
 
@@ -66,14 +64,14 @@ class KubernetesEngine:
 
         environment = {_VARIABLE: json.dumps(prepare(work)), "PATH": os.environ["PATH"]}
         trainer = CustomTrainer(func=run_attempt, num_nodes=1, env=environment)
-        with _expecting_replies():
-            self._client.train(runtime=self.runtime, trainer=trainer, options=[Name(name=_to_id(work.name))])
+        with expecting_replies("Kubernetes"):
+            self._client.train(runtime=self.runtime, trainer=trainer, options=[Name(name=to_id(work.name))])
         return work.name
 
     def state(self, handle: str) -> EngineState:
         """Returns what the files of the attempt show, and otherwise what the cluster does."""
         attempt = Attempt.find(self.directory, handle)
-        return attempt.state() or _STATES.get(self._statuses().get(_to_id(handle), "")) or attempt.state() or "lost"
+        return attempt.state() or _STATES.get(self._statuses().get(to_id(handle), "")) or attempt.state() or "lost"
 
     def log(self, handle: str, offset: int) -> bytes:
         """Returns the output of the command from a byte on."""
@@ -84,33 +82,20 @@ class KubernetesEngine:
         attempt = Attempt.find(self.directory, handle)
         if attempt.is_alive():
             attempt.stop.touch()
-        elif self._statuses().get(_to_id(handle)) in _STATES:
-            with _expecting_replies():
-                self._client.delete_job(_to_id(handle))
+        elif self._statuses().get(to_id(handle)) in _STATES:
+            with expecting_replies("Kubernetes"):
+                self._client.delete_job(to_id(handle))
 
     def list(self) -> list[str]:
         """Returns the attempts of this service that the cluster has and that have not ended."""
         names = [
-            name.removeprefix(_PREFIX).replace("-", "/")
+            to_handle(name)
             for name, status in self._statuses().items()
-            if name.startswith(_PREFIX) and status in _STATES
+            if name.startswith(PREFIX) and status in _STATES
         ]
         return [name for name in names if Attempt.find(self.directory, name).work.is_file()]
 
     def _statuses(self) -> dict[str, str]:
         """Returns the status of each TrainJob."""
-        with _expecting_replies():
+        with expecting_replies("Kubernetes"):
             return {job.name: self._client.get_job(job.name).status for job in self._client.list_jobs()}
-
-
-@contextmanager
-def _expecting_replies() -> Iterator[None]:
-    """Raises the errors of Kubeflow's client as ConnectionError, after which the service asks again."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ConnectionError(f"Kubernetes does not reply as expected: {first_line(error)}") from error
-
-
-def _to_id(name: str) -> str:
-    return _PREFIX + name.replace("/", "-")

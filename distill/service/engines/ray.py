@@ -1,15 +1,13 @@
 """Runs attempts as jobs of a Ray cluster, whose machines share the directory of the service."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from distill.errors import UserError, first_line
 from distill.options import require_package
 from distill.service.engine import Attempt, EngineState, Work, prepare
+from distill.service.engines.clusters import PREFIX, expecting_replies, to_handle, to_id
 
-_PREFIX = "distill-"
 _STATES: dict[str, EngineState] = {"PENDING": "waiting", "RUNNING": "running"}
 
 
@@ -48,7 +46,7 @@ class RayEngine:
         command = shlex.join(prepare(work))
         try:
             self._client.submit_job(
-                entrypoint=command, submission_id=_to_id(work.name), entrypoint_num_cpus=self.num_cpus,
+                entrypoint=command, submission_id=to_id(work.name), entrypoint_num_cpus=self.num_cpus,
                 entrypoint_num_gpus=self.num_gpus,
             )  # fmt: skip
         except RuntimeError as error:
@@ -70,39 +68,26 @@ class RayEngine:
         if attempt.is_alive():
             attempt.stop.touch()
         elif self._status(handle) in _STATES:
-            with _expecting_replies():
-                self._client.stop_job(_to_id(handle))
+            with expecting_replies("Ray"):
+                self._client.stop_job(to_id(handle))
 
     def list(self) -> list[str]:
         """Returns the attempts of this service that Ray has and that have not ended."""
-        with _expecting_replies():
+        with expecting_replies("Ray"):
             jobs = self._client.list_jobs()
         names = [
-            job.submission_id.removeprefix(_PREFIX).replace("-", "/")
+            to_handle(job.submission_id)
             for job in jobs
-            if (job.submission_id or "").startswith(_PREFIX) and job.status in _STATES
+            if (job.submission_id or "").startswith(PREFIX) and job.status in _STATES
         ]
         return [name for name in names if Attempt.find(self.directory, name).work.is_file()]
 
     def _status(self, handle: str) -> str:
         """Returns the status that Ray has, an empty one if it does not know the attempt."""
-        with _expecting_replies():
+        with expecting_replies("Ray"):
             try:
-                return str(self._client.get_job_status(_to_id(handle)).value)
+                return str(self._client.get_job_status(to_id(handle)).value)
             except RuntimeError as error:
                 if "does not exist" in str(error):
                     return ""
                 raise
-
-
-@contextmanager
-def _expecting_replies() -> Iterator[None]:
-    """Raises the errors of Ray's client as ConnectionError, after which the service asks again."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ConnectionError(f"Ray does not reply as expected: {first_line(error)}") from error
-
-
-def _to_id(name: str) -> str:
-    return _PREFIX + name.replace("/", "-")
