@@ -6,7 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import (
+    AlbertConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+)
 
 from distill.errors import UserError
 from distill.inspection.attributions import attribute
@@ -39,12 +48,50 @@ def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: PreTrainedTokeni
     assert not torch.allclose(masked, whole)
 
 
-def test_the_score_without_each_head(tokenizer: PreTrainedTokenizerBase) -> None:
-    model = toy_bert(len(tokenizer), layers=2).eval()
-    ids = tokenizer("good film", return_tensors="pt")
-    found = score_without_heads(model, lambda: float(model(**ids).logits[0, 0]))
-    assert np.shape(found) == (2, 4)
-    assert len({value for of in found for value in of}) == 8
+ENCODERS = {
+    "bert": BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=16),
+    "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=16),
+    "shared": AlbertConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=16, embedding_size=8
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", [0, 3_000, 2**30])
+@pytest.mark.parametrize("layout", ENCODERS)
+def test_the_score_without_each_head(
+    layout: str, limit: int, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lower layers are not run again, as far as their outputs are kept, and the scores are those of whole passes."""
+    monkeypatch.setattr("distill.inspection.masking.KEPT_BYTES", limit)
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(ENCODERS[layout]).eval()
+    batches = [tokenizer([text] * 2, return_tensors="pt") for text in ("good film", "bad", "a good bad film")]
+    calls = 0
+
+    def score() -> float:
+        return sum(float(model(**batch).logits[0, 0]) for batch in batches)
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    linear = list_parts(model)[0]["attention.query"].register_forward_hook(count)
+    found = score_without_heads(model, score)
+    linear.remove()
+    expected = []
+    for layer in range(1, 4):
+        for head in range(1, 5):
+            with masked_head(model, layer, head), torch.no_grad():
+                expected.append(score())
+    assert np.ravel(found).tolist() == pytest.approx(expected, abs=1e-6)
+    assert len(set(expected)) == (4 if layout == "shared" else 12)
+    runs, all_kept = 4 * 3 * 3, 4 * 3 + 2 * 3  # Of the first layer: four heads of three layers, in three batches.
+    if layout == "shared":
+        assert calls == 3 * runs
+    else:
+        assert calls in {0: [runs], 3_000: range(all_kept + 1, runs), 2**30: [all_kept]}[limit]
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_the_shown_attention_is_that_of_transformers(subjects: list[Subject]) -> None:
