@@ -1,0 +1,149 @@
+"""Tests in Chromium of the page of an inspection: the views of attention, its keys, small screens, and its weight."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distill.inspection.inspection import inspect_models
+from distill.inspection.questions import Questions
+from distill.inspection.report import write_inspection
+from distill.inspection.subjects import Subject
+from distill.inspection.view import AttentionView
+from tests.documentation.test_accessibility import SCHEMES, WIDTHS, find_clipped, find_serious
+from tests.edge.conftest import needs_browser
+
+SENTENCES = ("a good film", "bad bad film good")
+QUESTIONS = Questions(sentences=SENTENCES, masked_rows=8, probe_rows=64, attributions=False)
+# Counts the pixels of each canvas that are not transparent.
+INK = """() => [...document.querySelectorAll("#attention canvas")].map(canvas =>
+    canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.filter((_, at) => at % 4 == 3)
+        .reduce((sum, alpha) => sum + (alpha > 0), 0))"""
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def page_path(subjects: list[Subject], tmp_path: Path) -> Path:
+    return write_inspection(inspect_models(subjects, QUESTIONS), tmp_path / "page")
+
+
+@pytest.fixture
+def open_page(browser: Any, page_path: Path) -> Iterator[Open]:
+    """A function that opens the page; no script of it may fail."""
+    opened, errors = [], []
+
+    def start(**options: Any) -> Any:
+        page = browser.new_page(**options)
+        opened.append(page)
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(page_path.as_uri())
+        return page
+
+    yield start
+    for page in opened:
+        page.close()
+    assert errors == []
+
+
+def chosen_heads(page: Any) -> list[str]:
+    return page.locator(".heads button[aria-pressed=true]").all_inner_texts()  # type: ignore[no-any-return]
+
+
+def largest_weight(subject: Subject, sentence: str, layer: int, head: int) -> float:
+    """Returns the largest weight of a head by transformers. Both are counted from 1."""
+    batch = subject.tokenizer(sentence, return_tensors="pt")
+    with torch.no_grad():
+        return float(subject.model(**batch, output_attentions=True).attentions[layer - 1][0, head - 1].max())
+
+
+@needs_browser
+@pytest.mark.xdist_group("browser")
+def test_a_sentence_a_layer_and_heads_are_chosen(open_page: Open, subjects: list[Subject]) -> None:
+    page = open_page()
+    assert chosen_heads(page) == ["1"]
+    assert page.locator("#attention h4").all_inner_texts() == ["teacher", "student"]
+    assert page.locator("[name=sentence] option").all_inner_texts() == list(SENTENCES)
+    page.select_option("[name=sentence]", index=1)
+    page.select_option("[name=layer]", index=1)
+    page.click(".heads button:text('1')")
+    assert page.locator("#attention .views .said").first.inner_text() == "No head is chosen."
+    page.click(".heads button:text('3')")
+    for subject, said in zip(subjects, page.locator("#attention .views .said").all_inner_texts(), strict=True):
+        weight = largest_weight(subject, SENTENCES[1], 2, 3)
+        found = re.match(r"Layer 2: in head 3 “(.*?)” looks at “(.*?)” \((\d\.\d\d)\)", said)
+        assert found is not None, said
+        assert float(found[3]) == pytest.approx(weight, abs=0.5 / 255 + 0.005)
+    assert all(count > 100 for count in page.evaluate(INK))
+
+
+@needs_browser
+@pytest.mark.xdist_group("browser")
+def test_the_arrow_keys_and_a_touch_choose_a_head(open_page: Open) -> None:
+    page = open_page(viewport={"width": 390, "height": 800}, has_touch=True)
+    squares = page.locator("#attention canvas").nth(1)
+    squares.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    assert (page.input_value("[name=layer]"), chosen_heads(page)) == ("2", ["2"])
+    for _ in range(9):  # To the edge, and no further.
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowUp")
+    assert (page.input_value("[name=layer]"), chosen_heads(page)) == ("0", ["1"])
+    box = squares.bounding_box()
+    squares.tap(position={"x": box["width"] * 0.9, "y": box["height"] * 0.6})
+    assert (page.input_value("[name=layer]"), chosen_heads(page)) == ("2", ["4"])
+
+
+@needs_browser
+@pytest.mark.xdist_group("browser")
+def test_fewer_lines_are_drawn_for_one_word_that_looks(open_page: Open, subjects: list[Subject]) -> None:
+    page = open_page()
+    everything = page.evaluate(INK)[0]
+    tokens = subjects[0].tokenizer.tokenize(SENTENCES[0], add_special_tokens=True)
+    assert page.locator("[name=token] option").all_inner_texts() == ["all", *tokens]
+    page.select_option("[name=token]", index=2)
+    assert 0 < page.evaluate(INK)[0] < everything
+
+
+@needs_browser
+@pytest.mark.xdist_group("browser")
+def test_the_table_of_heads_is_sorted_by_a_click(open_page: Open) -> None:
+    page = open_page()
+    table = page.locator("section", has=page.locator("h2", has_text=re.compile("^Heads$"))).locator("table").last
+    column = table.locator("th").all_inner_texts().index("entropy")
+
+    def values() -> list[float]:
+        return [float(row.locator("td").nth(column).inner_text()) for row in table.locator("tbody tr").all()]
+
+    before = values()
+    table.locator("th").nth(column).click()
+    assert values() in (sorted(before), sorted(before, reverse=True))
+
+
+@needs_browser
+@pytest.mark.xdist_group("browser")
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_is_accessible_and_nothing_is_clipped(browser: Any, page_path: Path, width: int, scheme: str) -> None:
+    assert find_clipped(browser, page_path, scheme, width) == []
+    assert find_serious(browser, page_path, scheme, width) == []
+
+
+def test_the_weight_of_a_sentence_and_of_a_page() -> None:
+    """Six layers of twelve heads and 20 tokens: 100 kB for a sentence and a model, 5 MB for 20 sentences of two."""
+    weights = torch.rand(6, 12, 20, 20).softmax(dim=-1)
+    encoded = json.dumps(AttentionView.of(list(weights), ["tokenized"] * 20).encode())
+    assert len(encoded) < 100_000
+    assert 2 * 20 * len(encoded) < 5_000_000
+
+
+def test_shown_sentences_are_limited_by_the_user(subjects: list[Subject]) -> None:
+    found = inspect_models(subjects, replace(QUESTIONS, sentences=(), shown=20, masked_rows=0, probes=False))
+    assert len(found.sentences) == len(found.models[0].views) == 20
