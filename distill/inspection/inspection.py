@@ -15,7 +15,7 @@ from distill.inspection.attributions import Attribution, attribute
 from distill.inspection.cloze import Cloze, Filled, fill_gaps, read_clozes
 from distill.inspection.contexts import Neighbours, Occurrence, compare_contexts, find_occurrences
 from distill.inspection.groups import LostGroup
-from distill.inspection.lost import Difference, differences, lost_groups, row_texts
+from distill.inspection.lost import Difference, differences, lost_groups
 from distill.inspection.masking import heads_of, score_without_heads
 from distill.inspection.probes import LayerProbe, Mix, Probed, check_rows, control_labels, mix_layers, probe_layers
 from distill.inspection.questions import Questions
@@ -119,7 +119,7 @@ class Material:
         texts: Sequence[str] = ()
         if questions.word is not None:
             corpus = questions.corpus
-            texts = read_lines(Path(corpus)) if corpus is not None else row_texts(subject.data, questions.split)
+            texts = read_lines(Path(corpus)) if corpus is not None else subject.texts(questions.split)
         return cls(
             parsed=() if questions.relations is None else read_parsed(Path(questions.relations)),
             spans=() if questions.spans is None else read_spans(Path(questions.spans)),
@@ -144,8 +144,8 @@ def inspect_models(subjects: Sequence[Subject], questions: Questions, *, before:
     for subject in subjects:
         _check(subject, questions)
     seen = [look(subject, split, rows) for subject in subjects]
-    texts = row_texts(first.data, split)
-    shown = [int(row) for row in rows[: questions.shown]]
+    texts = first.texts(split)
+    shown = list(range(min(len(texts), questions.shown)))
     compared: dict[str, object] = {}
     if len(subjects) == 2:
         compared = _compare(first, seen, texts, questions)
@@ -154,10 +154,17 @@ def inspect_models(subjects: Sequence[Subject], questions: Questions, *, before:
         untrained = look(before, split, rows, heads=False)
         compared["before"] = compare_layers(seen[0].states, untrained.states)
     models = [
-        _Observer(subject, questions, rows, shown, material).look_closer(of)
+        _Observer(subject, questions, rows, _first_examples(subject, of, shown), material).look_closer(of)
         for subject, of in zip(subjects, seen, strict=True)
     ]
     return Inspection(split, models, list(questions.sentences) or [texts[row] for row in shown], **compared)  # type: ignore[arg-type]
+
+
+def _first_examples(subject: Subject, seen: Seen, rows: Sequence[int]) -> list[int]:
+    """Returns the first example of each of these rows, which may have several, as a question has windows."""
+    of_items = subject.data.scoring.rows(seen.scores)
+    first = dict(reversed(list(zip(of_items.tolist(), seen.scores.example_id.tolist(), strict=True))))
+    return [first.get(row, row) for row in rows]
 
 
 def _check(subject: Subject, questions: Questions) -> None:
@@ -178,22 +185,25 @@ def _compare(first: Subject, seen: Sequence[Seen], texts: Sequence[str], questio
     """Returns the fields of an inspection that compare two models."""
     data = first.data
     teacher, student = (of.scores for of in seen)
-    found: dict[str, object] = {
+    if first.task.info.classes_are_tokens and not np.array_equal(teacher.labels, student.labels):
+        print_notice("the models have different tokens to predict, so that only what is asked of each is compared")
+        return {"differences": ()}
+    return {
         "agreement": data.scoring.agreement(student, teacher),
         "similarity": compare_layers(seen[0].states, seen[1].states),
-        "differences": (),
-    }
-    if first.task.info.classes_are_tokens:  # The scores of a vocabulary are too many to be kept.
-        return found
-    return found | {
         "groups": lost_groups(data, teacher, student, texts),
-        "differences": differences(data, teacher, student, texts, questions.shown),
+        "differences": differences(first, teacher, student, texts, questions.shown),
     }
 
 
 @dataclass(frozen=True)
 class _Observer:
-    """Asks one model the questions that need more than one pass over the split."""
+    """Asks one model the questions that need more than one pass over the split.
+
+    Args:
+        rows: the examples of the split.
+        shown: those that are shown.
+    """
 
     subject: Subject
     questions: Questions

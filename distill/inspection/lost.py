@@ -7,6 +7,7 @@ import numpy as np
 
 from distill.contracts import Data, Scores
 from distill.inspection.groups import LostGroup, find_lost_groups, text_groups
+from distill.inspection.subjects import Subject
 
 MOST_CLASSES = 30  # That are groups.
 
@@ -21,7 +22,8 @@ class Difference:
         label: the right answer.
         first: the answer of the first model.
         second: that of the second.
-        size: the largest difference of a probability; where there are no classes, that of the scores of their answers.
+        size: the largest difference of a probability, of tokens the mean difference of that of the right token; where
+            there are no classes, that of the scores of their answers.
     """
 
     row: int
@@ -32,27 +34,21 @@ class Difference:
     size: float
 
 
-def item_scores(data: Data, scores: Scores) -> np.ndarray:
-    """Returns the score of each item `[n]`: 1 for a right answer and 0 for a wrong one, of a number minus its error."""
+def item_scores(data: Data, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the score of each item `[n]`, and the row of the split that it belongs to.
+
+    It is 1 for a right answer and 0 for a wrong one, of a number minus its error. Where the metric is a mean over
+    examples, each of them is an item.
+    """
     scoring = data.scoring
-    by_example = scoring.example_metric(scores)
+    rows, by_example = scoring.rows(scores), scoring.example_metric(scores)
     if by_example is not None and scoring.selects == "max":
-        return np.asarray(by_example, dtype=float)
+        return np.asarray(by_example, dtype=float), np.unique(rows)
     predictions = scoring.predictions(scores)
     if np.issubdtype(predictions.dtype, np.floating):
-        return np.asarray(-np.abs(predictions - scores.labels))
+        return np.asarray(-np.abs(predictions - scores.labels)), rows
     right = predictions == scores.labels
-    return np.asarray(right.reshape(len(right), -1).all(axis=1), dtype=float)
-
-
-def row_texts(data: Data, split: str) -> list[str]:
-    """Returns the text of each example of a split, with the texts of one joined by a bar."""
-    columns = data.scored()[split].text_columns().values()
-    return [" | ".join(_join(value) for value in row) for row in zip(*columns, strict=True)]
-
-
-def _join(value: object) -> str:
-    return value if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
+    return np.asarray(right.reshape(len(right), -1).all(axis=1), dtype=float), rows
 
 
 def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[str]) -> list[LostGroup]:
@@ -66,7 +62,7 @@ def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[st
     """
     scoring = data.scoring
     teacher, student = scoring.condense(teacher), scoring.condense(student)
-    rows, first, second = scoring.rows(teacher), item_scores(data, teacher), item_scores(data, student)
+    (first, rows), (second, _) = (item_scores(data, of) for of in (teacher, student))
     members = {key: of[rows] for key, of in text_groups(texts, list(data.labelled_texts())).items()}
     hits, others = scoring.hits(teacher), scoring.hits(student)
     if not hits and 2 <= len(data.labels) <= MOST_CLASSES and teacher.labels.shape == first.shape:
@@ -81,22 +77,29 @@ def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[st
     return sorted(found, key=lambda group: -group.excess)
 
 
-def differences(data: Data, first: Scores, second: Scores, texts: Sequence[str], most: int) -> list[Difference]:
-    """Returns the examples on which two models differ most: by a probability, or by their scores without classes."""
-    scoring = data.scoring
-    if data.labels:
-        sizes, rows = np.abs(scoring.probabilities(first) - scoring.probabilities(second)), first.example_id
+def differences(subject: Subject, first: Scores, second: Scores, texts: Sequence[str], most: int) -> list[Difference]:
+    """Returns the examples on which two models differ most: by a probability, or by their scores without classes.
+
+    Args:
+        subject: one of the models.
+    """
+    data, scoring = subject.data, subject.data.scoring
+    predicts_tokens, by_row = subject.task.info.classes_are_tokens, np.zeros(len(texts))
+    if scoring.calibration_error(first) is not None:  # The answers have probabilities.
+        sizes, rows = scoring.probability_diffs(first, second), scoring.rows(first)
     else:
-        condensed = [scoring.condense(of) for of in (first, second)]
-        sizes, rows = np.abs(np.subtract(*(item_scores(data, of) for of in condensed))), scoring.rows(condensed[0])
-    by_row = np.zeros(len(texts))
-    np.maximum.at(by_row, rows, sizes.reshape(len(sizes), -1).max(axis=1))
+        (teacher, rows), (student, _) = (item_scores(data, scoring.condense(of)) for of in (first, second))
+        sizes = np.abs(teacher - student)
+    np.maximum.at(by_row, rows, sizes)
+    if predicts_tokens:
+        by_row = np.bincount(rows, sizes, len(texts)) / np.bincount(rows, minlength=len(texts)).clip(1)
     tables = [scoring.tabulate(of, data, examples=len(texts)) for of in (first, second)]
     order = [int(row) for row in np.argsort(-by_row, kind="stable")[:most] if by_row[row] > 0]
     return [
         Difference(
-            row, texts[row], tables[0]["label"][row], tables[0]["prediction"][row], tables[1]["prediction"][row],
-            float(by_row[row]),
+            row, texts[row], subject.answer(tables[0]["label"][row]),
+            *(subject.answer(of["prediction"][row]) for of in tables),
+            size=float(by_row[row]),
         )
         for row in order
     ]  # fmt: skip

@@ -156,7 +156,7 @@ def _list_sections(inspection: Inspection) -> Iterator[Section]:
 
 
 def _describe_groups(inspection: Inspection) -> str:
-    if len(inspection.models) < 2 or inspection.models[0].subject.task.info.classes_are_tokens:
+    if inspection.agreement is None:
         return ""
     if not inspection.groups:
         return f"No group has at least {LEAST} items inside and outside."
@@ -193,8 +193,6 @@ def _describe_differences(inspection: Inspection) -> str:
 
 def _describe_types(inspection: Inspection) -> str:
     scoring = inspection.models[0].subject.data.scoring
-    if inspection.models[0].subject.task.info.classes_are_tokens:
-        return ""
     parts = []
     errors = [(of.subject.name, scoring.calibration_error(of.seen.scores)) for of in inspection.models]
     known = [(name, f"{error:.4f}") for name, error in errors if error is not None]

@@ -54,6 +54,18 @@ class Subject:
         is_class = items.likelihood == "softmax" and items.valid is None and not items.classes_are_tokens
         return is_class and len(self.data.labels) > 1
 
+    def texts(self, split: str) -> list[str]:
+        """Returns the text of each example of a split, with the texts of one joined by a bar."""
+        columns = self.data.scored()[split].text_columns().values()
+        if columns:
+            return [" | ".join(map(_join, row)) for row in zip(*columns, strict=True)]
+        examples = self.split(split)  # Of tokens of several texts.
+        return [self.tokenizer.decode(of["input_ids"][of["attention_mask"].bool()]) for of in _each(examples)]
+
+    def answer(self, value: object) -> object:
+        """Returns a label or a prediction as it is read, of tokens their text."""
+        return self.tokenizer.decode(value) if self.task.info.classes_are_tokens else value  # type: ignore[arg-type]
+
     def before(self, model: PreTrainedModel) -> "Subject":
         """Returns the same with a model as it was before its training."""
         return replace(self, name=f"{self.name} before training", model=model.eval())
@@ -81,6 +93,16 @@ class Subject:
                 f"{', '.join(self.examples)}"
             )
         return found
+
+
+def _join(value: object) -> str:
+    return value if isinstance(value, str) else " ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
+
+
+def _each(examples: Examples) -> Iterator[Batch]:
+    """Yields the tensors of each example."""
+    for row in range(len(examples)):
+        yield {name: tensor[0] for name, tensor in examples[[row]].items()}
 
 
 def open_subject(name: str, path: Path, task: Task, data: Data, cache_dir: Path) -> Subject:
@@ -133,7 +155,8 @@ class Seen:
         scores: in the order of the examples.
         states: the states of the items by layer, that of the embeddings first, `[n, H]` float32. That of an item which
             is an example is the mean of its tokens.
-        groups: of the items, those of the same word in one, `[n]`; that of an example is its number.
+        groups: of the items, those of the same word in one, `[n]`; that of an example is its number, and so is that of
+            a token to be predicted.
         heads: the statistics of all heads; empty for a model without attention.
     """
 
@@ -176,7 +199,8 @@ def look(subject: Subject, split: str, rows: np.ndarray, *, heads: bool = True) 
             outputs = task.run(subject.model, batch, items, _NEEDS if statistics else _NEEDS - {"attentions"})
             scores.append(score_items(scoring, outputs, items))
             states.append((items.example_id(), item_states(outputs, items)))
-            groups.append(items.example_id() if items.index is None else batch["input_ids"].flatten()[items.index])
+            is_word = items.index is not None and not items.classes_are_tokens
+            groups.append(batch["input_ids"].flatten()[items.index] if is_word else items.example_id())
             if statistics is not None and outputs.attentions is not None:
                 words = batch["attention_mask"].bool() & ~torch.isin(batch["input_ids"], special)
                 statistics.add(outputs.attentions, batch["input_ids"], words)
@@ -189,11 +213,14 @@ def look(subject: Subject, split: str, rows: np.ndarray, *, heads: bool = True) 
 
 def item_states(outputs: Outputs, items: Items) -> list[Tensor]:
     """Returns the states `[n, H]` of the items by layer, of an item that is an example the mean of its tokens."""
-    layers = outputs.hidden_states or ()
-    if items.index is not None:
+    if items.index is not None:  # Tokens, of an encoder-decoder those of its targets.
+        layers = (outputs.decoder or outputs).hidden_states or ()
         return [states.flatten(0, 1)[items.index].float() for states in layers]
     mask = items["attention_mask"].unsqueeze(-1)
-    return [((states.float() * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1))[items.row] for states in layers]
+    means = [
+        (states.float() * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1) for states in outputs.hidden_states or ()
+    ]
+    return [states[items.row] for states in means]
 
 
 def _count_tokens(subject: Subject, split: str, rows: np.ndarray) -> Tensor:

@@ -1,6 +1,7 @@
 """The attention of sentences, small enough to be put into a page."""
 
 import base64
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,8 @@ class AttentionView:
         return cls(list(tokens), levels.shape[0], levels.shape[1], levels)
 
     def encode(self) -> dict[str, Any]:
-        """Returns the content as JSON, with the weights as base64 of one byte each."""
+        """Returns the content as JSON, with the weights of one byte each as base64 of what zlib makes of them."""
         return {
             "tokens": list(self.tokens), "layers": self.layers, "heads": self.heads,
-            "weights": base64.b64encode(self.weights.tobytes()).decode(),
+            "weights": base64.b64encode(zlib.compress(self.weights.tobytes(), level=9)).decode(),
         }  # fmt: skip

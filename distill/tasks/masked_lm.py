@@ -223,14 +223,14 @@ class TokenScores(Scoring):
         values["probability"] = scores.columns["probability"]
         return list_by_example(values, scores.example_id, examples)
 
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the items at which both predict the same token."""
-        return float((scores.columns["prediction"] == reference.columns["prediction"]).mean())
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The likeliest token of every item, `[n]`."""
+        return scores.columns["prediction"]
 
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference of the probabilities that both give to the right token."""
+    def probability_diffs(self, scores: Scores, reference: Scores) -> np.ndarray:
+        """The differences of the probabilities that both give to the right token, `[n]`."""
         probabilities, expected = (np.exp(-of.columns["loss"].astype(np.float64)) for of in (scores, reference))
-        return float(np.abs(probabilities - expected).max())
+        return np.asarray(np.abs(probabilities - expected))
 
     def calibration_error(self, scores: Scores) -> float | None:
         """The expected calibration error of the predicted tokens."""

@@ -60,6 +60,10 @@ class NumberScores(Scoring):
         values = compute_metrics(METRICS, self.names, stats, predicted, labels, constant)
         return self.add_functions(values, scores)
 
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The predicted numbers, `[n]`."""
+        return np.asarray(scores.columns["logits"][:, 0])
+
     def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the labels and of the model."""
         return scores.labels, scores.columns["logits"][:, 0]

@@ -220,7 +220,16 @@ class Scoring:
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         """Largest difference of a probability over all items; of numbers, as a share of the reference's range."""
-        return float(np.abs(self.probabilities(scores) - self.probabilities(reference)).max())
+        return float(self.probability_diffs(scores, reference).max())
+
+    def probability_diffs(self, scores: Scores, reference: Scores) -> np.ndarray:
+        """The largest difference of a probability for each item, `[n]`, of tokens that of the right one.
+
+        Raises:
+            KeyError: for scores without probabilities.
+        """
+        diffs = np.abs(self.probabilities(scores) - self.probabilities(reference))
+        return np.asarray(diffs.reshape(len(diffs), -1).max(axis=1))
 
     def calibration_error(self, scores: Scores) -> float | None:
         """The expected calibration error (Guo et al., arXiv 1706.04599, equation 3); None without a probability."""

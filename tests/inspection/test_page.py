@@ -44,6 +44,7 @@ def open_page(browser: Any, page_path: Path) -> Iterator[Open]:
         page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(page_path.as_uri())
+        page.locator("#attention canvas").first.wait_for()
         return page
 
     yield start
