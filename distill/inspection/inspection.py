@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +92,8 @@ class Inspection:
     """
 
     split: str
-    models: Sequence[Looked]
-    sentences: Sequence[str]
+    models: Sequence[Looked] = ()
+    sentences: Sequence[str] = ()
     agreement: float | None = None
     groups: Sequence[LostGroup] = ()
     differences: Sequence[Difference] = ()
@@ -145,19 +145,18 @@ def inspect_models(subjects: Sequence[Subject], questions: Questions, *, before:
         _check(subject, questions)
     seen = [look(subject, split, rows) for subject in subjects]
     texts = first.texts(split)
-    shown = list(range(min(len(texts), questions.shown)))
-    compared: dict[str, object] = {}
+    found = Inspection(split)
     if len(subjects) == 2:
-        compared = _compare(first, seen, texts, questions)
-        shown = [difference.row for difference in compared["differences"]] or shown  # type: ignore[attr-defined]
+        found = _compare(found, first, seen, texts, questions.shown)
     if before is not None:
         untrained = look(before, split, rows, heads=False)
-        compared["before"] = compare_layers(seen[0].states, untrained.states)
+        found = replace(found, before=compare_layers(seen[0].states, untrained.states))
+    shown = [of.row for of in found.differences] or list(range(min(len(texts), questions.shown)))
     models = [
         _Observer(subject, questions, rows, _first_examples(subject, of, shown), material).look_closer(of)
         for subject, of in zip(subjects, seen, strict=True)
     ]
-    return Inspection(split, models, list(questions.sentences) or [texts[row] for row in shown], **compared)  # type: ignore[arg-type]
+    return replace(found, models=models, sentences=list(questions.sentences) or [texts[row] for row in shown])
 
 
 def _first_examples(subject: Subject, seen: Seen, rows: Sequence[int]) -> list[int]:
@@ -181,19 +180,18 @@ def _check(subject: Subject, questions: Questions) -> None:
         check_rows(rows, int(subject.model.config.hidden_size))
 
 
-def _compare(first: Subject, seen: Sequence[Seen], texts: Sequence[str], questions: Questions) -> dict[str, object]:
-    """Returns the fields of an inspection that compare two models."""
+def _compare(found: Inspection, first: Subject, seen: Sequence[Seen], texts: Sequence[str], shown: int) -> Inspection:
+    """Returns the inspection with what compares the two models."""
     data = first.data
     teacher, student = (of.scores for of in seen)
     if first.task.info.classes_are_tokens and not np.array_equal(teacher.labels, student.labels):
         print_notice("the models have different tokens to predict, so that only what is asked of each is compared")
-        return {"differences": ()}
-    return {
-        "agreement": data.scoring.agreement(student, teacher),
-        "similarity": compare_layers(seen[0].states, seen[1].states),
-        "groups": lost_groups(data, teacher, student, texts),
-        "differences": differences(first, teacher, student, texts, questions.shown),
-    }
+        return found
+    return replace(
+        found, agreement=data.scoring.agreement(student, teacher), groups=lost_groups(data, teacher, student, texts),
+        differences=differences(first, teacher, student, texts, shown),
+        similarity=compare_layers(seen[0].states, seen[1].states),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
