@@ -93,7 +93,8 @@ def compute_attention(
             if attention_mask.dtype == torch.bool:
                 bias = torch.zeros(attention_mask.shape, dtype=scores.dtype)
                 attention_mask = bias.masked_fill_(~attention_mask, torch.finfo(scores.dtype).min)
-            scores = scores + attention_mask
+            # The smallest number of float32 is infinite in bf16.
+            scores = scores + attention_mask.clamp(min=torch.finfo(scores.dtype).min).to(scores.dtype)
         weights = apply_dropout(scores.softmax(dim=-1), dropout, module.training)
         return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 

@@ -131,11 +131,14 @@ def test_a_model_is_restored_after_an_error(tokenizer: PreTrainedTokenizerBase):
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_bf16_rounds_like_eager_attention(tokenizer: PreTrainedTokenizerBase):
+@pytest.mark.parametrize("numbers", [False, True])
+def test_bf16_rounds_like_eager_attention(numbers: bool):
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 4, 9, 16).bfloat16() for _ in range(3))
     mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
     mask[1, ..., 6:] = False
+    if numbers:  # Float32, as a model adds them to its scores.
+        mask = (~mask).float() * torch.finfo(torch.float32).min
     module = nn.Module().eval()
     module.is_causal = False  # type: ignore[assignment]
     with torch.autocast("cpu", torch.bfloat16):
