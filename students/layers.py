@@ -3,9 +3,12 @@
 A GPT-2 follows a GPT-2, and a Llama a Llama, with the same embeddings, positions and head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedModel
+
+from distill.models.general import check_general
 
 from .distilbert import Layers, check_init, copy_layers
 
@@ -16,6 +19,7 @@ def from_teacher(
     layers: Layers = "alternate",
     depth: int | None = None,
     init: str | Sequence[str] = "teacher",
+    general: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Creates a model of the teacher's class with some of its layers, in training mode and float32.
 
@@ -23,9 +27,10 @@ def from_teacher(
     from.
 
     Args:
-        layers, depth, init: as those of the student `distilbert`.
+        layers, depth, init, general: as those of the student `distilbert`.
 
     Raises:
         UserError: if the student cannot have these layers.
     """
+    check_general(init, general)
     return copy_layers(teacher, layers, depth, copies=check_init(init), own_class=True)

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
 from distill.chain import summary
+from distill.chain.general import describe_general
 from distill.chain.layer_search import describe_search
 from distill.chain.plan import Plan, Student
 from distill.chain.pruning import Pruner, Pruning, record_end
@@ -157,6 +158,7 @@ class Prepared:
             ("teacher outputs", summary.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             *([("layers", describe_search(search))] if (search := self.run.record.get("layer_search")) else []),
+            *([("general stage", describe_general(stage))] if (stage := self.run.record.get("general")) else []),
             *([("pruning", pruning.describe())] if pruning else []),
             ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
             *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
