@@ -81,4 +81,6 @@ def _open(student: Student, source: TeacherSource, task: Task, data: Data, plan:
         return student.build_from(teacher, task)
 
     settings = GeneralSettings.of(student.option("general"))
-    return GeneralStage(source.weights, build, settings, data, trainer=plan.trainer, cache_dir=plan.cache_dir)
+    return GeneralStage(
+        source.weights, build, settings, data, accelerator=plan.trainer.accelerator, cache_dir=plan.cache_dir
+    )

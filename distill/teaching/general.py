@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -48,7 +47,7 @@ from distill.text.masking import Masking
 from distill.training import fitting
 from distill.training.evaluate import evaluate
 from distill.training.module import DistillationModule
-from distill.training.settings import TrainerSettings
+from distill.training.settings import Accelerator, TrainerSettings
 
 FORMAT = 1  # Of the trained encoders in the cache.
 RELATION_HEADS = 48  # As many as in the paper, where the widths have them as a divisor.
@@ -138,7 +137,7 @@ class GeneralStage:
         build: creates the student of an encoder without a head.
         settings: of the text and the training.
         data: of the task, whose texts without labels are the text without a corpus.
-        trainer: has the device and the precision.
+        accelerator: that of the trainings of the run. The precision is the one that suits it.
 
     Raises:
         UserError: without text, and for text that is not one step.
@@ -151,13 +150,19 @@ class GeneralStage:
         settings: GeneralSettings,
         data: Data,
         *,
-        trainer: TrainerSettings,
+        accelerator: Accelerator,
         cache_dir: Path,
     ) -> None:
-        self.weights, self.settings, self.trainer, self.cache_dir = weights, settings, trainer, cache_dir
+        self.weights, self.settings, self.accelerator = weights, settings, accelerator
         self.seconds = 0.0
+        corpus = _find_corpus(settings, data, cache_dir)
         with renamed(OPTION, data_dir="corpus"):
-            task, self._text = _read_text(settings, data, cache_dir)
+            task = MaskedLM(
+                name="general", data_dir=corpus, documents=settings.documents, max_length=settings.max_length,
+                mask=CHANGES_NOTHING, dev_examples=DEV_SEQUENCES, streaming=False,
+            )  # fmt: skip
+            self._text = task.read(cache_dir)
+            _check_amount(self._text, settings)
             with torch.random.fork_rng(devices=[]):  # The weights of an encoder depend on no seed of a run.
                 torch.manual_seed(0)
                 self.start = _load_teacher(weights, self._text)
@@ -166,9 +171,10 @@ class GeneralStage:
                 checks.check_length(model, self.start.tokenizer, settings.max_length, who=who)
             self._objective = _create_objective(self.student, self.start.model)
             self._examples = task.encode(self._text, self.start.tokenizer, cache_dir)
+        training = {name: value for name, value in self._trainer(1).key().items() if name != "accelerator"}
         key = entry_key(
             "general", FORMAT, library_versions(), weights.fingerprint(), self._describe_student(), self._text.sha256,
-            {name: value for name, value in asdict(settings).items() if name != "corpus"}, self._trainer(1).key(),
+            {name: value for name, value in asdict(settings).items() if name != "corpus"}, training,
         )  # fmt: skip
         self.directory = cache_dir / "general" / f"{weights.name}-{key[:16]}"
 
@@ -184,10 +190,13 @@ class GeneralStage:
         """Returns the settings of a training of so many steps."""
         settings = self.settings
         return TrainerSettings(
-            learning_rate=settings.learning_rate, batch_size=settings.batch_size, max_steps=steps,
-            evaluations=evaluations, checkpoint_steps=CHECKPOINT_STEPS, precision=self.trainer.precision,
-            accelerator=self.trainer.accelerator,
-        )  # fmt: skip
+            learning_rate=settings.learning_rate,
+            batch_size=settings.batch_size,
+            max_steps=steps,
+            evaluations=evaluations,
+            checkpoint_steps=CHECKPOINT_STEPS,
+            accelerator=self.accelerator,
+        )
 
     def is_trained(self) -> bool:
         """Returns whether the encoder is in the cache and intact."""
@@ -232,7 +241,7 @@ class GeneralStage:
         before = training.measure()
         fit = fitting.fit(
             training.module, training.loaders["train"], training.loaders["dev"], settings=training.settings,
-            checkpoints=working / "checkpoints", logger=CSVLogger(str(working), name="", version=""), title="general",
+            checkpoints=working / "checkpoints", logger=None, title="general",
             identity={"text": self._text.sha256, "teacher": self.weights.fingerprint()}, resume=True,
         )  # fmt: skip
         self.seconds = time.perf_counter() - started
@@ -276,36 +285,35 @@ class GeneralStage:
         return record
 
 
-def _read_text(settings: GeneralSettings, data: Data, cache_dir: Path) -> tuple[MaskedLM, TextData]:
-    """Returns the task that packs the text, and the text.
+def _find_corpus(settings: GeneralSettings, data: Data, cache_dir: Path) -> str:
+    """Returns the path of the text.
 
     Raises:
-        UserError: for no text, and too little.
+        UserError: for no text.
     """
-    corpus = settings.corpus
-    if corpus is None:
-        file = keep_texts(data.unlabelled_texts(), cache_dir)
-        if not file.stat().st_size:
-            raise UserError(
-                "student.init=general learns from plain text, and the task has no texts without labels: set "
-                f"{OPTION}.corpus=PATH to a text file or a folder of them, or give task.unlabelled=FILE"
-            )
-        corpus = str(file)
-    task = MaskedLM(
-        name="general", data_dir=corpus, documents=settings.documents, max_length=settings.max_length,
-        mask=CHANGES_NOTHING, dev_examples=DEV_SEQUENCES, streaming=False,
-    )  # fmt: skip
-    text = task.read(cache_dir)
+    if settings.corpus is not None:
+        return settings.corpus
+    file = keep_texts(data.unlabelled_texts(), cache_dir)
+    if not file.stat().st_size:
+        raise UserError(
+            "student.init=general learns from plain text, and the task has no texts without labels: set "
+            f"{OPTION}.corpus=PATH to a text file or a folder of them, or give task.unlabelled=FILE"
+        )
+    return str(file)
+
+
+def _check_amount(text: TextData, settings: GeneralSettings) -> None:
+    """Raises UserError for too little text."""
     least = LEAST_STEPS * settings.batch_size * settings.max_length
     size = 0
     for document in text.corpus.read_documents():
         size += len(document.text)
         if size >= least * CHARACTERS:
-            return task, text
-    given = "the texts of task.unlabelled" if settings.corpus is None else f"{OPTION}.corpus={settings.corpus}"
+            return
+    given = "the texts without labels have" if settings.corpus is None else f"{OPTION}.corpus={settings.corpus} has"
     raise UserError(
-        f"{given}: about {size // CHARACTERS:,} tokens of text, expected at least {least:,}, which are {LEAST_STEPS} "
-        f"steps of {settings.batch_size} sequences: give more text, or another student.init"
+        f"{given} about {size // CHARACTERS:,} tokens, expected at least {least:,}, which are {LEAST_STEPS} steps of "
+        f"{settings.batch_size} sequences: give more text, or another student.init"
     )
 
 
