@@ -92,7 +92,7 @@ class Prepared:
         """Returns the module to train, with the signal of the teachers, which is prepared if there is none yet."""
         plan, teacher = self.plan, self.teacher
         signal = self._prepare_signal(student) if signal is None else signal
-        mass = signal.mass() if isinstance(signal, Cached) and signal.top_k else 1.0
+        mass = signal.mass() if isinstance(signal, Cached) else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {self.source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "

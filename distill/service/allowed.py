@@ -121,7 +121,7 @@ TABLE: Table = {
     ),
     **_list(Kind.VALUE, "teacher.bilstm.", "dropout hidden_dim layers pooling"),
     **_list(Kind.VALUE, "teacher.contrastive.", "batch_size epochs learning_rate pairs seed"),
-    **_list(Kind.VALUE, "teacher.cache.", "enabled hidden max_gb top_k"),
+    **_list(Kind.VALUE, "teacher.cache.", "enabled hidden max_gb draws top_k"),
     **_list(Kind.TEXT, "teacher.", "labels hypothesis"),
     **_list(Kind.NAME, "teacher.", "name"),
     **_list(Kind.TEACHER, "teacher.", "path paths paths.* encoder tokenizer", words=("null",)),

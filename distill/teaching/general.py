@@ -50,7 +50,7 @@ from distill.training.module import DistillationModule
 from distill.training.settings import Accelerator, TrainerSettings
 
 FORMAT = 1  # Of the trained encoders in the cache.
-RELATION_HEADS = 48  # As many as in the paper, where the widths have them as a divisor.
+RELATION_WIDTH = 16  # Of a relation head of the teacher: 48 heads of BERT-base and 64 of BERT-large, as in the paper.
 DEV_SEQUENCES = 256
 EVALUATIONS = 6  # In the whole training.
 CHECKPOINT_STEPS = 200  # Optimizer steps that are lost when the process is killed, at most.
@@ -343,8 +343,8 @@ def _create_objective(student: PreTrainedModel, teacher: PreTrainedModel) -> Obj
     Raises:
         UserError: for a model without hidden states of every layer, or without queries, keys and values.
     """
-    widths = (checks.encoder_size(model).attention_width for model in (student, teacher))
-    heads = math.gcd(RELATION_HEADS, *(width for width in widths if width is not None))
+    widths = [checks.encoder_size(model).attention_width or 1 for model in (student, teacher)]
+    heads = math.gcd(max(1, widths[1] // RELATION_WIDTH), *widths)
     objective = Objective(name="general", hidden=HiddenStateMSE(), relations=MiniLMv2(relation_heads=heads))
     for model in (student, teacher):
         model.eval()  # The checks run both.
