@@ -90,10 +90,7 @@ def from_teacher(
     Args:
         layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
         depth, decoder_depth: number of layers of the encoder and of a decoder behind it; by default half of them.
-        init: `teacher` copies tensors of the same shape, `random` none, and `search` those of layers that are chosen
-            outside, by students that this function builds. `general` is `teacher`, whose encoder is replaced outside
-            by that of a general stage. A list has names that combine.
-        general: the options of that stage, as in `GeneralSettings`.
+        init, general: as in `check_init`.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
         task, chunk, chunk_overlap, chunk_pooling: as in `Chunking`.
@@ -101,8 +98,9 @@ def from_teacher(
     Raises:
         UserError: for layers, attention or sizes that the student cannot have.
     """
-    copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
-    check_general(init, general, heads=heads, ffn=ffn, embedding_dim=embedding_dim, prune=prune, chunk=chunk)
+    cut = Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
+    chosen = {"heads": heads, "ffn": ffn, "embedding_dim": embedding_dim, "prune": prune, "chunk": chunk}
+    copies = check_init(init, general, **chosen)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     copy = partial(copy_layers, decoder_depth=decoder_depth)
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
@@ -112,8 +110,20 @@ def from_teacher(
     return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
 
 
-def check_init(init: str | Sequence[str]) -> bool:
-    """Returns whether the student copies tensors of the teacher; raises UserError for names that do not combine."""
+def check_init(init: str | Sequence[str], general: Mapping[str, Any] | None = None, **chosen: object) -> bool:
+    """Returns whether the student copies tensors of the teacher.
+
+    Args:
+        init: `teacher` copies tensors of the same shape, `random` none, and `search` those of layers that are chosen
+            outside, by students that this function builds. `general` is `teacher`, whose encoder is replaced outside
+            by that of a general stage. A list has names that combine.
+        general: the options of that stage, as in `GeneralSettings`.
+        chosen: options of the student that are chosen for one task, None where they are not given.
+
+    Raises:
+        UserError: for names that do not combine, and for other options of a general stage.
+    """
+    check_general(init, general, **chosen)
     names = [init] if isinstance(init, str) else list(init)
     unknown = [name for name in names if name not in ("teacher", "random", "search", GENERAL)]
     if unknown or not names:

@@ -8,8 +8,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from distill.models.general import check_general
-
 from .distilbert import Layers, check_init, copy_layers
 
 
@@ -32,5 +30,4 @@ def from_teacher(
     Raises:
         UserError: if the student cannot have these layers.
     """
-    check_general(init, general)
-    return copy_layers(teacher, layers, depth, copies=check_init(init), own_class=True)
+    return copy_layers(teacher, layers, depth, copies=check_init(init, general), own_class=True)

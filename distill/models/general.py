@@ -58,14 +58,14 @@ def names_general(init: object) -> bool:
     return GENERAL in ([init] if isinstance(init, str) else init if isinstance(init, list | tuple) else ())
 
 
-def check_general(init: object, options: Mapping[str, Any] | None, **others: object) -> None:
+def check_general(init: object, options: Mapping[str, Any] | None, **chosen: object) -> None:
     """Raises UserError for options of a general stage that it does not have, or that do not combine with it.
 
     Args:
-        others: options of the student that are chosen by the labels of one task, None where they are not given.
+        chosen: options of the student that are chosen for one task, None where they are not given.
     """
     GeneralSettings.of(options)
-    given = {name: value for name, value in others.items() if value is not None}
+    given = {name: value for name, value in chosen.items() if value is not None}
     if names_general(init) and given:
         name, value = next(iter(given.items()))
         raise UserError(

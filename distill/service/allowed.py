@@ -135,6 +135,8 @@ TABLE: Table = {
         "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions prune "
         "prune_share prune_steps share smoothing start table tag_width token_dropout widths window",
     ),
+    **_list(Kind.VALUE, "student.general.", "batch_size documents learning_rate max_length passes tokens"),
+    **_list(Kind.DATA, "student.general.", "corpus", words=("null",)),
     **_list(Kind.NAME, "student.", "name"),
     **_list(Kind.TEACHER, "student.", "path", words=("null",)),
     **_refuse("student.", "trust_remote_code", "it would run the code of others"),
