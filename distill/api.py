@@ -379,12 +379,12 @@ def _distilbert_student(
             suit the task best and fits the head, and `general` starts from a stage on plain text, which is trained once
             for all tasks; a list has names that combine.
         options: `general`, a mapping with the options of that stage (`corpus`, `documents`, `tokens`, `passes`,
-            `learning_rate`, `batch_size` and `max_length`). Those of a narrower student: `heads` and `ffn` (numbers of heads and inner neurons of a layer, or one
-            for each layer, of which the most important ones for the task are copied), `embedding_dim` (width of the
-            embeddings of words, whose table is factorized), and `prune` (`iterative` removes heads, inner neurons and
-            layers in `prune_steps` steps, between which the student is trained for `prune_share` of the steps of its
-            training). Those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
-            `chunk_overlap` and `chunk_pooling`.
+            `learning_rate`, `batch_size` and `max_length`). Those of a narrower student: `heads` and `ffn` (numbers of
+            heads and inner neurons of a layer, or one for each layer, of which the most important ones for the task are
+            copied), `embedding_dim` (width of the embeddings of words, whose table is factorized), and `prune`
+            (`iterative` removes heads, inner neurons and layers in `prune_steps` steps, between which the student is
+            trained for `prune_share` of the steps of its training). Those of a student for long texts: `attention`,
+            `window`, `global_tokens`, `positions`, `chunk`, `chunk_overlap` and `chunk_pooling`.
     """
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 

@@ -93,7 +93,7 @@ def open_outputs(computation: Computation, examples: Examples, hidden: HiddenLay
     """Returns those outputs of a split that are cached."""
     cache, kept = computation.cache, computation.kept
     environment = {"device": computation.device, **library_versions()}
-    parts = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
+    parts: list[object] = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
     if kept is not None:
         parts.append(kept.key())
     visits = examples.visits or 1
