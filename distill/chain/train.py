@@ -96,7 +96,8 @@ class Prepared:
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {self.source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
-                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
+                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.draws=50 or "
+                "teacher.cache.enabled=false"
             )
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
         if plan.objective.fits_teacher:

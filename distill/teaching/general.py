@@ -161,19 +161,19 @@ class GeneralStage:
                 name="general", data_dir=corpus, documents=settings.documents, max_length=settings.max_length,
                 mask=CHANGES_NOTHING, dev_examples=DEV_SEQUENCES, streaming=False,
             )  # fmt: skip
-            self._text = task.read(cache_dir)
-            _check_amount(self._text, settings)
+            self.text = task.read(cache_dir)
+            _check_amount(self.text, settings)
             with torch.random.fork_rng(devices=[]):  # The weights of an encoder depend on no seed of a run.
                 torch.manual_seed(0)
-                self.start = _load_teacher(weights, self._text)
+                self.start = _load_teacher(weights, self.text)
                 self.student = build(self.start.model)
             for who, model in {"teacher": self.start.model, "student": self.student}.items():
                 checks.check_length(model, self.start.tokenizer, settings.max_length, who=who)
             self._objective = _create_objective(self.student, self.start.model)
-            self._examples = task.encode(self._text, self.start.tokenizer, cache_dir)
+            self._examples = task.encode(self.text, self.start.tokenizer, cache_dir)
         training = {name: value for name, value in self._trainer(1).key().items() if name != "accelerator"}
         key = entry_key(
-            "general", FORMAT, library_versions(), weights.fingerprint(), self._describe_student(), self._text.sha256,
+            "general", FORMAT, library_versions(), weights.fingerprint(), self._describe_student(), self.text.sha256,
             {name: value for name, value in asdict(settings).items() if name != "corpus"}, training,
         )  # fmt: skip
         self.directory = cache_dir / "general" / f"{weights.name}-{key[:16]}"
@@ -242,11 +242,11 @@ class GeneralStage:
         fit = fitting.fit(
             training.module, training.loaders["train"], training.loaders["dev"], settings=training.settings,
             checkpoints=working / "checkpoints", logger=None, title="general",
-            identity={"text": self._text.sha256, "teacher": self.weights.fingerprint()}, resume=True,
+            identity={"text": self.text.sha256, "teacher": self.weights.fingerprint()}, resume=True,
         )  # fmt: skip
         self.seconds = time.perf_counter() - started
         record = {
-            "text": self._name_text(), "sha256": self._text.sha256, "options": asdict(self.settings) | {"corpus": None},
+            "text": self._name_text(), "sha256": self.text.sha256, "options": asdict(self.settings) | {"corpus": None},
             "distance": {"before": before, "after": fit.best}, "steps": fit.steps,
             "tokens": training.module.tokens_seen, "seconds": self.seconds,
         }  # fmt: skip
@@ -260,10 +260,11 @@ class GeneralStage:
     def _prepare(self) -> _Training:
         """Returns the module with its loaders."""
         settings, objective, train = self.settings, self._objective, self._examples["train"]
-        loaders = batching.all_loaders(self._examples, batch_size=settings.batch_size)
+        trainer = self._trainer(1)
+        loaders = batching.all_loaders(self._examples, **trainer.batches())
         assert isinstance(train, Examples)  # Nothing is streamed.
-        in_epoch = len(loaders["train"])
-        in_pass = min(in_epoch, max(1, round(settings.tokens / (float(train.lengths.mean()) * settings.batch_size))))
+        in_epoch, size = len(loaders["train"]), float(train.lengths.mean()) * settings.batch_size * trainer.processes()
+        in_pass = min(in_epoch, max(1, round(settings.tokens / size)))
         steps = in_pass * settings.passes
         trainer = self._trainer(steps, EVALUATIONS * in_epoch / steps)
         task = PlainText(objective.student_needs)

@@ -82,13 +82,13 @@ def test_every_task_starts_from_the_encoder_that_is_trained_once(
 
 
 def open_stage(
-    teacher: d.Teacher, cache_dir: Path, corpus: Path | None, depth: int = 2, **options: Any
-) -> GeneralStage:
-    settings = GeneralSettings.of(STAGE | {"corpus": None if corpus is None else str(corpus)} | options)
-    data = TASK.read(cache_dir)
+    teacher: d.Teacher, cache_dir: Path, corpus: Path | None, depth: int = 2, *, task: Any = TASK, build: Any = None,
+    **options: Any,
+) -> GeneralStage:  # fmt: skip
+    settings = GeneralSettings.of(STAGE | ({} if corpus is None else {"corpus": str(corpus)}) | options)
     return GeneralStage(
-        teacher.source_for(Tasks.of(TASK)).weights, lambda model: from_teacher(model, depth=depth), settings, data,
-        accelerator="cpu", cache_dir=cache_dir,
+        teacher.source_for(Tasks.of(TASK)).weights, build or (lambda model: from_teacher(model, depth=depth)), settings,
+        task.read(cache_dir), accelerator="cpu", cache_dir=cache_dir,
     )  # fmt: skip
 
 
@@ -165,9 +165,9 @@ def test_the_texts_without_labels_are_the_text_without_a_corpus(
     task = d.tasks.Classification(
         text="text", train=(TEXTS, CLASSES), dev=(TEXTS[:8], CLASSES[:8]), max_length=24, unlabelled=lines,
     )  # fmt: skip
-    record = distil(teacher, tmp_path / "run", None, task)["general"]
-    assert record["text"] == "the texts without labels"
-    assert record["distance"]["after"] < record["distance"]["before"]
+    stage = open_stage(teacher, tmp_path, None, task=task)
+    texts = [document.text for document in stage.text.corpus.read_documents()]
+    assert texts == list(dict.fromkeys(lines))
 
 
 def test_a_narrower_student_learns_through_a_projection(
@@ -176,14 +176,13 @@ def test_a_narrower_student_learns_through_a_projection(
     narrow = toy_bert(len(tokenizer), width=8, layers=2)
     narrow.save_pretrained(tmp_path / "narrow")
     tokenizer.save_pretrained(tmp_path / "narrow")
-
-    def create(teacher: Any, *, init: str = "general", general: Any = STAGE | {"corpus": str(corpus)}) -> Any:
-        return load_student(teacher, path=str(tmp_path / "narrow"))
-
-    record = distil(teacher, tmp_path / "run", corpus, student=create)["general"]
-    assert record["distance"]["after"] < record["distance"]["before"]
-    [entry] = (tmp_path / "cache" / "general").iterdir()
-    assert load_file(entry / "model.safetensors")["embeddings.word_embeddings.weight"].shape[1] == 8
+    stage = open_stage(
+        teacher, tmp_path, corpus, build=lambda teacher: load_student(teacher, path=str(tmp_path / "narrow"))
+    )
+    stage.train()
+    distance = stage.record()["distance"]
+    assert distance["after"] < distance["before"]
+    assert stage.load()["embeddings.word_embeddings.weight"].shape[1] == 8
 
 
 # Refused
