@@ -90,17 +90,15 @@ def from_teacher(
     Args:
         layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
         depth, decoder_depth: number of layers of the encoder and of a decoder behind it; by default half of them.
-        init, general: as in `check_init`.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
-        task, chunk, chunk_overlap, chunk_pooling: as in `Chunking`.
+        init, general, task, chunk, chunk_overlap, chunk_pooling: as in `check_init`, and as in `Chunking`.
 
     Raises:
         UserError: for layers, attention or sizes that the student cannot have.
     """
     cut = Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
-    chosen = {"heads": heads, "ffn": ffn, "embedding_dim": embedding_dim, "prune": prune, "chunk": chunk}
-    copies = check_init(init, general, **chosen)
+    copies = check_init(init, general, heads=heads, ffn=ffn, embedding_dim=embedding_dim, prune=prune, chunk=chunk)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     copy = partial(copy_layers, decoder_depth=decoder_depth)
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
