@@ -351,8 +351,9 @@ class Teacher(Shown):
 
 
 class _DistilBertOptions(LongTextOptions, total=False):
-    """The options of a narrower DistilBERT, and of one for long texts."""
+    """The options of a general stage, of a narrower DistilBERT, and of one for long texts."""
 
+    general: Mapping[str, Any] | None
     heads: int | Sequence[int] | None
     ffn: int | Sequence[int] | None
     embedding_dim: int | None
@@ -374,27 +375,33 @@ def _distilbert_student(
         layers: `alternate` (the first, the last and evenly spaced ones between them), `first`, `last`, or indices
             from 0.
         depth: number of layers for `alternate`, `first` and `last`; by default half of the teacher's.
-        init: `teacher` copies every tensor of the same shape, `random` copies none, and `search` copies the layers that
-            suit the task best and fits the head; a list has names that combine.
-        options: those of a narrower student: `heads` and `ffn` (numbers of heads and inner neurons of a layer, or one
-            for each layer, of which the most important ones for the task are copied), `embedding_dim` (width of the
-            embeddings of words, whose table is factorized), and `prune` (`iterative` removes heads, inner neurons and
-            layers in `prune_steps` steps, between which the student is trained for `prune_share` of the steps of its
-            training). Those of a student for long texts: `attention`, `window`, `global_tokens`, `positions`, `chunk`,
-            `chunk_overlap` and `chunk_pooling`.
+        init: `teacher` copies every tensor of the same shape, `random` copies none, `search` copies the layers that
+            suit the task best and fits the head, and `general` starts from a stage on plain text, which is trained once
+            for all tasks; a list has names that combine.
+        options: `general`, a mapping with the options of that stage (`corpus`, `documents`, `tokens`, `passes`,
+            `learning_rate`, `batch_size` and `max_length`). Those of a narrower student: `heads` and `ffn` (numbers of
+            heads and inner neurons of a layer, or one for each layer, of which the most important ones for the task are
+            copied), `embedding_dim` (width of the embeddings of words, whose table is factorized), and `prune`
+            (`iterative` removes heads, inner neurons and layers in `prune_steps` steps, between which the student is
+            trained for `prune_share` of the steps of its training). Those of a student for long texts: `attention`,
+            `window`, `global_tokens`, `positions`, `chunk`, `chunk_overlap` and `chunk_pooling`.
     """
     return Student("distilbert", partial(_distilbert.from_teacher, layers=layers, depth=depth, init=init, **options))
 
 
 def _layers_student(
-    *, layers: str | Sequence[int] = "alternate", depth: int | None = None, init: str | Sequence[str] = "teacher"
+    *,
+    layers: str | Sequence[int] = "alternate",
+    depth: int | None = None,
+    init: str | Sequence[str] = "teacher",
+    general: Mapping[str, Any] | None = None,
 ) -> Student:
     """A student with some of the teacher's layers in the teacher's own class, of any family.
 
     Args:
-        layers, depth, init: as those of `distilbert`.
+        layers, depth, init, general: as those of `distilbert`.
     """
-    return Student("layers", partial(_layers.from_teacher, layers=layers, depth=depth, init=init))
+    return Student("layers", partial(_layers.from_teacher, layers=layers, depth=depth, init=init, general=general))
 
 
 def _albert_student(**options: Any) -> Student:

@@ -4,9 +4,9 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import BertConfig, DistilBertConfig, PreTrainedModel
@@ -15,6 +15,7 @@ from distill.contracts import Task
 from distill.errors import UserError
 from distill.models.chunking import Chunking, ChunkPooling
 from distill.models.forward import model_class
+from distill.models.general import GENERAL, check_general
 from distill.models.layers import (
     count_decoder_layers,
     decoder_layers_option,
@@ -62,6 +63,7 @@ def from_teacher(
     depth: int | None = None,
     decoder_depth: int | None = None,
     init: str | Sequence[str] = "teacher",
+    general: Mapping[str, Any] | None = None,
     heads: int | Sequence[int] | None = None,
     ffn: int | Sequence[int] | None = None,
     embedding_dim: int | None = None,
@@ -88,16 +90,15 @@ def from_teacher(
     Args:
         layers: as in `choose_layers`; indices are of an encoder, and a decoder behind it then has alternate layers.
         depth, decoder_depth: number of layers of the encoder and of a decoder behind it; by default half of them.
-        init: `teacher` copies tensors of the same shape, `random` none, and `search` those of layers that are chosen
-            outside, by students that this function builds. A list has names that combine.
         heads, ffn, embedding_dim, prune, prune_steps, prune_share, origins: of a narrower one, as in `Width`.
         attention, window, global_tokens, positions: of a student for long texts, as in `LongTexts`.
-        task, chunk, chunk_overlap, chunk_pooling: as in `Chunking`.
+        init, general, task, chunk, chunk_overlap, chunk_pooling: as in `check_init`, and as in `Chunking`.
 
     Raises:
         UserError: for layers, attention or sizes that the student cannot have.
     """
-    copies, cut = check_init(init), Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
+    cut = Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
+    copies = check_init(init, general, heads=heads, ffn=ffn, embedding_dim=embedding_dim, prune=prune, chunk=chunk)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     copy = partial(copy_layers, decoder_depth=decoder_depth)
     follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
@@ -107,18 +108,36 @@ def from_teacher(
     return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
 
 
-def check_init(init: str | Sequence[str]) -> bool:
-    """Returns whether the student copies tensors of the teacher; raises UserError for names that do not combine."""
+def check_init(init: str | Sequence[str], general: Mapping[str, Any] | None = None, **chosen: object) -> bool:
+    """Returns whether the student copies tensors of the teacher.
+
+    Args:
+        init: `teacher` copies tensors of the same shape, `random` none, and `search` those of layers that are chosen
+            outside, by students that this function builds. `general` is `teacher`, whose encoder is replaced outside
+            by that of a general stage. A list has names that combine.
+        general: the options of that stage, as in `GeneralSettings`.
+        chosen: options of the student that are chosen for one task, None where they are not given.
+
+    Raises:
+        UserError: for names that do not combine, and for other options of a general stage.
+    """
+    check_general(init, general, **chosen)
     names = [init] if isinstance(init, str) else list(init)
-    unknown = [name for name in names if name not in ("teacher", "random", "search")]
+    unknown = [name for name in names if name not in ("teacher", "random", "search", GENERAL)]
     if unknown or not names:
         shown = init if isinstance(init, str) else names
         raise UserError(
-            f"student.init={shown} is unknown, expected teacher, random, search or a list like [teacher,search]"
+            f"student.init={shown} is unknown, expected teacher, random, search, general or a list like "
+            "[teacher,search]"
         )
     if "random" in names and len(names) > 1:
         raise UserError(
             f"student.init={names} combines random weights, which copy nothing, with others: give one of them"
+        )
+    if "search" in names and GENERAL in names:
+        raise UserError(
+            f"student.init={names} combines the layers that suit one task with a general stage, which all tasks share: "
+            "give one of them"
         )
     return names != ["random"]
 

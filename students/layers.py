@@ -3,7 +3,8 @@
 A GPT-2 follows a GPT-2, and a Llama a Llama, with the same embeddings, positions and head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -16,6 +17,7 @@ def from_teacher(
     layers: Layers = "alternate",
     depth: int | None = None,
     init: str | Sequence[str] = "teacher",
+    general: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
     """Creates a model of the teacher's class with some of its layers, in training mode and float32.
 
@@ -23,9 +25,9 @@ def from_teacher(
     from.
 
     Args:
-        layers, depth, init: as those of the student `distilbert`.
+        layers, depth, init, general: as those of the student `distilbert`.
 
     Raises:
         UserError: if the student cannot have these layers.
     """
-    return copy_layers(teacher, layers, depth, copies=check_init(init), own_class=True)
+    return copy_layers(teacher, layers, depth, copies=check_init(init, general), own_class=True)

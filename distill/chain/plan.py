@@ -35,7 +35,7 @@ from distill.losses import (
     TargetLength,
     Term,
 )
-from distill.models.loading import replace_head, start_head
+from distill.models.loading import replace_encoder, replace_head, start_head
 from distill.models.origins import Origins
 from distill.models.pooling import configure
 from distill.options import show_value
@@ -109,11 +109,13 @@ class Student(Shown):
         build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and
             `origins=`.
         head: weight `[C, F]` and bias `[C]` of the last linear layer before the training; None for those of `build`.
+        encoder: tensors of its base model before the training by name; None for those of `build`.
     """
 
     name: str
     build: StudentFactory | PreTrainedModel
     head: tuple[Tensor, Tensor] | None = None
+    encoder: Mapping[str, Tensor] | None = None
 
     def __repr__(self) -> str:
         return describe_call("Student", self.name, **self._options())
@@ -127,9 +129,16 @@ class Student(Shown):
     def _options(self) -> dict[str, Any]:
         return dict(getattr(self.build, "keywords", {}))
 
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return {} if isinstance(self.build, PreTrainedModel) else inspect.signature(self.build).parameters
+
+    def has_option(self, name: str) -> bool:
+        """Returns whether its function has an option of this name."""
+        return name in self._parameters()
+
     def option(self, name: str) -> Any:
         """Returns the value of an option of its function; None for a loaded model, and without this option."""
-        known = {} if isinstance(self.build, PreTrainedModel) else inspect.signature(self.build).parameters
+        known = self._parameters()
         value = known[name].default if name in known else None
         return None if value is inspect.Parameter.empty else value
 
@@ -143,6 +152,8 @@ class Student(Shown):
             UserError: for options that its function does not accept.
         """
         model = self._make(teacher, {"task": task, "origins": origins})
+        if self.encoder is not None:
+            replace_encoder(model, self.encoder)
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:
@@ -150,6 +161,10 @@ class Student(Shown):
         if self.head is not None:
             replace_head(model, *self.head)
         return model
+
+    def build_from(self, encoder: PreTrainedModel, task: Task) -> PreTrainedModel:
+        """Returns the student of an encoder without a head, with no more of the task than its function reads."""
+        return self._make(encoder, {"task": task})
 
     def _make(self, teacher: PreTrainedModel, known: Mapping[str, Any]) -> PreTrainedModel:
         if isinstance(self.build, PreTrainedModel):

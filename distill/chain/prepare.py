@@ -11,6 +11,7 @@ from distill.chain import seeds
 from distill.chain.baseline import choose_baseline
 from distill.chain.depth_search import DepthSearch
 from distill.chain.encoding import Encoding
+from distill.chain.general import check_general, start_generally
 from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
@@ -67,7 +68,8 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     with run.timed("teacher"):
         prepared = [reading.prepare() for reading in readings]
-    student, tasks = prepared[0][0], [task_run for _, task_run in prepared]
+        tasks = [task_run for _, task_run in prepared]
+        student = start_generally(prepared[0][0], tasks[0], run)
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = several.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     model, loaders = create_student(student, tasks, plan, examples)
@@ -184,6 +186,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     check_ranking(student, data, task)
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
+    check_general(student, found, task, data, plan)
     encode = Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
     return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)

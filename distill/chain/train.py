@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from transformers import PreTrainedModel
 
 from distill.chain import summary
+from distill.chain.general import describe_general
 from distill.chain.layer_search import describe_search
 from distill.chain.plan import Plan, Student
 from distill.chain.pruning import Pruner, Pruning, record_end
@@ -91,11 +92,12 @@ class Prepared:
         """Returns the module to train, with the signal of the teachers, which is prepared if there is none yet."""
         plan, teacher = self.plan, self.teacher
         signal = self._prepare_signal(student) if signal is None else signal
-        mass = signal.mass() if isinstance(signal, Cached) and signal.top_k else 1.0
+        mass = signal.mass() if isinstance(signal, Cached) else 1.0
         if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {self.source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
-                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.enabled=false"
+                "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.draws=50 or "
+                "teacher.cache.enabled=false"
             )
         plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
         if plan.objective.fits_teacher:
@@ -157,6 +159,7 @@ class Prepared:
             ("teacher outputs", summary.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             *([("layers", describe_search(search))] if (search := self.run.record.get("layer_search")) else []),
+            *([("general stage", describe_general(stage))] if (stage := self.run.record.get("general")) else []),
             *([("pruning", pruning.describe())] if pruning else []),
             ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
             *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),

@@ -37,7 +37,7 @@ PRUNER = "pruner"  # The logger that a search by Optuna adds.
 _NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
 _PATHS = (
     "task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "teacher.encoder", "teacher.texts",
-    "student.path", "cache_dir",
+    "student.path", "student.general.corpus", "cache_dir",
 )  # fmt: skip
 _PATHS_OR_IDS = ("task.unlabelled", "task.bank", "augment.model")  # An id of the Hub is no path that can be missing.
 _TEXTS = "export.vocabulary_texts"  # A list of paths.

@@ -48,6 +48,10 @@ class SoftTargets(Term):
         self.reads_every_token = positions == "all"
         self.accepts_top_k = positions == "masked"
 
+    @property
+    def drawn_at(self) -> float | None:
+        return self.temperature if self.accepts_top_k else None
+
     def count(self, items: Items) -> Tensor:
         return count_items(items) if self.reads_every_token else super().count(items)
 

@@ -147,6 +147,10 @@ class Objective(nn.Module):
         """Returns the names of the terms that need more than the top k of the teacher's logits."""
         return self.names_where(lambda term: term.needs_teacher and term.reads_logits and not term.accepts_top_k)
 
+    def drawn_at(self) -> dict[str, float | None]:
+        """Returns the terms that read the teacher's logits, with the temperature as in `Term.drawn_at`."""
+        return {name: term.drawn_at for name, term in self._named() if term.needs_teacher and term.reads_logits}
+
     def needing_unnamed_layers(self, student_depth: int, teacher_depth: int) -> list[str]:
         """Returns the names of the terms that read hidden states of the teacher and do not name their layers."""
         return self.names_where(

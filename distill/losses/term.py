@@ -94,6 +94,11 @@ class Term(nn.Module):
             raise ValueError(f"got weight {weight} for {type(self).__name__}, expected 0 or more")
         self.weight = float(weight)
 
+    @property
+    def drawn_at(self) -> float | None:
+        """Returns the temperature of the draws that can replace the teacher's logits over a vocabulary, or None."""
+        return None
+
     def check_sizes(self, student: EncoderSize, teacher: EncoderSize) -> None:
         """Raises UserError if the options of the term do not suit encoders of these sizes."""
 

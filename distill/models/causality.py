@@ -30,20 +30,24 @@ def check_causal(model: PreTrainedModel, name: str) -> None:
 
 
 def check_reads_both_sides(config: PreTrainedConfig, auto_class: str, name: str) -> None:
-    """Raises UserError for a decoder with a head for tags or answers, which depend on the tokens behind each token.
-
-    A family is one of decoders if it has a causal language model and no masked one. XLNet, which reads both sides, says
-    so in its configuration.
-    """
-    causal, masked = (model_class(head, type(config)) for head in ("AutoModelForCausalLM", "AutoModelForMaskedLM"))
-    is_decoder = causal is not None and masked is None and getattr(config, "attn_type", "uni") != "bi"
-    if is_decoder and auto_class in BOTH_SIDES:
+    """Raises UserError for a decoder with a head for tags or answers, which depend on the tokens behind each token."""
+    if is_decoder(config) and auto_class in BOTH_SIDES:
         asked = "tags" if auto_class == BOTH_SIDES[0] else "answers"
         raise UserError(
             f"{name} has a model of type {config.model_type}, a decoder, which reads the tokens before each token "
             f"alone, and {asked} depend on those behind it too: take an encoder such as BERT, or task=classification, "
             "which a decoder can learn"
         )
+
+
+def is_decoder(config: PreTrainedConfig) -> bool:
+    """Returns whether a model reads the tokens before each token alone.
+
+    A family is one of decoders if it has a causal language model and no masked one. XLNet, which reads both sides, says
+    so in its configuration.
+    """
+    causal, masked = (model_class(head, type(config)) for head in ("AutoModelForCausalLM", "AutoModelForMaskedLM"))
+    return causal is not None and masked is None and getattr(config, "attn_type", "uni") != "bi"
 
 
 def _logits_before_last(model: PreTrainedModel, ids: Tensor) -> Tensor:

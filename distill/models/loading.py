@@ -1,7 +1,7 @@
 """Loads a model with its tokenizer and a head for the task from a directory."""
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -435,6 +435,27 @@ def replace_head(model: PreTrainedModel, weight: Tensor, bias: Tensor) -> None:
     head.weight.copy_(weight)
     if head.bias is not None:
         head.bias.copy_(bias)
+
+
+def replace_encoder(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Gives the base model these tensors, which are all of it but a pooler.
+
+    Raises:
+        UserError: for a base model with other tensors.
+    """
+    encoder = model.base_model
+    shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items() if not _is_pooler(name)}
+    given = {name: tensor for name, tensor in tensors.items() if not _is_pooler(name)}
+    if shapes != {name: tensor.shape for name, tensor in given.items()}:
+        raise UserError(
+            f"student.init=general has the encoder of a student without a head, and that of a {type(model).__name__} "
+            "has other tensors: take +student=layers, or another student.init"
+        )
+    encoder.load_state_dict(given, strict=False)
+
+
+def _is_pooler(name: str) -> bool:
+    return name.startswith("pooler.")
 
 
 def find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:

@@ -160,7 +160,8 @@ def create_record(**fields: object) -> dict[str, Any]:
     """Returns the record of a run that has no results yet."""
     return dict(
         schema=SCHEMA, status="running", error=None, version=__version__, **fields, **create_results(),
-        objective=None, training=None, budget=None, layer_search=None, seconds={}, environment=environment(),
+        objective=None, training=None, budget=None, layer_search=None, general=None, seconds={},
+        environment=environment(),
     )  # fmt: skip
 
 

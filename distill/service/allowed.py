@@ -121,7 +121,7 @@ TABLE: Table = {
     ),
     **_list(Kind.VALUE, "teacher.bilstm.", "dropout hidden_dim layers pooling"),
     **_list(Kind.VALUE, "teacher.contrastive.", "batch_size epochs learning_rate pairs seed"),
-    **_list(Kind.VALUE, "teacher.cache.", "enabled hidden max_gb top_k"),
+    **_list(Kind.VALUE, "teacher.cache.", "enabled hidden max_gb draws top_k"),
     **_list(Kind.TEXT, "teacher.", "labels hypothesis"),
     **_list(Kind.NAME, "teacher.", "name"),
     **_list(Kind.TEACHER, "teacher.", "path paths paths.* encoder tokenizer", words=("null",)),
@@ -135,6 +135,8 @@ TABLE: Table = {
         "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions prune "
         "prune_share prune_steps share smoothing start table tag_width token_dropout widths window",
     ),
+    **_list(Kind.VALUE, "student.general.", "batch_size documents learning_rate max_length passes tokens"),
+    **_list(Kind.DATA, "student.general.", "corpus", words=("null",)),
     **_list(Kind.NAME, "student.", "name"),
     **_list(Kind.TEACHER, "student.", "path", words=("null",)),
     **_refuse("student.", "trust_remote_code", "it would run the code of others"),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,13 +27,19 @@ _WITHOUT_EFFECT = ("data_dir", "hub_id", "builtin", "text", "documents", "stream
 
 
 @contextmanager
-def renamed() -> Iterator[None]:
-    """Raises errors of a text with the options of the adaptation in place of those of a task, which are alike."""
+def renamed(prefix: str = "adapt", **names: str) -> Iterator[None]:
+    """Raises errors of a text with other options in place of those of a task, which are alike.
+
+    Args:
+        prefix: of those options.
+        names: of options of a task that have other names there.
+    """
     try:
         yield
     except (UserError, ValueError) as error:
         kind = UnreachableError if isinstance(error, UnreachableError) else UserError
-        raise kind(re.sub(r"(?<![\w/.])task\.(?=\w+)", "adapt.", str(error))) from error
+        text = re.sub(r"(?<![\w/.])task\.(\w+)", lambda found: f"{prefix}.{names.get(found[1], found[1])}", str(error))
+        raise kind(text) from error
 
 
 class Adaptation:
@@ -109,19 +115,25 @@ class Adaptation:
         """
         if self.name == DOMAIN:
             return self.text.read(cache_dir)
-        texts = list(dict.fromkeys(filter(None, _training_texts(data))))
-        directory = cache_dir / "adaptation" / entry_key("adaptation", FORMAT, texts)[:20]
-        if not has_entry(directory):
-            with new_entry(directory) as temporary:
-                lines = (json.dumps({"text": text}) for text in texts)
-                write_text(temporary / _TEXTS, "".join(f"{line}\n" for line in lines))
+        file = keep_texts(_training_texts(data), cache_dir)
         options = asdict(self.text.settings) | {"mask": self.text.settings.mask, "text": "text"}
-        return MaskedLM(name=self.name, **options | {"data_dir": str(directory / _TEXTS)}).read(cache_dir)
+        return MaskedLM(name=self.name, **options | {"data_dir": str(file)}).read(cache_dir)
 
     def key(self) -> list[Any]:
         """Returns everything that the adapted model depends on besides its start and its text."""
         text = {name: value for name, value in asdict(self.text.settings).items() if name not in _WITHOUT_EFFECT}
         return [self.add_words, text, self.trainer.key()]
+
+
+def keep_texts(texts: Iterable[str], cache_dir: Path) -> Path:
+    """Returns the JSONL file of the cache that has each of these texts once."""
+    kept = list(dict.fromkeys(filter(None, texts)))
+    directory = cache_dir / "adaptation" / entry_key("adaptation", FORMAT, kept)[:20]
+    if not has_entry(directory):
+        with new_entry(directory) as temporary:
+            lines = (json.dumps({"text": text}) for text in kept)
+            write_text(temporary / _TEXTS, "".join(f"{line}\n" for line in lines))
+    return directory / _TEXTS
 
 
 def _training_texts(data: Data) -> Iterator[str]:

@@ -10,7 +10,7 @@ from distill.losses.term import scatter_logits
 
 def locate_items(tensors: Mapping[str, Tensor], examples: int) -> dict[str, Sequence[int]]:
     """Returns for each column of a shard where its examples end: 0, and the rows of all examples up to each."""
-    names = [name for name in ("logits", "widths", "top", "ids", "rest") if name in tensors]
+    names = [name for name in ("logits", "widths", "top", "ids", "rest", "drawn") if name in tensors]
     ends = _ends(tensors["counts"]) if "counts" in tensors else range(examples + 1)
     located: dict[str, Sequence[int]] = dict.fromkeys(names, ends)
     if "widths" in tensors:

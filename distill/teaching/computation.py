@@ -20,8 +20,9 @@ from distill.models.forward import count_outputs, run_encoder, to_device
 from distill.storage import mirror
 from distill.tasks.scoring import Scoring
 from distill.teaching.columns import pack_logits, split_items
+from distill.teaching.draws import Draws
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache, library_versions
-from distill.teaching.top_k import bytes_per_item, take_top_k
+from distill.teaching.top_k import TopK
 from distill.training.evaluate import Columns, concatenate, score_items
 
 
@@ -45,6 +46,7 @@ class Computation:
         cache: the rules for caching.
         directory: directory of all cached outputs. Those of a split are in a subdirectory named by a digest.
         device: type of the device of the forward passes. The digest covers it, and the versions of the libraries.
+        kept: what is cached of logits over a vocabulary; None for all logits.
         only_hidden: whether the model is an encoder without a head, of which only hidden states are cached.
     """
 
@@ -54,6 +56,7 @@ class Computation:
     cache: OutputCache
     directory: Path
     device: str = "cpu"
+    kept: Draws | TopK | None = None
     only_hidden: bool = False
 
 
@@ -88,17 +91,17 @@ def count_visited(examples: Examples, epochs: float) -> int:
 
 def open_outputs(computation: Computation, examples: Examples, hidden: HiddenLayers | None) -> Cached:
     """Returns those outputs of a split that are cached."""
-    cache, task = computation.cache, computation.task
+    cache, kept = computation.cache, computation.kept
     environment = {"device": computation.device, **library_versions()}
-    parts = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
-    if task.info.classes_are_tokens:
-        parts.append(cache.top_k)
+    parts: list[object] = [environment, computation.fingerprint, examples.digest, hidden and hidden.key()]
+    if kept is not None:
+        parts.append(kept.key())
     visits = examples.visits or 1
     outputs = cache.open(
         computation.directory / cache.key(*parts),
         np.tile(examples.tokens, visits),
         hidden=hidden,
-        top_k=task.info.classes_are_tokens,
+        kept=kept,
     )
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")
@@ -157,7 +160,7 @@ def count_logit_bytes(
 ) -> float:
     """Returns the size of the logits of `number` examples, in bytes."""
     classes = examples.classes_per_item or count_outputs(teacher)
-    item_bytes = bytes_per_item(cache.top_k) if task.info.classes_are_tokens else 4 * classes
+    item_bytes = cache.bytes_per_item if task.info.classes_are_tokens else 4 * classes
     return number * examples.items_per_example * item_bytes
 
 
@@ -191,7 +194,8 @@ def _compute(
     # Copied into one array, because views would keep the outputs of all batches in memory.
     states = torch.empty(int(lengths.sum()), len(layers), width, dtype=torch.float16)
     per_example, counts = [dict[str, Tensor]() for _ in lengths], torch.ones(len(lengths), dtype=torch.long)
-    profile = torch.zeros(teacher.config.vocab_size if task.info.classes_are_tokens else 0, device=teacher.device)
+    profile = torch.zeros(teacher.config.vocab_size if computation.kept else 0, device=teacher.device)
+    generator = torch.Generator().manual_seed(first)  # The same draws whenever this part is computed.
     padded = examples.lengths[np.arange(first, first + len(lengths)) % len(examples)]
     for micro_batch in scoring_steps(padded, scored_tokens(teacher.device)):
         batch = to_device(examples[[first + index for index in micro_batch]], teacher.device)
@@ -201,7 +205,7 @@ def _compute(
             items = task.select(batch)
             outputs = task.run(teacher, batch, items, needs)
             hidden_states = outputs.hidden_states
-            columns = _pack_parts(outputs, items, computation, profile)
+            columns = _pack_parts(outputs, items, computation, profile, generator)
             counts[micro_batch] = torch.bincount(items.row, minlength=len(micro_batch)).cpu()
             split = split_items(columns, counts[micro_batch])
             for row, index in enumerate(micro_batch):
@@ -214,25 +218,32 @@ def _compute(
     result = {name: torch.cat([columns[name] for columns in per_example]) for name in per_example[0]}
     if not bool((counts == 1).all()):
         result["counts"] = counts
-    if task.info.classes_are_tokens:
+    if computation.kept is not None:
         result |= {"counts": counts, "profile": (profile / counts.sum().clamp(min=1)).half().cpu()}
     return result, states.squeeze(1) if hidden else None
 
 
-def _pack_parts(outputs: Outputs, items: Items, computation: Computation, profile: Tensor) -> dict[str, Tensor]:
+def _pack_parts(
+    outputs: Outputs, items: Items, computation: Computation, profile: Tensor, generator: torch.Generator
+) -> dict[str, Tensor]:
     """Returns the columns of the items of a batch, whose logits over a vocabulary are computed in chunks."""
-    parts = [_pack(outputs.at(part).logits, part, computation, profile) for part in items.parts(outputs.chunk_size)]
+    parts = [
+        _pack(outputs.at(part).logits, part, computation, profile, generator)
+        for part in items.parts(outputs.chunk_size)
+    ]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _pack(logits: Tensor | None, items: Items, computation: Computation, profile: Tensor) -> dict[str, Tensor]:
+def _pack(
+    logits: Tensor | None, items: Items, computation: Computation, profile: Tensor, generator: torch.Generator
+) -> dict[str, Tensor]:
     """Returns the columns of the items of a batch; over a vocabulary their log-probabilities are added to `profile`."""
     assert logits is not None
-    if not computation.task.info.classes_are_tokens:
+    if computation.kept is None:
         return pack_logits(logits.float().cpu(), items.valid)
     log_probs = logits.float().log_softmax(dim=-1)
     profile += log_probs.sum(dim=0)
-    return take_top_k(log_probs, computation.cache.top_k)
+    return computation.kept.pack(log_probs, generator)
 
 
 def _token_states(hidden_states: Sequence[Tensor] | None, batch: Batch, hidden: HiddenLayers) -> Tensor:

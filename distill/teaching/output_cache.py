@@ -28,7 +28,9 @@ from distill.storage import mirror
 from distill.storage.cache import entry_key, lease
 from distill.storage.files import atomic_file, make_directory
 from distill.teaching.columns import locate_items, unpack_logits
-from distill.teaching.top_k import bytes_per_item, restore_outputs, top_k_mass
+from distill.teaching.draws import Draws
+from distill.teaching.draws import bytes_per_item as bytes_of_draws
+from distill.teaching.top_k import TopK, bytes_per_item, top_k_mass
 
 FORMAT = 1
 _LIBRARIES = {"torch": torch, "transformers": transformers}
@@ -77,8 +79,10 @@ class OutputCache:
             `max_gb` and on the disk, and if the training reads at least as many of them as caching computes. True
             raises an error if they do not fit, and so does `auto` if `enabled` is True.
         max_gb: largest size of the outputs of one split, in GB.
-        top_k: over a vocabulary, number of the largest logits that are cached for each item, with the mass of the
-            others.
+        draws: over a vocabulary, number of tokens that are drawn for each item from the teacher's distribution at the
+            temperature of the terms, and cached in place of its logits; None caches the `top_k`.
+        top_k: over a vocabulary, number of the largest logits that are cached for each item without `draws`, with the
+            mass of the others.
     """
 
     @check_arguments
@@ -88,14 +92,48 @@ class OutputCache:
         enabled: Literal["auto"] | bool = "auto",
         hidden: Literal["auto"] | bool = "auto",
         max_gb: PositiveFloat = 8.0,
+        draws: PositiveInt | None = 50,
         top_k: PositiveInt = 64,
     ) -> None:
-        self.enabled, self.hidden, self.max_gb, self.top_k = enabled, hidden, max_gb, top_k
+        self.enabled, self.hidden, self.max_gb, self.draws, self.top_k = enabled, hidden, max_gb, draws, top_k
 
     @property
     def is_optional(self) -> bool:
         """Returns whether hidden states that do not fit are computed in every step, without an error."""
         return self.hidden == "auto" and self.enabled == "auto"
+
+    @property
+    def bytes_per_item(self) -> int:
+        """Returns the size of what is cached of the logits of an item over a vocabulary, in bytes."""
+        return bytes_per_item(self.top_k) if self.draws is None else bytes_of_draws(self.draws)
+
+    def over_vocabulary(self, drawn_at: Mapping[str, float | None]) -> Draws | TopK:
+        """Returns what is cached of the logits of an item over a vocabulary.
+
+        Args:
+            drawn_at: the terms that read them, with the temperature at which draws are enough for each; None for a
+                term for which they are not.
+
+        Raises:
+            UserError: for draws from which not all of these terms can learn.
+        """
+        if self.draws is None:
+            return TopK(self.top_k)
+        option = f"teacher.cache.draws={self.draws}"
+        for name, temperature in drawn_at.items():
+            if temperature is None:
+                raise UserError(
+                    f"the term {name} reads the teacher's largest logits, and {option} caches tokens that were drawn: "
+                    "set teacher.cache.draws=null to cache the largest ones"
+                )
+        temperatures = dict.fromkeys(drawn_at.values())
+        if len(temperatures) > 1:
+            each = " and ".join(f"{name} {temperature:g}" for name, temperature in drawn_at.items())
+            raise UserError(
+                f"{option} draws at one temperature, and the terms have several ({each}): give them the same one, or "
+                "set teacher.cache.draws=null"
+            )
+        return Draws(self.draws, next((known for known in temperatures if known is not None), 1.0))
 
     def is_wanted(self, *, by_default: bool) -> bool:
         """Returns whether outputs that can be cached are.
@@ -147,8 +185,8 @@ class OutputCache:
             )
         elif not self.is_wanted(by_default=by_default):
             reason = (
-                f"the {self.top_k} largest logits of every token are {bytes_per_item(self.top_k)} bytes a token, and "
-                "leave out much of the probability: teacher.cache.enabled=true caches them"
+                f"what is cached of the logits of every token is {self.bytes_per_item} bytes a token: "
+                "teacher.cache.enabled=true caches it"
             )
         if reason is not None and self.enabled is True:
             raise UserError(f"cannot cache teacher outputs (teacher.cache.enabled=true): {reason}; use auto or false")
@@ -159,17 +197,17 @@ class OutputCache:
         return entry_key("outputs", FORMAT, SHARD_TOKENS, *parts)[:20]
 
     def open(
-        self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
+        self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, kept: Draws | TopK | None = None
     ) -> "Cached":
         """Opens the cached outputs in `directory` for examples of these lengths in tokens `[N]`.
 
         Args:
             hidden: the hidden states, None without them.
-            top_k: whether only the largest logits are stored.
+            kept: what is cached of logits over a vocabulary; None for all logits.
         """
         mirror.try_fetch(directory)
         lease(directory)
-        return Cached(directory, lengths, hidden=hidden, top_k=top_k)
+        return Cached(directory, lengths, hidden=hidden, kept=kept)
 
     def size_gb(self, lengths: np.ndarray, *, logit_bytes: float, hidden: HiddenLayers | None) -> float:
         """Returns the size of `logit_bytes` and of float16 hidden states for these lengths `[N]`, in GB."""
@@ -243,9 +281,9 @@ class Cached(Signal):
     seconds = 0.0
 
     def __init__(
-        self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, top_k: bool = False
+        self, directory: Path, lengths: np.ndarray, *, hidden: HiddenLayers | None, kept: Draws | TopK | None = None
     ) -> None:
-        self.directory, self.lengths, self.hidden, self.top_k = directory, lengths, hidden, top_k
+        self.directory, self.lengths, self.hidden, self.kept = directory, lengths, hidden, kept
         self._ends = lengths.cumsum()
         # With several layers a shard has fewer tokens, so that the memory of a pass stays the same.
         shard_of = (self._ends - lengths) // max(1, SHARD_TOKENS // (len(hidden.layers) if hidden else 1))
@@ -258,7 +296,7 @@ class Cached(Signal):
 
     def __reduce__(self) -> Any:
         """Pickles only the directory, not the outputs."""
-        create = partial(Cached, hidden=self.hidden, top_k=self.top_k)
+        create = partial(Cached, hidden=self.hidden, kept=self.kept)
         return create, (self.directory, self.lengths)
 
     def missing(self, examples: int | None = None) -> list[tuple[int, int]]:
@@ -281,7 +319,7 @@ class Cached(Signal):
 
         Args:
             first: first example of the shard.
-            columns: outputs of its items in the order of the examples: those of `pack_logits`, or of `take_top_k` with
+            columns: outputs of its items in the order of the examples: those of `pack_logits`, or of `kept.pack` with
                 `profile [V]`, the mean of the items' log-probabilities. `counts [examples]` are the numbers of items,
                 without which each example has one.
             hidden: hidden states of all tokens of these examples, `[tokens, H]`, of several layers
@@ -309,8 +347,8 @@ class Cached(Signal):
         if "widths" in joined:
             joined = {"logits": unpack_logits(joined["logits"], joined["widths"], items.valid)}
         hidden_states = self.hidden_states(batch) if self.hidden else None
-        if self.top_k:
-            return restore_outputs(joined, self._shard(0)["profile"].to(device), hidden_states)
+        if self.kept is not None:
+            return self.kept.restore(joined, self._shard(0)["profile"].to(device), hidden_states)
         return Outputs(logits=joined["logits"], hidden_states=hidden_states)
 
     def hidden_states(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -352,14 +390,18 @@ class Cached(Signal):
     def describe(self) -> str:
         """Describes what is cached where."""
         size = f"{self.bytes / 1e6:.1f} MB"
-        if self.top_k:
+        if isinstance(self.kept, TopK):
             size += f", {self.mass():.1%} of the probability mass"
+        if isinstance(self.kept, Draws):
+            size += f", {self.kept.number} tokens drawn at temperature {self.kept.temperature:g}"
         if self.hidden:
             size += ", hidden states in float16"
         return f"{self.directory} ({size})"
 
     def mass(self) -> float:
-        """Returns the share of the probability mass that the top k have, over all items."""
+        """Returns the share of the probability mass that the top k have, over all items; 1 where there are others."""
+        if not isinstance(self.kept, TopK):
+            return 1.0
         return top_k_mass(torch.cat([shard["rest"] for shard in self._shards if shard is not None]))
 
     def _items(self, example: int, number: int) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """The signal of a teacher in a training: cached outputs, or a teacher that runs in every step, and the reason."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,11 @@ from distill.teaching.computation import (
     fill_outputs,
     open_outputs,
 )
+from distill.teaching.draws import Draws
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.signal import Live, Mean
+from distill.teaching.top_k import TopK
 from distill.training.module import NOTHING
 
 WRITES = "the student writes some of the texts"
@@ -38,6 +41,13 @@ def check_cache(cache: OutputCache, objective: Objective, task: Task, *, is_ense
     reason = _obstacle(cache, objective, task)
     if is_ensemble and objective.needs_teacher:
         _refuse_to_run(reason)
+    if reason is None:
+        _keep(cache, objective, task)
+
+
+def _keep(cache: OutputCache, objective: Objective, task: Task) -> Draws | TopK | None:
+    """Returns what is cached of logits over a vocabulary, None for other tasks; raises UserError as `check_cache`."""
+    return cache.over_vocabulary(objective.drawn_at()) if task.info.classes_are_tokens else None
 
 
 def _refuse_to_run(reason: str | None) -> None:
@@ -172,8 +182,9 @@ def outputs_for_training(
         ),
     )  # fmt: skip
     outputs = reason or _cache_or_reason(
-        computation_of(first, task, cache, directory), examples, first.model, hidden, objective, epochs, earlier
-    )
+        replace(computation_of(first, task, cache, directory), kept=_keep(cache, objective, task)),
+        examples, first.model, hidden, objective, epochs, earlier,
+    )  # fmt: skip
     if isinstance(outputs, str):
         if others:
             _refuse_to_run(outputs)

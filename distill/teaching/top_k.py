@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,27 @@ from distill.contracts import Outputs
 
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)  # The mass of the other tokens is stored at each of them.
 _NO_MASS = -1e4  # The logarithm of a probability of 0.
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The `k` largest logits of each item."""
+
+    k: int
+
+    def key(self) -> int:
+        """Returns the part of a cache's key."""
+        return self.k
+
+    def pack(self, log_probs: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Returns the columns of `take_top_k`, for which nothing is drawn."""
+        return take_top_k(log_probs, self.k)
+
+    def restore(
+        self, columns: Mapping[str, Tensor], profile: Tensor, hidden_states: Sequence[Tensor] | None = None
+    ) -> Outputs:
+        """Returns the outputs of `restore_outputs`."""
+        return restore_outputs(columns, profile, hidden_states)
 
 
 def take_top_k(log_probs: Tensor, k: int) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from distill.training.launchers import launched_world_size
 from distill.training.ray_cluster import check_ray
 
 Precision = Literal["auto", "32-true", "bf16-mixed"]
+Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]
 AUTO = "auto"
 CHOSEN = ("learning_rate", "max_epochs", "evaluations", "ema", "soup", "patience")  # The options that may be auto.
 if TYPE_CHECKING:  # All code that reads these options runs after `auto.resolve`.
@@ -99,7 +100,7 @@ class TrainerSettings:
     ema: Decay = 0.0
     soup: Number = 1
     patience: OptionalNumber = None
-    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    accelerator: Accelerator = "auto"
     devices: PositiveInt = 1
     strategy: Literal["auto", "ddp", "fsdp", "ray"] = "auto"
     compile: bool = False

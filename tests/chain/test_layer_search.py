@@ -101,8 +101,8 @@ def test_vectors_have_no_head_to_fit(tokenizer: PreTrainedTokenizerBase, tmp_pat
 @pytest.mark.parametrize(
     ("init", "message"),
     [
-        ("best", "student.init=best is unknown, expected teacher, random, search or a list like"),
-        (["teacher", "general"], r"student.init=\['teacher', 'general'\] is unknown, expected teacher, random, search"),
+        ("best", "student.init=best is unknown, expected teacher, random, search, general or a list like"),
+        (["teacher", "zeros"], r"student.init=\['teacher', 'zeros'\] is unknown, expected teacher, random, search"),
         ([], r"student.init=\[\] is unknown"),
         (["random", "search"], r"student.init=\['random', 'search'\] combines random weights, which copy nothing"),
     ],

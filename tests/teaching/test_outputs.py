@@ -27,10 +27,11 @@ from distill.tasks import Classification, MaskedLM
 from distill.tasks.class_scores import OneClass
 from distill.teaching import computation as module
 from distill.teaching import output_cache, outputs
+from distill.teaching import top_k as top_k_module
 from distill.teaching.computation import Computation, cache_outputs
 from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
 from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.top_k import restore_logits, take_top_k
+from distill.teaching.top_k import TopK, restore_logits, take_top_k
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
 from distill.training import fitting
@@ -272,7 +273,7 @@ def test_outputs_of_every_token_are_cached_if_an_option_says_so():
     options = {"fixed_inputs": True, "by_default": False, "hidden_gb": 0.0}
     reason = OutputCache().obstacle({}, **options)
     assert reason is not None
-    assert "are 404 bytes a token, and leave out much of the probability: teacher.cache.enabled=true" in reason
+    assert "is 200 bytes a token: teacher.cache.enabled=true caches it" in reason
     for asked in (OutputCache(enabled=True), OutputCache(hidden=True)):
         assert asked.obstacle({}, **options) is None
     assert OutputCache(enabled=False, hidden=True).obstacle({}, **options) == "teacher.cache.enabled=false"
@@ -396,7 +397,7 @@ def language_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 def cache_top_k(
     masked: Sequences, model: PreTrainedModel, directory: Path, *, top_k: int, hidden: bool = False, epochs: int = 2
 ) -> Cached:
-    computation = Computation(lambda: model, "one", TEXT, OutputCache(top_k=top_k), directory)
+    computation = Computation(lambda: model, "one", TEXT, OutputCache(top_k=top_k), directory, kept=TopK(top_k))
     return cache_outputs(computation, masked, hidden=LAST if hidden else None, epochs=epochs)
 
 
@@ -429,7 +430,7 @@ def test_all_logits_of_a_vocabulary_are_cached_up_to_a_constant(
         sizes.append(len(log_probs))
         return take_top_k(log_probs, top_k)
 
-    monkeypatch.setattr(module, "take_top_k", record)
+    monkeypatch.setattr(top_k_module, "take_top_k", record)
     with monkeypatch.context() as patch:
         patch.setattr(chunked_logits, "CHUNK_LOGITS", most * language_model.config.vocab_size)
         cached = cache_top_k(masked, language_model, tmp_path, top_k=10_000, hidden=True)
