@@ -62,9 +62,7 @@ def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSett
         return TrainedRows(total, reason="the output layer or another module has the same weights")
     examples, _ = examples_and_buckets(train)
     if (pieces := examples.pieces()) is None:
-        return TrainedRows(
-            total, reason="masking, targets or a stream make batches of pieces that are not known before"
-        )
+        return TrainedRows(total, reason="masking, targets or a stream read pieces that are not known before")
     pieces = np.union1d(pieces, _special_ids(module.student, table))
     if len(pieces) + 1 >= total:
         return TrainedRows(total, reason="the batches read them")
