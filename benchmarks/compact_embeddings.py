@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
-from distill.builtin.students.distilbert import from_teacher
 from machine import describe_machine, has_bf16, make_training_step
 from rich.console import Console
 from rich.table import Table
@@ -34,8 +34,9 @@ from distill.training import memory
 from distill.training.compact_embeddings import choose_rows, compact_embeddings
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
+from students.distilbert import from_teacher
 
-WAYS = {"whole": False, "compact": "auto"}
+WAYS: dict[str, Literal["auto", False]] = {"whole": False, "compact": "auto"}
 
 
 def make_step(module: DistillationModule, shown: list[list[dict[str, torch.Tensor]]]) -> Callable[[], None]:

@@ -71,12 +71,13 @@ def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSett
 
 def _find_table(student: PreTrainedModel) -> nn.Module | None:
     try:
-        return next(iter(heads_of(student).values())).get_input_embeddings()
+        table: nn.Module | None = next(iter(heads_of(student).values())).get_input_embeddings()
     except NotImplementedError:  # Of a model of transformers without a table.
         return None
+    return table
 
 
-def _count_owners(module: nn.Module, weight: nn.Parameter) -> int:
+def _count_owners(module: nn.Module, weight: Tensor) -> int:
     return sum(weight is own for part in module.modules() for own in part.parameters(recurse=False))
 
 
@@ -110,7 +111,7 @@ class CompactEmbedding(nn.Embedding):
         places[rows] = torch.arange(len(rows), device=start.device)
         weight = torch.cat([start[rows], torch.ones_like(start[:1])])
         padding = None if table.padding_idx is None else int(places[table.padding_idx])
-        super().__init__(*weight.shape, padding_idx=padding, _weight=weight)
+        super().__init__(len(weight), weight.shape[1], padding_idx=padding, _weight=weight)
         self.start, self.places = start, places
         self.train(table.training)
 

@@ -105,7 +105,7 @@ class TrainerSettings:
     devices: PositiveInt = 1
     strategy: Literal["auto", "ddp", "fsdp", "ray"] = "auto"
     compile: bool = False
-    compact_embeddings: Literal["auto", False] = AUTO
+    compact_embeddings: Literal["auto", False] = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     def __post_init__(self) -> None:
