@@ -152,8 +152,8 @@ class CompactEmbedding(nn.Embedding):
         is_other = self.places < 0
         start, now = self.start[is_other], table[is_other]
         products, squares = (start * now).sum(dtype=torch.float64), start.square().sum(dtype=torch.float64)
-        factor = (products / squares).nan_to_num(1.0).to(table.dtype)
-        if not torch.equal(start * factor, now):
+        factor = (products / squares).to(table.dtype)
+        if not torch.allclose(start * factor, now, rtol=1e-5, atol=1e-12):
             factor, self.start = torch.ones_like(factor), table
         return torch.cat([table[~is_other], factor.expand(1, table.shape[1])])
 

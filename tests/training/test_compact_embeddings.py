@@ -120,6 +120,17 @@ def test_rows_of_another_start_are_loaded_as_they_are():
     assert torch.equal(compact.weight[-1], torch.ones(3))
 
 
+def test_rows_of_the_same_start_are_loaded_as_their_factor():
+    torch.manual_seed(0)
+    table = nn.Embedding(40, 3)
+    first, second = (CompactEmbedding(table, np.array([1, 4])) for _ in range(2))
+    with torch.no_grad():
+        first.weight.mul_(0.97)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(second.weight, first.weight)
+    assert torch.equal(second.start, table.weight)
+
+
 def test_every_piece_is_read_in_evaluation_mode():
     torch.manual_seed(0)
     table = nn.Embedding(6, 3, padding_idx=4)
