@@ -378,6 +378,10 @@ class Examples(Protocol):
 
     def __getitem__(self, indices: Sequence[int]) -> "dict[str, Tensor]": ...
 
+    def pieces(self) -> np.ndarray | None:
+        """Returns the ids of all tokens that batches have, ascending, `[n]`; None if they are not known before."""
+        ...
+
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """A loader of optimizer steps; `steps` is `max_steps` of the training."""
         ...

@@ -18,6 +18,7 @@ from distill.losses import Objective
 from distill.models.checks import count_parameters
 from distill.models.heads import heads_of
 from distill.storage.files import JsonObject
+from distill.training.compact_embeddings import choose_rows
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
@@ -143,6 +144,12 @@ def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     filled = (1 - buckets.padding()) * int(examples.tokens.sum()) / int(examples.lengths.sum())
     mixed = f", {buckets.share:.0%} of the examples unlabelled" if isinstance(buckets, MixedBuckets) else ""
     return f"{settings.step_size()} in a step{mixed}, {1 - filled:.1%} padding"
+
+
+def describe_embeddings(module: DistillationModule, train: Loader, settings: TrainerSettings) -> list[tuple[str, str]]:
+    """Returns the row on the embeddings that are trained; none for a student without a table of them."""
+    described = choose_rows(module, train, settings).describe()
+    return [("embeddings", described)] if described else []
 
 
 def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float, *, seeds: int = 1) -> str:

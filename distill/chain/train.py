@@ -155,6 +155,7 @@ class Prepared:
             ("student", summary.describe_student(first.model, module.student)),
             ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
             *(row for task_run in self.tasks for row in task_run.describe_data()),
+            *summary.describe_embeddings(module, self.loaders["train"], plan.trainer),
             ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
             ("teacher outputs", summary.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),

@@ -1,7 +1,7 @@
 """Batches of tokenized examples of similar length."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -22,6 +22,7 @@ Step = list[list[int]]
 POOL = 50  # Micro-batches that are sorted by length together; more reduce padding and randomness.
 SCORED_TOKENS = 2048  # In a forward pass without gradients; more do not fit into the caches of a CPU.
 ACCELERATOR_TOKENS = 16_384  # The same on a GPU.
+COUNTED = 1 << 20  # Tokens whose ids are looked at together, those of a corpus need much memory.
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,27 @@ class TokenizedExamples(Dataset[Batch]):
         per_example = {name: values[chosen] for name, values in self._per_example.items()}
         return Unpadded(columns, lengths, counts, per_example)
 
+    def pieces(self) -> np.ndarray | None:
+        """Returns the ids of all tokens of the batches, ascending, `[n]`; None with targets, which a decoder reads."""
+        if self._targets is not None:
+            return None
+        ids, padding = self._columns["input_ids"], self.padding["input_ids"]
+        has_piece = np.zeros(1 + max(int(ids.max()), padding), dtype=bool)
+        has_piece[padding] = True
+        for start in range(0, len(ids), COUNTED):
+            has_piece[ids[start : start + COUNTED]] = True
+        return np.flatnonzero(has_piece)
+
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
         return bucket_loader(self, **batches)
+
+
+def join_pieces(parts: Iterable[Examples]) -> np.ndarray | None:
+    """Returns the ids of all tokens of the batches of several examples, as in `Examples.pieces`."""
+    pieces = [part.pieces() for part in parts]
+    known = [ids for ids in pieces if ids is not None]
+    return np.unique(np.concatenate(known)) if len(known) == len(pieces) else None
 
 
 def padding_values(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:

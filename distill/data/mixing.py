@@ -85,6 +85,10 @@ class MixedExamples(Dataset[Batch]):
         batch |= {name: array[back] for name, array in per_example.items()} | {"example_id": chosen}
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
+    def pieces(self) -> np.ndarray | None:
+        """Returns the ids of all tokens of the batches, as `Examples`."""
+        return batching.join_pieces([self.labelled, self.pool])
+
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of optimizer steps; `batches` are arguments of `MixedBuckets`."""
         return batching.loader(self, MixedBuckets(self.lengths, len(self.labelled), share=self.share, **batches))

@@ -51,6 +51,10 @@ class SeveralExamples:
         batch = dict(part[(chosen - self.starts[place]).tolist()])
         return {**batch, TASK_ID: torch.full((len(chosen),), number)}
 
+    def pieces(self) -> np.ndarray | None:
+        """Returns the ids of all tokens of the batches of all tasks, as `Examples`."""
+        return batching.join_pieces(self.parts.values())
+
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of optimizer steps of one task each; `batches` are arguments of `LengthBuckets`."""
         samplers = [part.training_loader(steps=steps, **batches).batch_sampler for part in self.parts.values()]

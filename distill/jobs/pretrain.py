@@ -252,6 +252,7 @@ def _show(training: TextTraining, about: Mapping[str, str], name: str, before: d
             ("vocabulary", f"{len(start.tokenizer):,} tokens"),
             *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
             *about.items(),
+            *summary.describe_embeddings(module, train, settings),
             ("batches", summary.describe_batches(train, settings)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             ("training", summary.describe_training(module, settings, training.estimate_seconds())),

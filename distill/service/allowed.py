@@ -153,7 +153,7 @@ TABLE: Table = {
     # The training
     **_list(
         Kind.VALUE, "trainer.",
-        "accelerator accumulate batch_size batch_tokens betas checkpoint_steps clip compile ema "
+        "accelerator accumulate batch_size batch_tokens betas checkpoint_steps clip compact_embeddings compile ema "
         "embeddings_learning_rate eps evaluations learning_rate max_epochs max_steps min_steps patience precision "
         "schedule seed soup warmup weight_decay",
     ),

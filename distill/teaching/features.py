@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
 
+import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
@@ -210,6 +211,10 @@ class FeaturedExamples(Dataset[dict[str, Tensor]]):
         batch = self.examples[indices]
         states = self.outputs.hidden_states(batch)
         return {**batch, ENCODER_FEATURES: torch.cat([layer for layer in states if layer is not None], dim=-1)}
+
+    def pieces(self) -> np.ndarray | None:
+        """Returns the ids of all tokens of the batches, as `Examples`."""
+        return self.examples.pieces()
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""

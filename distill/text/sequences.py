@@ -298,6 +298,9 @@ class Sequences(Dataset[Batch]):
         """Returns the share of a token among those of all sequences before they are masked."""
         return float((self._columns["input_ids"] == token).mean())
 
+    def pieces(self) -> None:
+        """Returns None, because masks put random tokens into the batches."""
+
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
         return bucket_loader(self, **batches)

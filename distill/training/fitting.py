@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
 from distill.console import print_notice
-from distill.contracts import Examples, Loader
+from distill.contracts import Batch, Examples, Loader
 from distill.data import batching
 from distill.data.mixing import epoch_size
 from distill.models import cpu_kernels
@@ -28,6 +28,7 @@ from distill.training.checkpoints import (
     PortableModelCheckpoint,
     StepSource,
 )
+from distill.training.compact_embeddings import choose_rows, compact_embeddings
 from distill.training.module import DistillationModule
 from distill.training.patience import Patience
 from distill.training.progress_bar import ProgressBar
@@ -143,7 +144,7 @@ def _fit(
     last = PortableModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
     last_path = checkpoints / "last.ckpt"
     resuming = resume and last_path.is_file()
-    identity = {**identity, **_describe_training(module, len(train), settings)}
+    identity = {**identity, **_describe_training(module, train, settings)}
     saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
     if resuming:
         saver.skip_finished_steps()
@@ -152,7 +153,7 @@ def _fit(
     callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
     callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
-    with _copy_before_sharding(module, settings), _accelerate(module.student, settings), saver.stop_on_signals():
+    with _copy_before_sharding(module, settings), _train_faster(module, train, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if resuming:
         steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
@@ -274,14 +275,15 @@ def _print_ending(
         print_notice(f"{title}: dev was evaluated once, so soup={settings.soup} averages nothing")
 
 
-def _describe_training(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
+def _describe_training(module: DistillationModule, train: Loader, settings: TrainerSettings) -> dict[str, Any]:
     """Returns the properties that a resumed training must share with the checkpoint."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
-    steps = [module.total_steps, steps_per_epoch, settings.accumulate]
+    steps = [module.total_steps, len(train), settings.accumulate]
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
         "processes": distributed.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
         "ema": settings.ema, "soup": settings.soup, "patience": settings.patience,
+        **choose_rows(module, train, settings).identity(),
     }  # fmt: skip
 
 
@@ -297,6 +299,18 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     device = settings.device()
     module.to(device)
     batch = to_device(dataset[buckets.median_batch(size)], device)
+    with _train_faster(module, train, settings):
+        step_seconds, optimizer_seconds = _time_steps(module, batch, settings)
+    writing = module.writing_seconds(batch) * steps
+    evaluations = count_evaluations(settings.evaluations, steps_per_epoch=len(train), steps=module.total_steps)
+    evaluations += int(settings.soup > 1)  # Of the average.
+    scored = evaluations * len(cast(Examples, dev.dataset))
+    return writing + step_seconds * (steps + scored / size / 3) + optimizer_seconds * module.total_steps
+
+
+def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSettings) -> tuple[float, float]:
+    """Returns the seconds of both passes over a batch, and those of the optimizer, which changes no weight."""
+    device = settings.device()
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # The same work without a change of the weights.
@@ -304,7 +318,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     if settings.ema > 0:
         average.start(module)
     step_seconds, optimizer_seconds = [], []
-    with _accelerate(module.student, settings), distributed.limit_threads(settings.devices):
+    with distributed.limit_threads(settings.devices):
         for _ in range(3):
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
@@ -316,12 +330,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
                 average.update(module, 1)
             optimizer_seconds.append(time.perf_counter() - start - step_seconds[-1])
             optimizer.zero_grad()
-    evaluations = count_evaluations(settings.evaluations, steps_per_epoch=len(train), steps=module.total_steps)
-    evaluations += int(settings.soup > 1)  # Of the average.
-    scored = evaluations * len(cast(Examples, dev.dataset))
-    # The minimum excludes the warm-up and the load of other processes.
-    writing = module.writing_seconds(batch) * steps
-    return writing + min(step_seconds) * (steps + scored / size / 3) + min(optimizer_seconds) * module.total_steps
+    return min(step_seconds), min(optimizer_seconds)  # The minimum excludes the warm-up and the load of others.
 
 
 @contextmanager
@@ -336,6 +345,14 @@ def _copy_before_sharding(module: DistillationModule, settings: TrainerSettings)
         yield
     finally:
         module.student, module.objective = originals
+
+
+@contextmanager
+def _train_faster(module: DistillationModule, train: Loader, settings: TrainerSettings) -> Iterator[None]:
+    """Trains the rows of embeddings that are read alone, with `_accelerate`, and restores the student on exit."""
+    rows = choose_rows(module, train, settings)
+    with compact_embeddings(module, rows), _accelerate(module.student, settings):
+        yield
 
 
 @contextmanager

@@ -71,6 +71,8 @@ class TrainerSettings:
             or SLURM it is the number of processes that these have launched, and with strategy=ray those of a cluster.
         strategy: for several processes: `ddp`, `fsdp` with sharded weights, or `ray` for those of a cluster.
         compile: whether to pass the student to `torch.compile`.
+        compact_embeddings: `auto` trains only the rows of the table of embeddings that batches read, where these are
+            known before, with the same result (`compact_embeddings`); False: all rows.
         seed: of the order of the examples and of dropout.
 
     Raises:
@@ -104,6 +106,7 @@ class TrainerSettings:
     devices: PositiveInt = 1
     strategy: Literal["auto", "ddp", "fsdp", "ray"] = "auto"
     compile: bool = False
+    compact_embeddings: Literal["auto", False] = "auto"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     def __post_init__(self) -> None:
@@ -185,7 +188,7 @@ class TrainerSettings:
     def key(self) -> dict[str, Any]:
         """Returns the settings that the result of a training depends on, for the key of a cache."""
         key = asdict(replace(self, precision=self.resolved_precision()))
-        for name in ("checkpoint_steps", "devices", "strategy"):
+        for name in ("checkpoint_steps", "devices", "strategy", "compact_embeddings"):
             key.pop(name)  # They do not change the result.
         if self.embeddings_learning_rate is None:
             key.pop("embeddings_learning_rate")  # As in the keys of versions without it.

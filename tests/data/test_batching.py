@@ -27,6 +27,17 @@ some_lengths = st.lists(st.integers(3, 128), min_size=1, max_size=200).map(np.ar
 sizes = {"batch_size": st.integers(1, 20), "accumulate": st.integers(1, 4), "pool": st.integers(1, 5)}
 
 
+@pytest.mark.parametrize("most", [batching.COUNTED, 3])
+def test_the_pieces_are_those_of_all_batches(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, most: int):
+    """The padding is among them where no batch is padded, too."""
+    monkeypatch.setattr(batching, "COUNTED", most)
+    columns = {"input_ids": np.array([5, 7, 9, 7, 5, 8], dtype=np.int32)}
+    tokens = token_cache.Tokens(columns, np.array([0, 3, 6]), truncated=0, digest="")
+    examples = TokenizedExamples(tokens, tokenizer)
+    assert examples.pieces().tolist() == sorted({tokenizer.pad_token_id, 5, 7, 8, 9})  # type: ignore[union-attr]
+    assert TokenizedExamples(tokens, tokenizer, targets=tokens).pieces() is None
+
+
 @quick
 @given(some_lengths, st.fixed_dictionaries(sizes), st.booleans(), st.integers(0, 3))
 def test_every_example_comes_once_an_epoch(lengths: np.ndarray, sizes: dict[str, int], shuffle: bool, epoch: int):

@@ -165,6 +165,14 @@ def examples(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
     tokenizer.padding_side = side
 
 
+def test_the_pieces_are_those_of_all_batches(examples: Any) -> None:
+    train = examples["train"]
+    own, whole = train.labelled.pieces().tolist(), train.pieces().tolist()
+    shown = train[list(range(len(train)))]["input_ids"].unique().tolist()
+    assert whole == shown
+    assert set(own) < set(whole)
+
+
 def test_a_batch_holds_the_examples_in_the_given_order(examples: Any) -> None:
     train = examples["train"]
     assert isinstance(train, MixedExamples)

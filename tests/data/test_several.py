@@ -57,6 +57,18 @@ def test_by_size_an_epoch_shows_every_example_once(tokenizer: PreTrainedTokenize
     assert show(examples, 1, skip=3) == show(examples, 1)[3:]
 
 
+def test_the_pieces_are_those_of_all_tasks(tokenizer: PreTrainedTokenizerBase) -> None:
+    train = encode(tokenizer, [40, 16])["train"]
+    assert isinstance(train, SeveralExamples)
+    batches = [train[[0, 1, 2, 3, 4]], train[[40, 41, 42, 43, 44]]]
+    shown = torch.cat([batch["input_ids"].flatten() for batch in batches]).unique()
+    pieces = train.pieces()
+    assert pieces is not None
+    assert pieces.tolist() == shown.tolist()
+    first, second = (part.pieces().tolist() for part in train.parts.values())  # type: ignore[union-attr]
+    assert first != second
+
+
 def test_evenly_a_task_goes_on_where_it_stopped(tokenizer: PreTrainedTokenizerBase) -> None:
     """Seven steps an epoch: four of the large task, whose pass takes five, and three of the small one's two."""
     examples = encode(tokenizer, [40, 16], sampling=0.0)

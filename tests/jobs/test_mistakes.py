@@ -943,6 +943,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("+student=static", "trainer.embeddings_learning_rate=0"),
         "got trainer.embeddings_learning_rate=0, expected",
     ),
+    "a table that is always compact": (
+        _options("trainer.compact_embeddings=true"),
+        "got trainer.compact_embeddings=true, expected auto or false",
+    ),
     "a negative weight decay": (
         _options("trainer.weight_decay=-1"),
         "got trainer.weight_decay=-1, expected a number of at",

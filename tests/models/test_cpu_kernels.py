@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from distill.models import cpu_kernels
 from tests.conftest import toy_bert
@@ -121,6 +122,30 @@ def test_attention_and_layers_use_the_kernels_inside_the_context(
     model(**batch)
     assert not drawn
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_batch_of_one_length_has_no_attention_mask(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, padded: bool
+):
+    """Its outputs are those without a mask among the inputs."""
+    texts = ["a lovely and moving film", "a lovely film" if padded else "a moving and lovely film"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    masks: list[Tensor | None] = []
+    kernel = cpu_kernels.compute_attention
+
+    def compute(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any):
+        masks.append(mask)
+        return kernel(module, query, key, value, mask, **options)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, cpu_kernels.ATTENTION, compute)
+    model = models(tokenizer)[0].eval()
+    with cpu_kernels.use_cpu_kernels(model):
+        logits = model(**batch).logits
+        assert len(masks) == 4
+        assert all((mask is not None) == padded for mask in masks)
+        batch.pop("attention_mask")
+        assert torch.equal(model(**batch).logits, logits) != padded
 
 
 def test_a_model_is_restored_after_an_error(tokenizer: PreTrainedTokenizerBase):
