@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -105,11 +106,14 @@ class TableSweeper(GridSweeper):
         has_tasks, fixed = content.get("tasks") is not None, []
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         for override in parser.parse_overrides([*given]):
+            key = override.get_key_element()
+            if key == "seed" and SEED in str(content):
+                content["seeds"] = [int(value) for value in _values(override)]
+                continue
             if not override.is_sweep_override():
                 fixed.append(str(override.input_line))
                 continue
-            key = override.get_key_element()
-            options = {value.strip("'\""): f"{key}={value}" for value in override.sweep_string_iterator()}
+            options = {value.strip("'\""): f"{key}={value}" for value in _values(override)}
             if key == "task" and not has_tasks:
                 content["tasks"] = {name: [option] for name, option in options.items()}
             elif key == "seed":
@@ -132,9 +136,12 @@ class TableSweeper(GridSweeper):
     def _options(self, step: str, place: Place, models: Mapping[str, Path | Failure]) -> Overrides:
         """Returns the overrides of the run of a cell in a step."""
         known = {name: str(_find_model(of)) for name, of in models.items() if isinstance(of, Path)}
-        options = fill_models(self._experiment.options(step, place), known)
+        given = self._experiment.options(step, place)
+        filled = fill_models(given, known)
+        # The command replaces other options than the models of earlier steps.
+        inputs = [option for option, before in zip(filled, given, strict=True) if option != before]
         resume = [] if self.config is None or self.config.dry_run else ["resume=true"]
-        return tuple(quote_overrides(replace_options([*resume, *options, *self._given]), ()))
+        return tuple(quote_overrides(replace_options([*resume, *filled, *self._given, *inputs]), ()))
 
     def _check_options(self) -> None:
         """Composes the configuration of a run of each row and of each task, so that no typo is found hours later."""
@@ -185,6 +192,13 @@ class TableSweeper(GridSweeper):
             outcomes.append(Outcome(place, result if isinstance(result, Path) else None, error))
         write_runs(directory, TableRuns(self._content, outcomes, ["python", "-m", "distill", *sys.argv[1:]]))
         mirror.try_send(directory)
+
+
+def _values(override: Override) -> list[str]:
+    """Returns the values of an option of the command, swept or not."""
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [str(override.get_value_element_as_str())]
 
 
 def _is_option_of_rows(key: str, rows: Mapping[str, Any]) -> bool:

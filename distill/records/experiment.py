@@ -69,12 +69,23 @@ class Cut:
         tasks: that are run; None for all.
         seeds: number of them; None for all.
         steps: further options of the runs of each step.
+        row_steps: further options of the runs of each step of single rows.
     """
 
     rows: Names | None = None
     tasks: Names | None = None
     seeds: PositiveInt | None = None
     steps: dict[str, Options] = Field(default_factory=dict)
+    row_steps: dict[str, dict[str, Options]] = Field(default_factory=dict)
+
+    def options(self, step: str, row: str) -> Sequence[str]:
+        """Returns the further options of a row's runs in a step."""
+        return [*self.steps.get(step, ()), *self.row_steps.get(row, {}).get(step, ())]
+
+    def describe(self) -> Iterator[str]:
+        """Yields the further options in words."""
+        for name, steps in [("", self.steps), *((f"{row}, ", of) for row, of in self.row_steps.items())]:
+            yield from (f"{name}{step}: {' '.join(options)}" for step, options in steps.items() if options)
 
 
 @raise_option_errors
@@ -152,7 +163,7 @@ class Experiment:
         column = self.columns[place.column]
         of_task = column.options if step == self.step_of(place) else ()
         of_row = self.rows[place.row].get(step, ())
-        of_cut = self.cut.steps.get(step, ()) if self.cut else ()
+        of_cut = self.cut.options(step, place.row) if self.cut else ()
         found = [*self.steps[step], *of_task, *of_row, *of_cut]
         if place.seed is not None:
             found = [option.replace(SEED, str(place.seed)) for option in found]
@@ -179,8 +190,7 @@ class Experiment:
         words = [f"{kind} left out: {', '.join(names)}" for kind, names in self.left_out.items() if names]
         if self.cut.seeds is not None:
             words.append(f"{len(self.seeds)} seed{'s' if len(self.seeds) != 1 else ''}")
-        words += [f"{step}: {' '.join(options)}" for step, options in self.cut.steps.items() if options]
-        return "; ".join(words) or None
+        return "; ".join([*words, *self.cut.describe()]) or None
 
 
 def fill_models(options: Sequence[str], models: Mapping[str, str]) -> list[str]:
@@ -264,7 +274,9 @@ def _check(experiment: Experiment) -> None:
     for number, published in enumerate(experiment.published):
         _check_published(published, experiment, before=experiment.published[:number])
     if experiment.cut is not None:
-        for step in experiment.cut.steps:
+        for row in experiment.cut.row_steps:
+            _check_name(row, experiment.rows, f"the cut of experiment {name} has options of a row")
+        for step in [*experiment.cut.steps, *(step for of in experiment.cut.row_steps.values() for step in of)]:
             _check_name(step, experiment.steps, f"the cut of experiment {name} has options of a step")
     if len(experiment.seeds) > 1 and not any(SEED in option for option in _all_options(experiment)):
         raise UserError(

@@ -5,10 +5,11 @@ from itertools import product
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import register_resolvers
 from distill.jobs.build import instantiate
+from distill.records.experiment import Experiment, fill_models, read_experiment
 from tests.jobs.test_config import CONF, compose_config
 
 SWEEPS = ("export_precision", "layer_choice", "temperature")
@@ -67,3 +68,51 @@ def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
     }  # fmt: skip
     assert rows["logits_augmented"].augment.copies == 3
     assert {row.trainer.batch_size for row in rows.values()} == {64}  # That of +student=bilstm.
+
+
+def read_tables() -> dict[str, tuple[Experiment, Experiment]]:
+    """Returns the experiments whose tables have tasks of their own, without what is cut and with it."""
+    found = {}
+    for file in sorted((CONF / "experiment").glob("*.yaml")):
+        config = OmegaConf.load(file)
+        if OmegaConf.select(config, "experiment.tasks") is not None:
+            config.experiment.data = "data"
+            content = OmegaConf.to_container(OmegaConf.create({"experiment": config.experiment}), resolve=True)
+            assert isinstance(content, dict)
+            whole = read_experiment({**content["experiment"], "cut": None})
+            found[file.stem] = whole, read_experiment(content["experiment"])
+    return found
+
+
+TABLES = read_tables()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_runs_of_every_table_compose(name: str) -> None:
+    whole, cut = TABLES[name]
+    assert whole.describe_cut() is None
+    assert cut.describe_cut()
+    composed = set[str]()
+    for experiment in (cut, whole):
+        for place in experiment.places():
+            for step in experiment.needed(place):
+                parts = {f"{step} {part}" for part in (place.row, place.column)}
+                if not parts <= composed:  # Each row and each task of each step once.
+                    composed |= parts
+                    check_run(name, fill_models(experiment.options(step, place), {of: of for of in experiment.steps}))
+
+
+def check_run(name: str, options: list[str]) -> None:
+    """Composes the configuration of a run, and creates what is checked when it is created."""
+    teacher = [] if any("+teacher=" in option for option in options) else ["+teacher=minilm"]
+    config = compose_config(f"+experiment={name}", *teacher, *options)
+    for group in ("task", "trainer", "objective"):
+        instantiate(config[group])
+
+
+def test_tables_share_the_runs_of_rows_that_they_have_in_common() -> None:
+    packing, objectives = (
+        {tuple(TABLES[name][1].options("pretrain", place)) for place in TABLES[name][1].places()}
+        for name in ("roberta_packing", "bert_table5")
+    )
+    assert any("task.pair=nsp" in options for options in packing & objectives)

@@ -185,13 +185,16 @@ def test_a_cell_without_data_or_with_a_failed_run_says_so_and_the_others_are_run
 def test_what_is_cut_is_said_and_left_out(
     stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    cut = {"rows": ["none"], "tasks": ["sst2"], "seeds": 1, "steps": {"finetune": ["teacher.finetune.max_steps=7"]}}
+    cut = {
+        "rows": ["none"], "tasks": ["sst2"], "seeds": 1, "steps": {"finetune": ["teacher.finetune.max_steps=7"]},
+        "row_steps": {"none": {"finetune": ["teacher.finetune.max_steps=5"]}},
+    }  # fmt: skip
     code, output, error = make(cut=cut)
     assert (code, error) == (0, "")
-    assert [config.teacher.finetune.max_steps for config in stand_in.runs if config.job.name == "finetune"] == [7, 7]
+    assert [config.teacher.finetune.max_steps for config in stand_in.runs if config.job.name == "finetune"] == [7, 5]
     said = (
-        "Cut here: rows left out: half; tasks left out: mrpc; 1 seed; finetune: teacher.finetune.max_steps=7. The same "
-        "command with experiment.cut=null cuts nothing."
+        "Cut here: rows left out: half; tasks left out: mrpc; 1 seed; finetune: teacher.finetune.max_steps=7; none, "
+        "finetune: teacher.finetune.max_steps=5. The same command with experiment.cut=null cuts nothing."
     )
     assert said in " ".join(output.split())
     assert said in (tmp_path / "table" / "report.md").read_text()
@@ -235,6 +238,10 @@ PUBLISHED = EXPERIMENT["published"][0]
         ({"tasks": {"sst2": {"step": "train"}}}, "task sst2 of experiment toy is of a step train that is not there"),
         ({"cut": {"rows": ["twice"]}}, "the cut of experiment toy keeps one of its rows, twice that is not there"),
         ({"cut": {"steps": {"train": []}}}, "the cut of experiment toy has options of a step train that is not there"),
+        (
+            {"cut": {"row_steps": {"twice": {}}}},
+            "the cut of experiment toy has options of a row twice that is not there",
+        ),
         ({"rows": {}, "published": []}, "experiment toy has no rows: add experiment.rows"),
         ({"seeds": 0}, "got experiment.seeds=0, expected a whole number of at least 1"),
         ({"titel": "x"}, "got experiment.titel=x, expected one of the options name, title"),
