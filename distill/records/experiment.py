@@ -202,14 +202,22 @@ def fill_models(options: Sequence[str], models: Mapping[str, str]) -> list[str]:
 
 
 def replace_options(options: Iterable[str]) -> list[str]:
-    """Returns the options without those that a later one replaces.
+    """Returns the options without those that a later one replaces. `~NAME` leaves out those of NAME that came before.
 
     >>> replace_options(["+teacher=minilm", "seed=1", "teacher=bert_base"])
     ['seed=1', 'teacher=bert_base']
+    >>> replace_options(["trainer.max_epochs=1", "trainer.seed=1", "seed=1", "~trainer"])
+    ['seed=1']
     """
-    options = list(options)
-    last = {option_name(option): number for number, option in enumerate(options)}
-    return [option for number, option in enumerate(options) if last[option_name(option)] == number]
+    found: dict[str, str] = {}
+    for option in options:
+        name = option_name(option)
+        if option.startswith("~") and "=" not in option:
+            found = {key: of for key, of in found.items() if key != name and not key.startswith(f"{name}.")}
+        else:
+            found.pop(name, None)
+            found[name] = option
+    return list(found.values())
 
 
 def option_name(option: str) -> str:

@@ -97,7 +97,7 @@ def _value_cells(table: ExperimentTable) -> list[list[str]]:
             columns[MEDIAN] = [_format_median(table, row) for row in cells]
         published = [table.published(row, column) for row in cells]
         if any(value is not None for value in published):
-            columns[f"{column}, {PAPER}"] = [MISSING if value is None else f"{value:g}" for value in published]
+            columns[f"{column}, {PAPER}"] = [MISSING if value is None else f"{round(value, 2):g}" for value in published]
     if any(share is not None for share in _shares(table)):
         header = f"{KEPT} of {table.experiment.reference}"
         columns[header] = [MISSING if share is None else f"{100 * share:.1f}%" for share in _shares(table)]
