@@ -86,16 +86,14 @@ class TableSweeper(GridSweeper):
             self._launch(list(dict.fromkeys(chosen.values())))
             for place, overrides in chosen.items():
                 models[place][step] = self._results[overrides]
-        self._write(directory, models, missing)
+        if not self.config.dry_run:
+            self._write(directory, models, missing)
 
     def _read(self, given: Sequence[str]) -> tuple[JsonObject, list[str]]:
         """Returns the `experiment` of the configuration, and the options of the command for every run.
 
-        A swept option of the command replaces the rows that have it. `task=a,b` replaces the tasks, and `seed=1,2` the
-        seeds.
-
         Raises:
-            UserError: for another swept option.
+            UserError: for an experiment without its data, and an option that has no place in it.
         """
         assert self.config is not None
         assert self.hydra_context is not None
@@ -106,27 +104,8 @@ class TableSweeper(GridSweeper):
         has_tasks, fixed = content.get("tasks") is not None, []
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         for override in parser.parse_overrides([*given]):
-            key = override.get_key_element()
-            if key == "seed" and SEED in str(content):
-                content["seeds"] = [int(value) for value in _values(override)]
-                continue
-            if not override.is_sweep_override():
+            if not _replace_part(content, override, has_tasks=has_tasks):
                 fixed.append(str(override.input_line))
-                continue
-            options = {value.strip("'\""): f"{key}={value}" for value in _values(override)}
-            if key == "task" and not has_tasks:
-                content["tasks"] = {name: [option] for name, option in options.items()}
-            elif key == "seed":
-                steps = content.get("steps") or {RUN: []}
-                content["steps"] = {**steps, list(steps)[-1]: [*list(steps.values())[-1], f"seed={SEED}"]}
-                content["seeds"] = list(map(int, options))
-            elif _is_option_of_rows(key, content["rows"]):
-                content |= _replace_rows(content, options)
-            else:
-                raise UserError(
-                    f"{override.input_line} is no option of the rows of experiment {content.get('name')}: give it one "
-                    "value, or set experiment.rows"
-                )
         if content.get("tasks") is None:
             content["tasks"] = {str(self.config.task.name): []}
         if not has_tasks:
@@ -192,6 +171,40 @@ class TableSweeper(GridSweeper):
             outcomes.append(Outcome(place, result if isinstance(result, Path) else None, error))
         write_runs(directory, TableRuns(self._content, outcomes, ["python", "-m", "distill", *sys.argv[1:]]))
         mirror.try_send(directory)
+
+
+def _replace_part(content: dict[str, Any], override: Override, *, has_tasks: bool) -> bool:
+    """Puts the values of an option of the command into the place of the seeds, the tasks or the rows of an experiment.
+
+    Returns whether it has such a place. Otherwise it is an option of every run.
+
+    Raises:
+        UserError: for tasks that an experiment has itself, and a swept option that the rows do not differ in.
+    """
+    key, name = override.get_key_element(), content.get("name")
+    options = {value.strip("'\""): f"{key}={value}" for value in _values(override)}
+    if key == "task" and has_tasks:
+        raise UserError(
+            f"{override.input_line}: experiment {name} has tasks of its own, and ++experiment.cut.tasks="
+            f"[{','.join(options)}] chooses from them"
+        )
+    if key == "seed" and (override.is_sweep_override() or SEED in str(content)):
+        if SEED not in str(content):
+            steps = content.get("steps") or {RUN: []}
+            content["steps"] = {**steps, list(steps)[-1]: [*list(steps.values())[-1], f"seed={SEED}"]}
+        content["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in options]
+    elif not override.is_sweep_override():
+        return False
+    elif key == "task":
+        content["tasks"] = {task: [option] for task, option in options.items()}
+    elif _is_option_of_rows(key, content["rows"]):
+        content.update(_replace_rows(content, options))
+    else:
+        raise UserError(
+            f"{override.input_line} is no option of the rows of experiment {name}: give it one value, or set "
+            "experiment.rows"
+        )
+    return True
 
 
 def _values(override: Override) -> list[str]:

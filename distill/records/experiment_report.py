@@ -97,11 +97,15 @@ def _value_cells(table: ExperimentTable) -> list[list[str]]:
             columns[MEDIAN] = [_format_median(table, row) for row in cells]
         published = [table.published(row, column) for row in cells]
         if any(value is not None for value in published):
-            columns[f"{column}, {PAPER}"] = [MISSING if value is None else f"{round(value, 2):g}" for value in published]
+            columns[f"{column}, {PAPER}"] = list(map(_format_published, published))
     if any(share is not None for share in _shares(table)):
         header = f"{KEPT} of {table.experiment.reference}"
         columns[header] = [MISSING if share is None else f"{100 * share:.1f}%" for share in _shares(table)]
     return [list(columns), *(list(line) for line in zip(*columns.values(), strict=True))]
+
+
+def _format_published(value: float | None) -> str:
+    return MISSING if value is None else f"{round(value, 2):g}"
 
 
 def _name_column(table: ExperimentTable, column: str) -> str:
@@ -155,7 +159,8 @@ def _sentences(table: ExperimentTable, effects: Sequence[Effect]) -> Iterator[st
     experiment = table.experiment
     yield (
         f"Numbers are in percent where more is better, mean ± standard deviation over {table.seeds()}. Differences "
-        f"are from {experiment.reference}, with 95% intervals: paired by seed, or over examples for one seed."
+        f"are from {experiment.reference}, with 95% intervals: paired by seed, or over examples for one seed, "
+        "where a mean over tasks has that of independent tasks if each has one."
     )
     if MEAN in table.columns:
         without = [task for task in experiment.columns if task not in table.averaged]
@@ -209,11 +214,12 @@ def _plain_differences(table: ExperimentTable, effects: Sequence[Effect]) -> lis
 
 
 def _draw(table: ExperimentTable, effects: Sequence[Effect]) -> Figure | None:
-    """Returns the differences of the rows from the reference in the last column, ours and the paper's."""
-    column = table.columns[-1]
-    shown = [effect for effect in effects if effect.column == column and effect.ours is not None]
-    if not shown:
+    """Returns the differences of the rows from the reference in the last column that has some, and the paper's."""
+    known = [effect for effect in effects if effect.ours is not None]
+    if not known:
         return None
+    column = known[-1].column
+    shown = [effect for effect in known if effect.column == column]
     scale = _scale(table.cells[shown[0].row][column])
 
     def plot(axes: "Axes") -> None:

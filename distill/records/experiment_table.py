@@ -1,5 +1,6 @@
 """The table of an experiment: the numbers of its runs beside those of papers, and the differences from one row."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -160,6 +161,8 @@ class ExperimentTable:
         cell, other = self.cells[row][column], self.cells[self.experiment.reference][column]
         split = self.experiment.columns[column].split if column in self.experiment.columns else ""
         ours = compare_values(cell.values, other.values, count_examples(cell.task, split))
+        if column == MEAN and ours is not None and ours["interval"] is None:
+            ours = _combine(ours, [self._compare(row, task).ours for task in self.averaged])
         published, block = self._published_difference(row, column)
         return Effect(row, column, ours, published, _name_sign(ours, published, block, cell.task))
 
@@ -211,6 +214,24 @@ class ExperimentTable:
     def seeds(self) -> str:
         """Returns the seeds of the cells in words."""
         return name_seeds_of_rows(cell.values for of in self.cells.values() for cell in of.values())
+
+
+def _combine(mean: Difference, tasks: Sequence[Difference | None]) -> Difference:
+    """Returns the difference of a mean over tasks with the interval of tasks that are independent of each other.
+
+    Without an interval over examples of each task it has none.
+    """
+    known = [
+        (task["difference"], *task["interval"])
+        for task in tasks
+        if task is not None and task["interval"] is not None and task["over"] == "examples"
+    ]
+    if len(known) < len(tasks):
+        return mean
+    below = math.hypot(*(value - low for value, low, _ in known)) / len(known)
+    above = math.hypot(*(high - value for value, _, high in known)) / len(known)
+    interval = [mean["difference"] - below, mean["difference"] + above]
+    return {**mean, "interval": interval, "over": "examples", "number": sum(task["number"] for task in tasks if task)}
 
 
 def _read_values(outcome: Outcome, record: JsonObject, task: JsonObject, split: str) -> dict[int, float]:

@@ -114,7 +114,7 @@ def test_a_table_has_our_numbers_beside_the_papers(
         "| row | sst2: accuracy | sst2, paper | mrpc: f1 | mrpc, paper | mean of 2 | median | mean, paper |",
         "| full | 90.50 ± 0.71 | 95 | 82.55 ± 0.78 | 90 | 86.53 ± 0.74 | 86.53 | 92.5 | 100.0% |",
         "| half | 80.50 ± 0.71 | 93 |",
-        "| half | mean | -10.00 | -2.00 | no interval |",
+        "| half | mean | -10.00 | -2.00 | no interval |",  # Both seeds have the same difference.
         "Spearman's correlation of our order with the published one, mean: +0.50 of 3 rows.",
         "Published: A paper, arXiv 0000.00000, table 1 (accuracy in percent)",
         "What differs: All of it.",
@@ -301,6 +301,21 @@ def test_swept_options_of_the_command_are_rows_tasks_and_seeds(
     code, _, error = make("task=mlm", "trainer.max_steps=1,2", **changes)
     assert (code, len(error.strip().splitlines())) == (2, 1)
     assert "trainer.max_steps=1,2 is no option of the rows of experiment toy: give it one value" in error
+
+
+def test_options_of_the_command_that_have_no_place_in_a_table_are_refused(
+    stand_in: StandIn, make: Callable[..., tuple[int, str, str]]
+) -> None:
+    for option, expected in (
+        ("task=cola", "task=cola: experiment toy has tasks of its own, and ++experiment.cut.tasks=[cola] chooses from"),
+        ("seed=1,x", "got experiment.seeds=[1, x], expected a whole number of at least 1, a list of whole numbers"),
+    ):
+        code, _, error = make(option)
+        assert (code, len(error.strip().splitlines())) == (2, 1)
+        assert expected in error
+    assert not stand_in.runs
+    assert make("seed=7", tasks={"sst2": ["task=sst2"]}, published=[])[0] == 0
+    assert {config.seed for config in stand_in.runs if config.job.name == "finetune"} == {7}
 
 
 def test_a_report_of_the_directory_has_the_table_again(
