@@ -167,7 +167,7 @@ class TableSweeper(GridSweeper):
         for place, of in models.items():
             result = of.get(self._experiment.step_of(place))
             failure = next((each for each in of.values() if isinstance(each, Failure)), None)
-            error = missing.get(place.column) or (failure and failure.message)
+            error = missing.get(place.column, None if failure is None else failure.message)
             outcomes.append(Outcome(place, result if isinstance(result, Path) else None, error))
         write_runs(directory, TableRuns(self._content, outcomes, ["python", "-m", "distill", *sys.argv[1:]]))
         mirror.try_send(directory)
@@ -197,7 +197,7 @@ def _replace_part(content: dict[str, Any], override: Override, *, has_tasks: boo
         return False
     elif key == "task":
         content["tasks"] = {task: [option] for task, option in options.items()}
-    elif _is_option_of_rows(key, content["rows"]):
+    elif _is_option_of_rows(key, content.get("rows") or {}):
         content.update(_replace_rows(content, options))
     else:
         raise UserError(
@@ -216,7 +216,7 @@ def _values(override: Override) -> list[str]:
 
 def _is_option_of_rows(key: str, rows: Mapping[str, Any]) -> bool:
     """Returns whether each row has this option and no other one."""
-    return all(
+    return bool(rows) and all(
         isinstance(options, list) and [option_name(option) for option in options] == [option_name(key)]
         for options in rows.values()
     )
@@ -231,7 +231,7 @@ def _select_tasks(published: Sequence[Mapping[str, Any]], tasks: Mapping[str, An
                 row: {task: value for task, value in of.items() if task in (*tasks, MEAN)}
                 if isinstance(of, dict)
                 else of
-                for row, of in block["values"].items()
+                for row, of in (block.get("values") or {}).items()
             },
         }
         for block in published
@@ -242,7 +242,7 @@ def _replace_rows(content: JsonObject, rows: Mapping[str, str]) -> JsonObject:
     """Returns the rows of a swept option of the command, with the published figures of those that are there."""
     published = []
     for block in content.get("published") or []:
-        values = {row: of for row, of in block["values"].items() if row in rows}
+        values = {row: of for row, of in (block.get("values") or {}).items() if row in rows}
         if values and block.get("reference") in (None, *rows):
             published.append({**block, "values": values})
     return {
@@ -260,5 +260,5 @@ def _find_model(run: Path) -> Path:
 
 def _read_result(result: JobReturn) -> Path | Failure:
     """Returns the directory of a run, or its error."""
-    value = result.return_value  # Raises the error of a run that was none of ours.
+    value: Path | Failure | None = result.return_value  # Raises the error of a run that was none of ours.
     return _NOT_TRAINED if value is None else value

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -232,7 +233,7 @@ def read_experiment(content: JsonObject) -> Experiment:
         UserError: for a part that cannot be, which the message names.
     """
     given: _Content = _create(_Content, content, "experiment")
-    steps = {RUN: ()} if given.steps is None else given.steps
+    steps: dict[str, Options] = {RUN: ()} if given.steps is None else given.steps
     last = list(steps)[-1]
     rows = {name: of if isinstance(of, dict) else {last: of} for name, of in given.rows.items()}
     columns = {name: _read_column(name, of) for name, of in (given.tasks or {}).items()}
@@ -355,7 +356,7 @@ def _apply(experiment: Experiment, cut: Cut) -> Experiment:
         "tasks": [name for name in experiment.columns if name not in columns],
     }
     seeds = experiment.seeds[: cut.seeds]
-    return Experiment(**{**vars(experiment), "rows": rows, "columns": columns, "seeds": seeds, "left_out": left_out})
+    return replace(experiment, rows=rows, columns=columns, seeds=seeds, left_out=left_out)
 
 
 def _placeholder(step: str) -> str:

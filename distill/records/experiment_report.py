@@ -205,7 +205,7 @@ def _plain_differences(table: ExperimentTable, effects: Sequence[Effect]) -> lis
     ]
     for effect in effects:
         ours = effect.ours
-        low, high = (ours and ours["interval"]) or (None, None)
+        low, high = (ours["interval"] if ours else None) or (None, None)
         lines.append([
             effect.row, effect.column, table.experiment.reference, ours and ours["difference"], low, high,
             ours and ours["p"], ours and ours["over"], effect.published, effect.sign,
@@ -223,7 +223,7 @@ def _draw(table: ExperimentTable, effects: Sequence[Effect]) -> Figure | None:
     scale = _scale(table.cells[shown[0].row][column])
 
     def plot(axes: "Axes") -> None:
-        places = range(len(shown))
+        places = list(range(len(shown)))
         ours = [effect.ours for effect in shown if effect.ours is not None]
         values = [scale * of["difference"] for of in ours]
         ends = [of["interval"] or [of["difference"]] * 2 for of in ours]

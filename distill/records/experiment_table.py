@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from distill.errors import UserError
 from distill.records.collection import read_record
 from distill.records.comparison import read_metric, read_seeds
 from distill.records.experiment import MEAN, Experiment, Published, figures_of
@@ -117,7 +118,11 @@ class ExperimentTable:
                 errors.append(outcome.error or "it was not run")
                 continue
             read.add(outcome.directory)
-            record = read_record(outcome.directory)
+            try:
+                record = read_record(outcome.directory)
+            except UserError as error:
+                errors.append(str(error))
+                continue
             task = dict(record["task"] or {})
             task |= {} if of.metric is None else {"metric": of.metric}
             found = _read_values(outcome, record, task, of.split)
