@@ -175,6 +175,7 @@ def _run(show_traceback: bool) -> int:
     from hydra.core.plugins import Plugins
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError
 
     Plugins.instance()  # It loads the module of the basic sweeper again, so that ours is defined later.
     from distill.jobs.plugins import register_plugins
@@ -190,7 +191,7 @@ def _run(show_traceback: bool) -> int:
     run = hydra.main(config_path=str(config_directory()), config_name="config", version_base="1.3")(job)
     try:
         run()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, MarkedYAMLError) as error:
         if show_traceback:
             raise
         return _print_error(_translate(error))
@@ -241,18 +242,20 @@ class JobRunner:
             traceback.print_exc()
             return Failure(DistillError.exit_code, f"{type(error).__name__}: {first_line(error)}")
 
-    def _report(self, error: DistillError) -> Failure | None:
-        """Prints the error of a run of this process, and returns that of another one."""
+    def _report(self, error: DistillError) -> Failure:
+        """Returns the error of a run, and prints that of one in this process."""
         if self._in_launcher and not (isinstance(error, Interrupted) and slurm.in_job()):
             return Failure(error.exit_code, str(error))
         self.exit_codes.append(_print_error(error))
         if isinstance(error, Interrupted):  # Ends a sweep, or a job of SLURM, which starts it again or does not.
             sys.exit(error.exit_code)
-        return None
+        return Failure(error.exit_code, str(error), is_reported=True)
 
     def collect(self, failures: "Iterable[tuple[str, Failure]]") -> None:
         """Prints the errors of runs in other processes, each with the options of its run."""
         for options, failure in failures:
+            if failure.is_reported:
+                continue
             print(f"error: {failure.message} ({options})", file=sys.stderr)
             self.exit_codes.append(failure.exit_code)
 
@@ -368,7 +371,11 @@ def _names(group: str) -> list[str]:
 def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillError:
     """Returns the error as a DistillError with a message of one line."""
     from hydra.errors import MissingConfigException
+    from yaml import MarkedYAMLError
 
+    if isinstance(error, MarkedYAMLError):
+        mark = error.problem_mark
+        return UserError(f"{error.problem} in {mark.name}, line {mark.line + 1}" if mark else first_line(error))
     root = find_cause(error)
     text = str(error)
     location = re.search(r"full_key: (\S+)", text)

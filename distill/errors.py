@@ -79,10 +79,15 @@ class NumericalError(DistillError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of a run in another process, as it is sent to the process of the command."""
+    """An error of a run, as it is sent to the process of the command.
+
+    Attributes:
+        is_reported: whether it was printed, because the run was in that process.
+    """
 
     exit_code: int
     message: str
+    is_reported: bool = False
 
 
 def forget_interrupt() -> None:

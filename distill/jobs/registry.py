@@ -28,6 +28,7 @@ class Job:
         reads_on_text: those of `OPTIONS` that it reads for a task over raw text; None for `reads`.
         words: `reads` as in a message; None for these themselves.
         creates_run: whether its function takes a run, besides the configuration.
+        model: the directory of the trained model within that of the run; None without one.
     """
 
     function: str
@@ -35,6 +36,7 @@ class Job:
     reads_on_text: tuple[str, ...] | None = None
     words: str | None = None
     creates_run: bool = True
+    model: str | None = None
 
     def ignored(self, *, on_text: bool) -> tuple[str, ...]:
         """Returns those of `OPTIONS` that change nothing in the job."""
@@ -51,13 +53,13 @@ class Job:
 JOBS: dict[str, Job] = {
     "distill": Job(
         "distill.jobs.distill:run_distill", OPTIONS,
-        tuple(name for name in OPTIONS if name not in ("teacher.finetune", "adapt")),
+        tuple(name for name in OPTIONS if name not in ("teacher.finetune", "adapt")), model="student",
     ),
     "finetune": Job(
         "distill.jobs.finetune:run_finetune", ("teacher.finetune", "teacher.cache", "adapt"),
-        (*_TEXT_TRAINING, "adapt"),
+        (*_TEXT_TRAINING, "adapt"), model="teacher/model",
     ),
-    "pretrain": Job("distill.jobs.pretrain:run_pretrain", _TEXT_TRAINING),
+    "pretrain": Job("distill.jobs.pretrain:run_pretrain", _TEXT_TRAINING, model="teacher/model"),
     # Imports neither torch nor transformers.
     "cache": Job(
         "distill.jobs.cache:run_cache", ("job=", "job.", "cache_dir="), words="cache_dir and job.*", creates_run=False

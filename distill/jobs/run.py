@@ -33,8 +33,8 @@ from distill.storage.files import make_directory
 RUN_FILES = (RECORD, CONFIG)
 _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "export", "benchmark")
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
-# Options that do not change the results of a run.
-_NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "paper", "logger")
+# Options that do not change the results of a run. Earlier versions had `paper` in place of `experiment`.
+_NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "experiment", "paper", "logger")
 _PATHS = (
     "task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "teacher.encoder", "teacher.texts",
     "student.path", "student.general.corpus", "cache_dir",
@@ -205,7 +205,8 @@ def _create_run(config: DictConfig) -> Run:
     )  # fmt: skip
     saved = _with_absolute_paths(config)
     OmegaConf.set_struct(saved, False)
-    saved.pop("trust", None)  # Of the command alone, as the pruner of a search is.
+    for name in ("trust", "experiment"):  # Of the command alone, as the pruner of a search is.
+        saved.pop(name, None)
     (saved.get("logger") or {}).pop(PRUNER, None)
     write_config(run.directory, saved)
     return run
@@ -282,7 +283,7 @@ def _runs_of(config: DictConfig) -> list[Run]:
     for path in sorted(_parent_directory(config).glob("*/run.json")):
         try:
             run = open_run(path.parent, needs=RUN_FILES)
-            if digest(_load_config(run)) == expected:
+            if run.record.get("config_sha256") == expected and digest(_load_config(run)) == expected:
                 runs.append(run)
         except UserError as error:
             print_notice(f"{error}; it is left alone")

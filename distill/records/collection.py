@@ -16,6 +16,7 @@ from distill.storage.files import JsonObject
 # The lists of a sweep's runs in its directory, one of each process, so that none needs a lock. A line is the directory
 # of a run relative to that of the sweep, a tab, and the run's launch.
 SWEEP_RUNS = "runs*.txt"
+TABLE = "table.json"  # The cells of an experiment with their runs, in the directory of its sweep.
 # Files of a run that no report reads.
 UNREAD = ("*.ckpt", "*.safetensors", "*.onnx", "*.onnx.data", "*.xml", "*.bin", "*tokenizer.json", "*vocab.txt")
 
@@ -89,7 +90,8 @@ def fetch_runs(directory: Path) -> None:
     """
     if not mirror.is_copy(directory):
         return
-    mirror.fetch_files(directory, SWEEP_RUNS)
+    for pattern in (SWEEP_RUNS, TABLE):
+        mirror.fetch_files(directory, pattern)
     if not any(directory.glob(SWEEP_RUNS)):
         mirror.fetch_holders(directory, RECORD, skip=UNREAD)
     for path in dict.fromkeys(path for path, _ in _read_launches(directory)):

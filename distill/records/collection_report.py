@@ -10,13 +10,13 @@ from distill.records import comparison, curve_plots, row_table, sweep_plots
 from distill.records.collection import Runs
 from distill.records.comparison import Row
 from distill.records.curves import read_curves
+from distill.records.experiment_report import DIFFERENCES, VALUES, TablePage
 from distill.records.figures import Figure
 from distill.records.headline import describe_result
 from distill.records.intervals import describe_bars, name_seeds_of_rows
 from distill.records.latex import Table
 from distill.records.measures import MISSING
 from distill.records.option_names import describe_names
-from distill.records.paper import PaperTable, compare_with_paper
 from distill.records.paths import ELLIPSIS, hide_in_text, hide_paths, relative_path, show_command
 from distill.records.prediction_analysis import Analysis, analyze_predictions
 from distill.records.ranking import describe_ranking
@@ -46,7 +46,6 @@ class Group:
         title: the heading of its section.
         headline: one sentence about the first row; None without a result.
         rows: those of the table, those with the best metric on dev first.
-        paper: the numbers of a paper beside ours; None if no experiment names them.
         analysis: statistics of the predictions of the first row; None without its predictions.
         notes: what could not be read.
         ranking: whether one row is ahead of the others; None for fewer than two rows with a result.
@@ -55,7 +54,6 @@ class Group:
     title: str
     headline: str | None
     rows: Sequence[Row]
-    paper: PaperTable | None
     analysis: Analysis | None = None
     notes: Sequence[str] = ()
     ranking: str | None = None
@@ -81,7 +79,7 @@ class Collection:
         page: its path.
         groups: of its tables.
         report: its text and its figures.
-        tables: those of the groups as a paper shows them, by the heading of their section.
+        tables: those of the experiment and the groups as a paper shows them, by the heading of their section.
     """
 
     page: Path
@@ -90,35 +88,41 @@ class Collection:
     tables: Mapping[str, Table]
 
 
-def write_collection(runs: Runs, directory: Path, *, refresh: int | None = None) -> Collection:
+def write_collection(
+    runs: Runs, directory: Path, *, refresh: int | None = None, table: TablePage | None = None
+) -> Collection:
     """Writes the report of runs into a directory.
 
     A single run has the report of a run, with a table of its own as CSV.
 
     Args:
         refresh: seconds after which a browser loads the page again.
+        table: of an experiment, which comes first.
     """
     groups = list(_group_by_task(runs.readable))
     rows = [row for group in groups for row in group.rows]
     tables: dict[str, Table] = {}
-    if len(runs.readable) == 1 and not runs.unreadable:
+    if len(runs.readable) == 1 and not runs.unreadable and table is None:
         [(path, record)] = runs.readable
         report = render_run(path, record)
     else:
         groups = [_analyze_first(group) for group in groups]
-        report = _render(runs, groups, directory)
-        tables = {group.title: create_table(group.title, group.rows, directory) for group in groups if group.rows}
+        report = _render(runs, groups, directory, table)
+        tables = dict(table.tables) if table else {}
+        tables |= {group.title: create_table(group.title, group.rows, directory) for group in groups if group.rows}
     page = report.write(directory, refresh=refresh)
     if rows:
         write_text(directory / CSV, row_table.to_csv(rows, directory))
     return Collection(page, groups, report, tables)
 
 
-def _render(runs: Runs, groups: Sequence[Group], directory: Path) -> Report:
+def _render(runs: Runs, groups: Sequence[Group], directory: Path, table: TablePage | None) -> Report:
     """Returns the report of several runs."""
-    figures = {group.title: draw_group(group.rows) for group in groups}
+    figures: dict[str, list[Figure]] = {DIFFERENCES: [table.figure]} if table and table.figure else {}
+    figures |= {group.title: draw_group(group.rows) for group in groups}
     figures |= {group.predictions_title(): _draw_first(group) for group in groups}
-    return Report(render_template("collection.md.jinja", **_describe(runs, groups, directory)), figures)
+    values = _describe(runs, groups, directory) | {"table": table, "headings": (VALUES, DIFFERENCES)}
+    return Report(render_template("collection.md.jinja", **values), figures)
 
 
 def _draw_first(group: Group) -> list[Figure]:
@@ -145,7 +149,7 @@ def _group_by_task(runs: Sequence[tuple[Path, JsonObject]]) -> Iterator[Group]:
     for title, group in by_task.items():
         rows = comparison.compare_runs(group)
         headline = next((found for row in rows if (found := describe_result(row))), None)
-        yield Group(title, headline, rows, compare_with_paper(rows), ranking=describe_ranking(rows))
+        yield Group(title, headline, rows, ranking=describe_ranking(rows))
 
 
 def _analyze_first(group: Group) -> Group:

@@ -32,7 +32,7 @@ from distill.training.statistics import Difference, Spread, spread
 REFERENCE = "supervised"
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
-_GROUPS_NOT_COMPARED = ("logger.", "paper.")
+_GROUPS_NOT_COMPARED = ("logger.", "experiment.", "paper.")
 
 
 @dataclass(frozen=True)

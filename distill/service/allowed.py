@@ -88,7 +88,7 @@ TABLE: Table = {
     **_refuse("inspect.", "*", OF_JOBS),
     **_refuse("job.", "dry_run formats license older_than_days threads to_gb", OF_JOBS),
     **_refuse("job.", "name", "choose with job=NAME"),
-    **_refuse("paper.", "* values.* values.*.*", "it is a note of an experiment"),
+    **_refuse("experiment.", "* *.* *.*.* *.*.*.*", "it is the table of an experiment"),
     # The task
     **_list(
         Kind.VALUE, "task.",

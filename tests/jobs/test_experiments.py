@@ -1,7 +1,6 @@
 """Tests of the sweeps in conf/experiment: every value composes, and says what its comment says."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -9,16 +8,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import register_resolvers
-from distill.data.augmentation import AutoAugmentation
 from distill.jobs.build import instantiate
+from distill.records.experiment import Experiment, fill_models, read_experiment
 from tests.jobs.test_config import CONF, compose_config
-from tests.records.test_collection_report import report_of, save
-from tests.records.test_report import record
 
-SWEEPS = {
-    "bilstm": ("+student=bilstm",), "depth": (), "export_precision": (), "layer_choice": (), "roberta_masking": (),
-    "roberta_packing": (), "temperature": (),
-}  # fmt: skip
+SWEEPS = ("export_precision", "layer_choice", "temperature")
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +33,8 @@ def values_of(experiment: str) -> dict[str, list[str]]:
 
 
 def compose_run(experiment: str, *overrides: str) -> DictConfig:
-    student = SWEEPS[experiment] or ("+student=distilbert",)
-    return compose_config(*overrides, f"+experiment={experiment}", "+teacher=embedded", *student)
+    student = "bilstm" if experiment == "bilstm" else "distilbert"
+    return compose_config(*overrides, f"+experiment={experiment}", "+teacher=embedded", f"+student={student}")
 
 
 @pytest.mark.parametrize("experiment", SWEEPS)
@@ -53,10 +47,6 @@ def test_every_value_of_a_sweep_composes_and_is_valid(experiment: str) -> None:
         config = compose_run(experiment, *overrides)
         for name in ("objective", "export", "trainer", "task"):
             instantiate(config[name])
-        if "_target_" in config.augment and not isinstance(
-            augmentation := instantiate(config.augment), AutoAugmentation
-        ):
-            assert augmentation.copies == 20
 
 
 def test_alpha_is_the_share_of_the_labels() -> None:
@@ -70,9 +60,8 @@ def test_alpha_is_the_share_of_the_labels() -> None:
 
 
 def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
-    rows = {
-        name: compose_run("bilstm", f"+variant={name}", "copies=3") for name in values_of("bilstm")["+variant"]
-    }  # fmt: skip
+    experiment = compose_run("bilstm").experiment
+    rows = {name: compose_run("bilstm", *options, "copies=3") for name, options in experiment.rows.items()}
     assert {path.stem for path in (CONF / "variant").glob("*.yaml")} == set(rows)
     assert {name: (row.objective.name, "_target_" in row.augment) for name, row in rows.items()} == {
         "labels_alone": ("supervised", False), "logits": ("logit_mse", False), "logits_augmented": ("logit_mse", True)
@@ -81,30 +70,49 @@ def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
     assert {row.trainer.batch_size for row in rows.values()} == {64}  # That of +student=bilstm.
 
 
-@pytest.mark.parametrize(
-    ("experiment", "node", "runs", "lines"),
-    [
-        (
-            "depth", "student", [{"depth": 6}, {"depth": 1}],
-            ["| 12 | 92.9 | - |", "| 6 | 91.3 | 0.9000 |", "| 3 | 88.4 | - |", "| 1 | - | 0.9000 |"],
-        ),
-        (
-            "bilstm", "variant", [{"name": "labels_alone"}, {"name": "logits"}],
-            ["| labels_alone | 86.7 | 0.9000 |", "| logits_augmented | 90.7 | - |", "| logits | - | 0.9000 |"],
-        ),
-    ],
-    ids=["depth", "bilstm"],
-)  # fmt: skip
-def test_numbers_of_the_paper_are_those_of_the_task(
-    experiment: str, node: str, runs: list[dict[str, object]], lines: list[str], tmp_path: Path
-) -> None:
-    paper = OmegaConf.to_container(compose_run(experiment).paper)
-    for task in ("sst2", "toy"):
-        for number, run in enumerate(runs):
-            config = {"task": {"name": task}, node: run, "paper": paper}
-            save(tmp_path / task / f"{number}", config, task={**record()["task"], "name": task})
-    text = report_of(tmp_path / "sst2").partition("### Beside the paper")[2]
-    assert "accuracy in percent | ours: accuracy |" in text
-    for line in lines:
-        assert line in text
-    assert "### Beside the paper" not in report_of(tmp_path / "toy")  # The paper has no numbers of this task.
+def read_tables() -> dict[str, tuple[Experiment, Experiment]]:
+    """Returns the experiments whose tables have tasks of their own, without what is cut and with it."""
+    found = {}
+    for file in sorted((CONF / "experiment").glob("*.yaml")):
+        config = OmegaConf.load(file)
+        if OmegaConf.select(config, "experiment.tasks") is not None:
+            config.experiment.data = "data"
+            content = OmegaConf.to_container(OmegaConf.create({"experiment": config.experiment}), resolve=True)
+            assert isinstance(content, dict)
+            whole = read_experiment({**content["experiment"], "cut": None})
+            found[file.stem] = whole, read_experiment(content["experiment"])
+    return found
+
+
+TABLES = read_tables()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_runs_of_every_table_compose(name: str) -> None:
+    whole, cut = TABLES[name]
+    assert whole.describe_cut() is None
+    assert cut.describe_cut()
+    composed = set[str]()
+    for experiment in (cut, whole):
+        for place in experiment.places():
+            for step in experiment.needed(place):
+                parts = {f"{step} {part}" for part in (place.row, place.column)}
+                if not parts <= composed:  # Each row and each task of each step once.
+                    composed |= parts
+                    check_run(name, fill_models(experiment.options(step, place), {of: of for of in experiment.steps}))
+
+
+def check_run(name: str, options: list[str]) -> None:
+    """Composes the configuration of a run, and creates what is checked when it is created."""
+    teacher = [] if any("+teacher=" in option for option in options) else ["+teacher=minilm"]
+    config = compose_config(f"+experiment={name}", *teacher, *options)
+    for group in ("task", "trainer", "objective"):
+        instantiate(config[group])
+
+
+def test_tables_share_the_runs_of_rows_that_they_have_in_common() -> None:
+    packing, objectives = (
+        {tuple(TABLES[name][1].options("pretrain", place)) for place in TABLES[name][1].places()}
+        for name in ("roberta_packing", "bert_table5")
+    )
+    assert any("task.pair=nsp" in options for options in packing & objectives)

@@ -144,21 +144,6 @@ def test_no_wrong_value_in_a_record_ends_a_report(tmp_path: Path, monkeypatch: p
     assert read > 20  # The others were refused.
 
 
-def test_numbers_of_the_paper_are_beside_ours(tmp_path: Path) -> None:
-    paper = {
-        "source": "A paper, table 1", "metric": "change in points", "option": "ablation.name", "reference": "none",
-        "values": {"no_soft": -2.96, "no_mlm": -0.31},
-    }  # fmt: skip
-    for name, accuracy in (("none", 0.9), ("no_soft", 0.85)):
-        export = record()["export"]
-        export["fp32"]["metrics"] = {"accuracy": accuracy}
-        save(tmp_path / name, {"task": {"name": "toy"}, "ablation": {"name": name}, "paper": paper}, export=export)
-    text = report_of(tmp_path).partition("### Beside the paper")[2]
-    assert "A paper, table 1" in text
-    for line in ("| none | - | 0.9000 | - |", "| no_soft | -2.96 | 0.8500 | -5.0 |", "| no_mlm | -0.31 | - | - |"):
-        assert line in text
-
-
 def test_a_headline_has_what_was_kept_and_says_when_no_file_passed(tmp_path: Path) -> None:
     files = record()["export"]
     files["fp32"]["gate"] = "failed"

@@ -1,0 +1,115 @@
+"""Tests of the numbers of an experiment's table: differences, signs, orders, and the mean over tasks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.records.experiment import Place, read_experiment
+from distill.records.experiment_runs import Outcome
+from distill.records.experiment_table import NOISE, NOT_SEEN, SEEN, UNTESTED, Effect, ExperimentTable
+from tests.records.test_collection_report import save
+from tests.records.test_report import record
+
+Values = dict[str, dict[str, list[float]]]
+
+
+def create_table(root: Path, values: Values, *, selects: str = "max", **content: Any) -> ExperimentTable:
+    """Returns the table of runs of job=finetune with these values of each row and task, one for each seed."""
+    tasks = list(next(iter(values.values())))
+    seeds = max(len(of) for row in values.values() for of in row.values())
+    experiment = {
+        "name": "toy", "title": "A toy", "rows": {row: ["seed={seed}"] for row in values},
+        "tasks": {task: [f"task={task}"] for task in tasks}, "seeds": seeds,
+    } | content  # fmt: skip
+    outcomes = []
+    for row, of in values.items():
+        for task, numbers in of.items():
+            for seed, value in enumerate(numbers):
+                found = record()["task"] | {"name": task, "selects": selects, "examples": {"dev": 100}}
+                teacher = record()["teacher"] | {"metrics": {"accuracy": value}}
+                path = root / row / task / f"{seed}"
+                save(path, job="finetune", task=found, teacher=teacher, student=None, export={})
+                outcomes.append(Outcome(Place(row, task, seed), path))
+    return ExperimentTable(read_experiment(experiment), outcomes, [])
+
+
+def block(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"source": "A paper", "metric": "points", "values": values, **more}
+
+
+def find(table: ExperimentTable, row: str, column: str) -> Effect:
+    [effect] = [each for each in table.effects() if (each.row, each.column) == (row, column)]
+    return effect
+
+
+def test_a_difference_over_seeds_is_paired_and_has_the_sign_of_the_paper_or_not(tmp_path: Path) -> None:
+    values = {
+        "base": {"a": [0.50, 0.60, 0.70]}, "worse": {"a": [0.40, 0.51, 0.59]}, "better": {"a": [0.61, 0.70, 0.81]},
+        "same": {"a": [0.60, 0.50, 0.71]}, "alike": {"a": [0.51, 0.61, 0.71]},
+    }  # fmt: skip
+    published = [block({"base": 80.0, "worse": 70.0, "better": 79.0, "same": 81.0, "alike": 82.0})]
+    table = create_table(tmp_path, values, published=published)
+    signs = {row: find(table, row, "a").sign for row in values if row != "base"}
+    assert signs == {"worse": SEEN, "better": NOT_SEEN, "same": NOISE, "alike": UNTESTED}
+    ours = find(table, "worse", "a").ours
+    assert ours is not None
+    assert ours["difference"] == pytest.approx(-0.1)
+    assert ours["interval"] == pytest.approx([-0.1 - 0.02484, -0.1 + 0.02484], abs=1e-4)  # t(2) = 4.303, s = 0.01
+    assert find(table, "worse", "a").published == -10.0
+
+
+def test_less_of_a_perplexity_is_better_and_a_paper_may_count_the_other_way(tmp_path: Path) -> None:
+    values = {"all": {"lm": [9.0, 9.1]}, "without": {"lm": [12.0, 12.3]}, "other": {"lm": [10.0, 10.2]}}
+    differences = {"without": -3.0, "other": -1.0}
+    table = create_table(
+        tmp_path, values, selects="min", published=[block(differences, reference="all", selects="max")]
+    )
+    assert (find(table, "without", "lm").published, find(table, "without", "lm").sign) == (-3.0, SEEN)
+    assert table.correlations() == {"lm": (pytest.approx(1.0), 3)}  # The reference has the difference 0.
+    same_way = create_table(tmp_path / "2", values, selects="min", published=[block(differences, reference="all")])
+    assert find(same_way, "without", "lm").sign == NOT_SEEN
+    assert table.columns == ["lm"]
+
+
+def test_the_mean_is_over_the_tasks_that_no_row_lacks_and_a_row_without_any_number_counts_for_none(
+    tmp_path: Path,
+) -> None:
+    values: Values = {
+        "base": {"a": [0.5, 0.6], "b": [0.7, 0.8], "c": [0.1]}, "other": {"a": [0.4, 0.5], "b": [0.9, 0.8], "c": []},
+        "failed": {"a": [], "b": [], "c": []},
+    }  # fmt: skip
+    figures = {"a": 60.0, "b": 70.0, "c": 95.0, "mean": 75.0}
+    table = create_table(tmp_path, values, published=[block({"base": figures, "other": figures | {"b": 80.0}})])
+    assert table.averaged == ["a", "b"]
+    assert {row: of["mean"].values for row, of in table.cells.items()} == {
+        "base": pytest.approx({0: 0.6, 1: 0.7}), "other": pytest.approx({0: 0.65, 1: 0.65}), "failed": {}
+    }  # fmt: skip
+    assert (table.published("base", "mean"), find(table, "other", "mean").published) == (65.0, 5.0)  # Of these tasks.
+    without = create_table(tmp_path / "2", values, published=[block({"base": figures, "other": 76.0})])
+    assert (without.published("base", "mean"), find(without, "other", "mean").published) == (75.0, 1.0)  # As printed.
+
+
+def test_the_mean_of_one_seed_has_the_interval_of_independent_tasks(tmp_path: Path) -> None:
+    values = {"base": {"a": [0.5], "b": [0.6]}, "other": {"a": [0.7], "b": [0.8]}}
+    table = create_table(tmp_path, values, seeds=1)
+    of_tasks = [find(table, "other", task).ours for task in ("a", "b")]
+    mean = find(table, "other", "mean").ours
+    assert mean is not None
+    assert mean["interval"] is not None
+    below = [of["difference"] - of["interval"][0] for of in of_tasks if of is not None and of["interval"] is not None]
+    assert mean["difference"] - mean["interval"][0] == pytest.approx((below[0] ** 2 + below[1] ** 2) ** 0.5 / 2)
+    assert (mean["over"], mean["number"]) == ("examples", 200)
+    unknown = create_table(tmp_path / "2", values, seeds=1, selects="max", tasks={
+        "a": ["task=a"], "b": {"options": ["task=b"], "metric": "f1"},
+    })  # fmt: skip
+    assert unknown.columns == ["a", "b"]
+    assert unknown.cells["other"]["b"].errors == ["its run has no f1"]
+
+
+def test_a_run_of_several_seeds_is_read_once(tmp_path: Path) -> None:
+    table = create_table(tmp_path, {"base": {"a": [0.5]}}, seeds=2)
+    [outcome] = table.outcomes
+    twice = ExperimentTable(table.experiment, [outcome, Outcome(Place("base", "a", 1), outcome.directory)], [])
+    assert twice.cells["base"]["a"].values == {0: 0.5}
+    assert twice.directories == [outcome.directory]
