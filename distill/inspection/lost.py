@@ -97,9 +97,8 @@ def differences(subject: Subject, first: Scores, second: Scores, texts: Sequence
     order = [int(row) for row in np.argsort(-by_row, kind="stable")[:most] if by_row[row] > 0]
     return [
         Difference(
-            row, texts[row], subject.answer(tables[0]["label"][row]),
-            *(subject.answer(of["prediction"][row]) for of in tables),
-            size=float(by_row[row]),
+            row, texts[row], subject.answer(tables[0]["label"][row]), subject.answer(tables[0]["prediction"][row]),
+            subject.answer(tables[1]["prediction"][row]), float(by_row[row]),
         )
         for row in order
     ]  # fmt: skip

@@ -1,12 +1,13 @@
 """Shape of a run.json: the fields that reports read, with their types."""
 
 from collections.abc import Mapping
-from typing import Any, NotRequired, Required
+from typing import Any, Final, NotRequired, Required
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
 
-TEST, DEV = "test", "dev"  # Splits that may stand first.
+TEST: Final = "test"  # Splits that may stand first.
+DEV: Final = "dev"
 Metrics = dict[str, float | None]
 
 
