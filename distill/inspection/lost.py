@@ -95,10 +95,19 @@ def differences(subject: Subject, first: Scores, second: Scores, texts: Sequence
         by_row = np.bincount(rows, sizes, len(texts)) / np.bincount(rows, minlength=len(texts)).clip(1)
     tables = [scoring.tabulate(of, data, examples=len(texts)) for of in (first, second)]
     order = [int(row) for row in np.argsort(-by_row, kind="stable")[:most] if by_row[row] > 0]
+    found = []
+    for row in order:
+        answers = [tables[0]["label"][row], *(of["prediction"][row] for of in tables)]
+        shown = _differing_words(texts[row], *answers) if subject.labels_words else map(subject.answer, answers)
+        found.append(Difference(row, texts[row], *shown, float(by_row[row])))
+    return found
+
+
+def _differing_words(text: str, label: list[str], first: list[str], second: list[str]) -> list[str]:
+    """Returns the words whose answers differ with the label and both answers, all words if none does."""
+    words = text.split()
+    places = [place for place, (one, other) in enumerate(zip(first, second, strict=True)) if one != other]
     return [
-        Difference(
-            row, texts[row], subject.answer(tables[0]["label"][row]), subject.answer(tables[0]["prediction"][row]),
-            subject.answer(tables[1]["prediction"][row]), float(by_row[row]),
-        )
-        for row in order
-    ]  # fmt: skip
+        ", ".join(f"{words[place]}: {of[place]}" for place in places or range(len(words)))
+        for of in (label, first, second)
+    ]

@@ -70,6 +70,11 @@ class Subject:
         """Returns the same with a model as it was before its training."""
         return replace(self, name=f"{self.name} before training", model=model.eval())
 
+    @property
+    def labels_words(self) -> bool:
+        """Whether each word of a text has a label."""
+        return self.task.select(self.split("train")[[0]]).index is not None and not self.task.info.classes_are_tokens
+
     def items_of_train(self) -> int:
         """Returns about how many items the examples of train have."""
         train = self.split("train")

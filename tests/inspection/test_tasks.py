@@ -1,7 +1,7 @@
 """Tests of inspections of a teacher and its student for tasks whose answers are no class of a text."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import (
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
@@ -25,7 +26,7 @@ from distill.inspection.inspection import Inspection, inspect_models
 from distill.inspection.questions import Questions
 from distill.inspection.report import tables, write_inspection
 from distill.inspection.subjects import Subject, open_subject
-from distill.tasks import CausalLM, MaskedLM, QuestionAnswering, Regression, Seq2Seq
+from distill.tasks import CausalLM, MaskedLM, QuestionAnswering, Regression, Seq2Seq, TokenClassification
 from tests.conftest import BAD, GOOD, write_corpus
 from tests.tasks.test_question_answering import questions
 from tests.tasks.test_seq2seq import bart, t5
@@ -150,6 +151,28 @@ def test_texts_of_tokens_are_shown_as_text(name: str, tmp_path: Path) -> None:
     of_row = teacher.example_id == first.row
     right = [np.exp(-of.columns["loss"][of_row]) for of in (teacher, student)]
     assert first.size == pytest.approx(float(np.abs(right[0] - right[1]).mean()), rel=1e-4)
+
+
+def test_words_that_two_models_tag_differently_are_shown_with_their_tags(tmp_path: Path) -> None:
+    words = [text.split() for text in TEXTS]
+    rows = {"tokens": words, "tags": [["B-x" if word in ("film", "bore") else "O" for word in of] for of in words]}
+    task = TokenClassification(tokens="tokens", tags="tags", train=rows, dev=rows, max_length=40)
+    data, subjects = task.read(tmp_path), []
+    for number, name in enumerate(("teacher", "student")):
+        torch.manual_seed(number)
+        tokenizer = train_word_pieces(TEXTS, 400)
+        of_bert(BertForTokenClassification, num_labels=len(data.labels))(len(tokenizer)).save_pretrained(
+            tmp_path / name
+        )
+        tokenizer.save_pretrained(tmp_path / name)
+        subjects.append(open_subject(name, tmp_path / name, task, data, tmp_path))
+    differences = inspect_models(subjects, replace(QUESTIONS, shown=32)).differences
+    found = next(of for of in differences if of.first != of.second)
+    label, first, second = (str(of).split(", ") for of in (found.label, found.first, found.second))
+    shown = [[answer.partition(": ")[0] for answer in of] for of in (label, first, second)]
+    assert shown[0] == shown[1] == shown[2]
+    assert set(shown[0]) <= set(found.text.split())
+    assert all(one != other for one, other in zip(first, second, strict=True))
 
 
 def test_tokens_of_two_vocabularies_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
