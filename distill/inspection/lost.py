@@ -98,8 +98,10 @@ def differences(subject: Subject, first: Scores, second: Scores, texts: Sequence
     found = []
     for row in order:
         answers = [tables[0]["label"][row], *(of["prediction"][row] for of in tables)]
-        shown = _differing_words(texts[row], *answers) if subject.labels_words else map(subject.answer, answers)
-        found.append(Difference(row, texts[row], *shown, float(by_row[row])))
+        label, one, other = (
+            _differing_words(texts[row], *answers) if subject.labels_words else map(subject.answer, answers)
+        )
+        found.append(Difference(row, texts[row], label, one, other, float(by_row[row])))
     return found
 
 

@@ -158,12 +158,14 @@ def test_words_that_two_models_tag_differently_are_shown_with_their_tags(tmp_pat
     rows = {"tokens": words, "tags": [["B-x" if word in ("film", "bore") else "O" for word in of] for of in words]}
     task = TokenClassification(tokens="tokens", tags="tags", train=rows, dev=rows, max_length=40)
     data, subjects = task.read(tmp_path), []
-    for number, name in enumerate(("teacher", "student")):
-        torch.manual_seed(number)
+    for name in ("teacher", "student"):
+        torch.manual_seed(0)
         tokenizer = train_word_pieces(TEXTS, 400)
-        of_bert(BertForTokenClassification, num_labels=len(data.labels))(len(tokenizer)).save_pretrained(
-            tmp_path / name
-        )
+        model: Any = of_bert(BertForTokenClassification, num_labels=len(data.labels))(len(tokenizer))
+        model.classifier.bias.data.zero_()
+        if name == "student":  # It has the other tag for each word.
+            model.classifier.weight.data.neg_()
+        model.save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
         subjects.append(open_subject(name, tmp_path / name, task, data, tmp_path))
     differences = inspect_models(subjects, replace(QUESTIONS, shown=32)).differences
