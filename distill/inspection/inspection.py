@@ -115,11 +115,10 @@ class Material:
     clozes: Sequence[Cloze] = ()
 
     @classmethod
-    def read(cls, questions: Questions, subject: Subject) -> "Material":
-        texts: Sequence[str] = ()
-        if questions.word is not None:
-            corpus = questions.corpus
-            texts = read_lines(Path(corpus)) if corpus is not None else subject.texts(questions.split)
+    def read(cls, questions: Questions, subject: Subject, texts: Sequence[str]) -> "Material":
+        corpus = questions.corpus
+        if questions.word is not None and corpus is not None:
+            texts = read_lines(Path(corpus))
         return cls(
             parsed=() if questions.relations is None else read_parsed(Path(questions.relations)),
             spans=() if questions.spans is None else read_spans(Path(questions.spans)),
@@ -140,11 +139,11 @@ def inspect_models(subjects: Sequence[Subject], questions: Questions, *, before:
     """
     first, split = subjects[0], questions.split
     rows = np.arange(len(first.split(split)))
-    material = Material.read(questions, first)
+    texts = first.texts(split)
+    material = Material.read(questions, first, texts)
     for subject in subjects:
         _check(subject, questions)
     seen = [look(subject, split, rows) for subject in subjects]
-    texts = first.texts(split)
     found = Inspection(split)
     if len(subjects) == 2:
         found = _compare(found, first, seen, texts, questions.shown)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from distill.console import print_notice
 from distill.errors import UserError
 from distill.storage import locks, mirror
 from distill.storage.files import atomic_directory, is_intact, make_directory
@@ -53,6 +54,19 @@ def has_entry(directory: Path) -> bool:
     if _read(directory):
         return True
     check_writable(directory)
+    return False
+
+
+def has_intact_entry(directory: Path, name: str) -> bool:
+    """Returns `has_entry`, and says of an entry that is damaged that it is made again.
+
+    Args:
+        name: of what is cached, in words, such as `the adapted teacher`.
+    """
+    if has_entry(directory):
+        return True
+    if directory.is_dir():
+        print_notice(f"{name} {directory} is damaged and made again")
     return False
 
 

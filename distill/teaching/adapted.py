@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from distill.console import format_duration, print_line, print_notice
+from distill.console import format_duration, print_line
 from distill.contracts import Data
 from distill.models.added_words import Growth, grow_vocabulary
 from distill.models.loading import ENCODER, Start, load_directory
 from distill.models.pooling import write_modules
 from distill.stages import stages
-from distill.storage.cache import entry_key, has_entry, new_entry
+from distill.storage.cache import entry_key, has_intact_entry, new_entry
 from distill.storage.files import write_json
 from distill.teaching import language_model
 from distill.teaching.adaptation import Adaptation, renamed
@@ -90,11 +90,7 @@ class AdaptedWeights:
 
     def is_trained(self) -> bool:
         """Returns whether the adapted teacher is in the cache and intact."""
-        if has_entry(self.directory):
-            return True
-        if self.directory.is_dir():
-            print_notice(f"the adapted teacher {self.directory} is damaged and made again")
-        return False
+        return has_intact_entry(self.directory, "the adapted teacher")
 
     def train(self, run_directory: Path, *, resume: bool, dry_run: bool) -> None:
         """Trains and caches the encoder, once, or in a dry run prints how long it takes."""

@@ -34,7 +34,7 @@ from distill.models.layers import count_decoder_layers
 from distill.models.loading import ENCODER, Start
 from distill.stages import stages
 from distill.storage import locks
-from distill.storage.cache import entry_key, has_entry, lease, new_entry
+from distill.storage.cache import entry_key, has_entry, has_intact_entry, lease, new_entry
 from distill.storage.files import make_directory, write_json
 from distill.tasks import MaskedLM
 from distill.tasks.masked_lm import TextData
@@ -200,11 +200,7 @@ class GeneralStage:
 
     def is_trained(self) -> bool:
         """Returns whether the encoder is in the cache and intact."""
-        if has_entry(self.directory):
-            return True
-        if self.directory.is_dir():
-            print_notice(f"the general stage {self.directory} is damaged and made again")
-        return False
+        return has_intact_entry(self.directory, "the general stage")
 
     def plan(self) -> str:
         """Describes where the encoder is, or how long its training takes."""

@@ -29,7 +29,7 @@ from distill.models.loading import Start, start_head, without_warnings
 from distill.models.pooling import configure
 from distill.models.tokenizer import adopt_special_tokens, read_vocabulary
 from distill.stages import stages
-from distill.storage.cache import entry_key, has_entry, new_entry
+from distill.storage.cache import entry_key, has_intact_entry, new_entry
 from distill.storage.files import CHECKSUMS, hash_file, write_json
 from distill.tasks.scoring import Scoring
 from distill.teaching.adapted import AdaptedWeights
@@ -553,11 +553,7 @@ def _describe_rise(source: TeacherSource, metric: str, fit: fitting.Fit, *, step
 
 def _is_cached(directory: Path) -> bool:
     """Returns whether the fine-tuned teacher is in the cache and intact."""
-    if has_entry(directory):
-        return True
-    if directory.is_dir():
-        print_notice(f"the fine-tuned teacher {directory} is damaged and made again")
-    return False
+    return has_intact_entry(directory, "the fine-tuned teacher")
 
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -28,7 +28,7 @@ from distill.training.checkpoints import (
     PortableModelCheckpoint,
     StepSource,
 )
-from distill.training.compact_embeddings import choose_rows, compact_embeddings
+from distill.training.compact_embeddings import TrainedRows, choose_rows, compact_embeddings
 from distill.training.module import DistillationModule
 from distill.training.patience import Patience
 from distill.training.progress_bar import ProgressBar
@@ -142,9 +142,9 @@ def _fit(
         enable_version_counter=False,
     )  # fmt: skip
     last = PortableModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
-    last_path = checkpoints / "last.ckpt"
+    last_path, rows = checkpoints / "last.ckpt", choose_rows(module, train, settings)
     resuming = resume and last_path.is_file()
-    identity = {**identity, **_describe_training(module, train, settings)}
+    identity = {**identity, **_describe_training(module, len(train), settings), **rows.identity()}
     saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
     if resuming:
         saver.skip_finished_steps()
@@ -153,7 +153,7 @@ def _fit(
     callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
     callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
-    with _copy_before_sharding(module, settings), _train_faster(module, train, settings), saver.stop_on_signals():
+    with _copy_before_sharding(module, settings), _train_faster(module, rows, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if resuming:
         steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
@@ -275,15 +275,14 @@ def _print_ending(
         print_notice(f"{title}: dev was evaluated once, so soup={settings.soup} averages nothing")
 
 
-def _describe_training(module: DistillationModule, train: Loader, settings: TrainerSettings) -> dict[str, Any]:
+def _describe_training(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
     """Returns the properties that a resumed training must share with the checkpoint."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
-    steps = [module.total_steps, len(train), settings.accumulate]
+    steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
         "processes": distributed.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
         "ema": settings.ema, "soup": settings.soup, "patience": settings.patience,
-        **choose_rows(module, train, settings).identity(),
     }  # fmt: skip
 
 
@@ -299,7 +298,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
     device = settings.device()
     module.to(device)
     batch = to_device(dataset[buckets.median_batch(size)], device)
-    with _train_faster(module, train, settings):
+    with _train_faster(module, choose_rows(module, train, settings), settings):
         step_seconds, optimizer_seconds = _time_steps(module, batch, settings)
     writing = module.writing_seconds(batch) * steps
     evaluations = count_evaluations(settings.evaluations, steps_per_epoch=len(train), steps=module.total_steps)
@@ -348,9 +347,8 @@ def _copy_before_sharding(module: DistillationModule, settings: TrainerSettings)
 
 
 @contextmanager
-def _train_faster(module: DistillationModule, train: Loader, settings: TrainerSettings) -> Iterator[None]:
-    """Trains the rows of embeddings that are read alone, with `_accelerate`, and restores the student on exit."""
-    rows = choose_rows(module, train, settings)
+def _train_faster(module: DistillationModule, rows: TrainedRows, settings: TrainerSettings) -> Iterator[None]:
+    """Trains these rows of embeddings alone, with `_accelerate`, and restores the student on exit."""
     with compact_embeddings(module, rows), _accelerate(module.student, settings):
         yield
 

@@ -1,7 +1,6 @@
 """Tests of the general stage that a student starts from: trained once, shared, resumed, planned and refused."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,10 @@ from distill.tasks.multi import Tasks
 from distill.teaching import general
 from distill.teaching.general import GeneralStage
 from distill.training.module import DistillationModule
-from tests.conftest import sentences, toy_bert, write_corpus
+from tests.chain.starts import CLASSES, TASK, TEXTS, distil_one_step
+from tests.conftest import toy_bert, write_corpus
 
-TEXTS, CLASSES = (list(column) for column in zip(*sentences(40), strict=True))
 STAGE: dict[str, Any] = {"tokens": 256, "passes": 2, "batch_size": 4, "max_length": 16, "documents": "line"}
-
-
-TASK = d.tasks.Classification(text="text", train=(TEXTS, CLASSES), dev=(TEXTS[:8], CLASSES[:8]), max_length=24)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +45,7 @@ def distil(
 ) -> dict[str, Any]:  # fmt: skip
     general = stage | ({} if corpus is None else {"corpus": str(corpus)})
     given: dict[str, Any] = {"depth": 2, "init": "general", "general": general} | options
-    d.distill(
-        teacher, student or d.students.distilbert(**given), task,
-        trainer=d.TrainerSettings(learning_rate=1e-9, batch_size=8, max_steps=1, precision="32-true"),
-        export=d.ExportSettings(enabled=False), directory=directory, baseline=False, augment=None,
-        benchmark=d.BenchmarkSettings(enabled=False),
-    )  # fmt: skip
-    record: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return record
+    return distil_one_step(teacher, student or d.students.distilbert(**given), task, directory)
 
 
 def test_every_task_starts_from_the_encoder_that_is_trained_once(

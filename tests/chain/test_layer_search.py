@@ -1,6 +1,5 @@
 """Tests of the search for the layers that a student starts from: its choice, its head, and what it cannot search."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from distill.chain import layer_search
 from distill.chain.layer_search import leave_out
 from distill.errors import UserError
 from distill.models.loading import find_head
-from tests.conftest import sentences, toy_bert
+from tests.chain.starts import TASK, TEXTS, distil_one_step
+from tests.conftest import toy_bert
 from tests.students.test_albert import toy
-
-TEXTS, CLASSES = (list(column) for column in zip(*sentences(40), strict=True))
-TASK = d.tasks.Classification(text="text", train=(TEXTS, CLASSES), dev=(TEXTS[:8], CLASSES[:8]), max_length=24)
 
 
 def test_the_layer_whose_loss_costs_least_is_left_out() -> None:
@@ -49,14 +46,7 @@ def teacher(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: Any) -> d.Teac
 
 
 def distil(teacher: d.Teacher, directory: Path, task: Any = TASK, **options: Any) -> dict[str, Any]:
-    d.distill(
-        teacher, d.students.distilbert(depth=2, init="search", **options), task,
-        trainer=d.TrainerSettings(learning_rate=1e-9, batch_size=8, max_steps=1, precision="32-true"),
-        export=d.ExportSettings(enabled=False), directory=directory, baseline=False, augment=None,
-        benchmark=d.BenchmarkSettings(enabled=False),
-    )  # fmt: skip
-    record: dict[str, Any] = json.loads((directory / "run.json").read_text())
-    return record
+    return distil_one_step(teacher, d.students.distilbert(depth=2, init="search", **options), task, directory)
 
 
 def test_the_layers_that_explain_the_teachers_outputs_best_start_with_a_fitted_head(
