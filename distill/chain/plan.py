@@ -478,6 +478,5 @@ def _check_unlabelled(plan: Plan, task: TaskInfo) -> None:
         )
     if augmentation is None:
         return
-    if not task.can_augment:
-        raise UserError(f"{given} is for tasks with labelled texts, and task {task.name} is {task.kind}: leave it out")
+    augmentation.check_task(task)
     augmentation.check()

@@ -799,6 +799,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("task=mlm", "objective=language_model", "augment=tang"),
         "augment=tang is for tasks with labelled texts, and task mlm is masked_lm: leave it out",
     ),
+    "copies of mentions without tags": (
+        _options("augment=mentions"),
+        "augment=mentions is for tasks with tagged spans of words, and task classification is classification: leave",
+    ),
     "copies in a language without a tagger": (
         _options("augment=tang", "augment.language=de"),
         "got augment.language=de, expected en, because there is a tagger of parts of speech for English alone",
