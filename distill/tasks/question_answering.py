@@ -132,15 +132,10 @@ class AnswerScores(Scoring):
         return answers, self._score_answers(answers, answers.is_null(self._threshold(scores)))
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        """F1 and exact match, and with unanswerable questions F1 of the answerable ones and accuracy of the others."""
+        """F1 and exact match, and where only some questions have an answer, those of each of the two kinds."""
         answers, values = self._question_scores(scores)
-        exact, f1 = values.mean(axis=0)
-        metrics = {"f1": float(f1), "exact_match": float(exact)}
-        answered = np.array([bool(references) for references in self._references(answers.question)])
-        if answered.any() and not answered.all():
-            metrics["answerable_f1"] = float(values[answered, 1].mean())
-            metrics["unanswerable_accuracy"] = float(values[~answered, 0].mean())
-        return metrics
+        is_answered = np.array([bool(references) for references in self._references(answers.question)])
+        return answer_metrics.average_scores(values, is_answered)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The different correct answers to each question, None for none, and the predicted one."""
