@@ -511,6 +511,7 @@ class TaskInfo:
         model_settings: entries of a model's configuration that its outputs depend on besides its weights.
         label_columns: the columns of batches with labels that a term may read by their name.
         sequences: how many sequences of tokens the model reads for an example of train, and for one that is scored.
+        fewest_epochs: passes over the training rows that a student needs, however many rows there are.
     """
 
     name: str
@@ -539,6 +540,7 @@ class TaskInfo:
     model_settings: Mapping[str, Any] = field(default_factory=dict)
     label_columns: frozenset[str] = frozenset()
     sequences: tuple[int, int] = (1, 1)
+    fewest_epochs: int = 0
 
     @property
     def writes(self) -> bool:

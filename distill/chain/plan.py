@@ -205,8 +205,11 @@ def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, step
     """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
-    sequences = next(iter(plan.tasks.values())).info.sequences
-    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=sequences)
+    infos = [task.info for task in plan.tasks.values()]
+    facts = auto.Facts(
+        examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=infos[0].sequences,
+        fewest_epochs=max(info.fewest_epochs for info in infos), has_table=auto.has_inherited_table(student),
+    )  # fmt: skip
     trainer, chosen = auto.resolve(plan.trainer, facts)
     return replace(plan, trainer=trainer, chosen=chosen)
 

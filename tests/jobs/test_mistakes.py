@@ -947,6 +947,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("+student=static", "trainer.embeddings_learning_rate=0"),
         "got trainer.embeddings_learning_rate=0, expected",
     ),
+    "a table that is never trained": (
+        _options("trainer.frozen_embeddings=1"),
+        "got trainer.frozen_embeddings=1, expected a share of the steps from 0 to below 1 or auto",
+    ),
     "a table that is always compact": (
         _options("trainer.compact_embeddings=true"),
         "got trainer.compact_embeddings=true, expected auto or false",
