@@ -14,6 +14,7 @@ from distill.chain.encoding import Encoding
 from distill.chain.general import check_general, start_generally
 from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.origins import OriginSource
+from distill.chain.pieces import check_cut_student, check_pieces, cut_teacher
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
@@ -30,7 +31,7 @@ from distill.export.bundle import check_calibration
 from distill.export.model2vec import check_model2vec
 from distill.export.rehearsal import rehearse_export
 from distill.export.vectors import check_dimensions
-from distill.export.vocabulary import check_cut
+from distill.export.vocabulary import Cut, check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
@@ -130,10 +131,29 @@ class _Reading:
         student, examples = self._choose_student(
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
+        cut = None
+        if plan.trains_pieces:
+            teacher, examples, cut = self._cut_vocabulary(teacher, student, examples)
         data = self.encode.data.with_examples(examples)
-        origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device())
+        origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device(), cut)
         task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes)
         return student if plan.dry_run else search_layers(student, task_run), task_run
+
+    def _cut_vocabulary(
+        self, teacher: PreparedTeacher, student: Student, examples: EncodedSplits
+    ) -> tuple[PreparedTeacher, EncodedSplits, Cut]:
+        """Returns the teacher and the tokenized splits with the pieces of the task's texts alone, and these pieces."""
+        plan, task, data = self.plan, self.task, self.encode.data
+
+        def score() -> None:
+            if not plan.dry_run:
+                teaching.score(
+                    teacher, task, data.scoring, examples, source=self.source, directory=plan.cache_dir / "outputs"
+                )
+
+        smaller, cut = cut_teacher(teacher, data, plan.export, score=score)
+        check_cut_student(student, smaller, task, data)
+        return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
 
     def _choose_student(
         self,
@@ -186,6 +206,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     check_ranking(student, data, task)
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
+    check_pieces(student, found, plan)
     check_general(student, found, task, data, plan)
     encode = Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
@@ -281,5 +302,5 @@ def _check_student(
     if plan.exports:
         check_exportable(student, name)
         check_dimensions(plan.export, student)
-    if plan.export.vocabulary == "task" and plan.exports:
-        check_cut(tokenizer)
+    if plan.export.vocabulary != "full" and plan.exports:
+        check_cut(tokenizer, plan.export.vocabulary)

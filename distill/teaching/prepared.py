@@ -118,6 +118,29 @@ class PreparedTeacher:
         self._model = self._running = None
         gc.collect()  # A frozen model refers to itself.
 
+    def with_vocabulary(
+        self, tokenizer: PreTrainedTokenizerBase, cut: Callable[[PreTrainedModel], PreTrainedModel], digest: str
+    ) -> "PreparedTeacher":
+        """Returns the teacher, which is no teacher of several tasks, as one that reads by another tokenizer.
+
+        Args:
+            cut: returns a copy of a model that has the embeddings of this tokenizer.
+            digest: of the tokenizer.
+        """
+
+        def load() -> PreTrainedModel:
+            model = cut(self.model)
+            self.release()
+            return model
+
+        other = copy.copy(self)
+        other.tokenizer, other.weights = tokenizer, digest_parts([self.weights, digest])
+        other._members = [member.with_vocabulary(tokenizer, cut, digest) for member in self._members]
+        other._load = load if not other._members else lambda: other._members[0].model
+        other._model = other._running = None
+        other.notices = list(self.notices)
+        return other
+
     def record(self) -> dict[str, Any]:
         """Returns the `teacher` of run.json."""
         fields = (
