@@ -505,6 +505,7 @@ class TaskInfo:
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
         has_mentions: whether the training texts have mentions, spans of words with a type, that copies can replace.
+        has_contexts: whether an example is a question about a context, of which others of its title can be asked too.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
         bank: a source of sentences, of which those near the training texts are labelled by the teacher; None without.
         further_teachers: the options that name other models to learn from, which are given.
@@ -534,6 +535,7 @@ class TaskInfo:
     can_abstain: bool = False
     can_augment: bool = False
     has_mentions: bool = False
+    has_contexts: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"
     bank: Any = None
     further_teachers: Sequence[str] = ()

@@ -255,7 +255,8 @@ class QuestionAnswering(ShownTask):
         self.pool = rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)).add_to)
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="spans",
-            max_length=max_length, pair=True, can_augment=True, fewest_epochs=EPOCHS, **self.pool.info(),
+            max_length=max_length, pair=True, can_augment=True, has_contexts=True,
+            fewest_epochs=EPOCHS, **self.pool.info(),
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:

@@ -803,6 +803,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("augment=mentions"),
         "augment=mentions is for tasks with tagged spans of words, and task classification is classification: leave",
     ),
+    "copies of questions without contexts": (
+        _options("augment=questions"),
+        "augment=questions is for tasks with questions about contexts, and task classification is classification: lea",
+    ),
     "copies in a language without a tagger": (
         _options("augment=tang", "augment.language=de"),
         "got augment.language=de, expected en, because there is a tagger of parts of speech for English alone",
