@@ -1,7 +1,8 @@
 """A vocabulary that is chosen before the training: teacher and student read the pieces of the task's texts alone."""
 
 import json
-from collections.abc import Callable
+
+import numpy as np
 
 from distill.chain.general import starts_generally
 from distill.chain.plan import Plan, Student
@@ -13,6 +14,7 @@ from distill.export.vocabulary import Cut
 from distill.models.origins import Origins
 from distill.models.tokenizer import read_vocabulary
 from distill.storage.cache import entry_key
+from distill.tasks.scoring import Scoring
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.source import TeacherSource
 
@@ -35,26 +37,35 @@ def check_pieces(student: Student, source: TeacherSource, plan: Plan) -> None:
         )
 
 
-def cut_teacher(
-    teacher: PreparedTeacher, data: Data, settings: ExportSettings, *, score: Callable[[], None]
-) -> tuple[PreparedTeacher, Cut]:
+def cut_teacher(teacher: PreparedTeacher, data: Data, settings: ExportSettings) -> tuple[PreparedTeacher, Cut]:
     """Returns the teacher that reads the pieces of the texts of `data`, and these pieces.
 
-    A labelled training text has the same pieces as before, and the teacher the same outputs for it. Texts of dev may
-    have shorter ones, so that a notice has the teacher's metric with all of its pieces.
-
-    Args:
-        score: sets the teacher's metrics; does nothing in a dry run.
+    A labelled training text has the same pieces as before, and the teacher the same outputs for it.
     """
-    notices, metric = list(teacher.notices), data.scoring.metric
-    score()
     cut = choose_vocabulary(teacher.model, teacher.tokenizer, settings, data)
     digest = entry_key("vocabulary", 1, json.dumps(read_vocabulary(cut.tokenizer)))
-    smaller = teacher.with_vocabulary(cut.tokenizer, cut.apply, digest)
-    before = f"; with all of them its {metric} is {teacher.metrics[metric]:.4f}" if teacher.metrics else ""
-    reads = f"it reads {len(cut.tokenizer):,} of its {len(teacher.tokenizer):,} pieces, those of the task{before}"
-    smaller.notices = [*notices, reads]
-    return smaller, cut
+    return teacher.with_vocabulary(cut.tokenizer, cut.apply, digest), cut
+
+
+def compare_readings(teacher: PreparedTeacher, scoring: Scoring) -> None:
+    """Notes what a teacher that has been scored loses by fewer pieces, and gives it the scores that it has with all.
+
+    It keeps its own where the two are of different items, because a cut sentence has other words, or a context other
+    windows. A teacher with all of its pieces stays as it is.
+    """
+    whole, metric = teacher.whole, scoring.metric
+    if whole is None:
+        return
+    for member in teacher.members:
+        if member is not teacher:
+            compare_readings(member, scoring)
+    teacher.notices.append(
+        f"it teaches by {len(teacher.tokenizer):,} of its {len(whole.tokenizer):,} pieces, those of the task: its "
+        f"{metric} on dev is {teacher.metrics[metric]:.4f} with them, and {whole.metrics[metric]:.4f} with all"
+    )
+    pairs = [(scores, teacher.scores[name]) for name, scores in whole.scores.items()]
+    if all(np.array_equal(one.example_id, other.example_id) for one, other in pairs):
+        teacher.scores, teacher.metrics, teacher.comparison = whole.scores, whole.metrics, whole.comparison
 
 
 def check_cut_student(student: Student, teacher: PreparedTeacher, task: Task, data: Data) -> None:

@@ -14,7 +14,7 @@ from distill.chain.encoding import Encoding
 from distill.chain.general import check_general, start_generally
 from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.origins import OriginSource
-from distill.chain.pieces import check_cut_student, check_pieces, cut_teacher
+from distill.chain.pieces import check_cut_student, check_pieces, compare_readings, cut_teacher
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
@@ -41,6 +41,7 @@ from distill.models.padding import choose_padding_side
 from distill.options import show_value
 from distill.records.record import Run
 from distill.storage.cache import open_cache
+from distill.tasks.scoring import Scoring
 from distill.teaching import preparation as teaching
 from distill.teaching.outputs import check_size
 from distill.teaching.prepared import PreparedTeacher
@@ -81,10 +82,9 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     if not plan.dry_run:
         with run.timed("teacher"):
             for task_run in tasks:
-                teaching.score(
-                    task_run.teacher, task_run.task, task_run.data.scoring, task_run.examples,
-                    source=source.of_task(task_run.name), directory=plan.cache_dir / "outputs",
-                )  # fmt: skip
+                own, scoring = task_run.teacher, task_run.data.scoring
+                _score(own, task_run.task, scoring, task_run.examples, source.of_task(task_run.name), plan)
+                compare_readings(own, scoring)
     _record(run, plan, tasks, teacher)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
     return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
@@ -144,14 +144,9 @@ class _Reading:
     ) -> tuple[PreparedTeacher, EncodedSplits, Cut]:
         """Returns the teacher and the tokenized splits with the pieces of the task's texts alone, and these pieces."""
         plan, task, data = self.plan, self.task, self.encode.data
-
-        def score() -> None:
-            if not plan.dry_run:
-                teaching.score(
-                    teacher, task, data.scoring, examples, source=self.source, directory=plan.cache_dir / "outputs"
-                )
-
-        smaller, cut = cut_teacher(teacher, data, plan.export, score=score)
+        if not plan.dry_run:
+            _score(teacher, task, data.scoring, examples, self.source, plan)
+        smaller, cut = cut_teacher(teacher, data, plan.export)
         check_cut_student(student, smaller, task, data)
         return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
 
@@ -189,6 +184,13 @@ class _Reading:
                 epochs=plan.trainer.fixed_epochs,
             )  # fmt: skip
         return student, examples
+
+
+def _score(
+    teacher: PreparedTeacher, task: Task, scoring: Scoring, examples: EncodedSplits, source: TeacherSource, plan: Plan
+) -> None:
+    """Sets the teacher's scores and metrics; raises UserError for a weak teacher that must not be."""
+    teaching.score(teacher, task, scoring, examples, source=source, directory=plan.cache_dir / "outputs")
 
 
 def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:

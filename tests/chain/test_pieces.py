@@ -1,19 +1,26 @@
 """Tests of a vocabulary that is chosen before the training, by which teacher and student read."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoTokenizer,
     BertForQuestionAnswering,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 import distill as d
+from distill.chain.pieces import compare_readings, cut_teacher
+from distill.contracts import Scores
 from distill.errors import UserError
+from distill.teaching.prepared import PreparedTeacher
+from distill.training.evaluate import split_metrics
 from tests.conftest import toy_bert
 
 CITIES = ("boston", "denver", "dallas")
@@ -67,14 +74,43 @@ def test_the_student_is_trained_on_the_pieces_of_its_file(result: d.Result, toke
     assert fp32["max_abs_diff"] < 1e-4
 
 
-def test_the_record_has_the_metric_of_the_teacher_with_all_of_its_pieces(
-    result: d.Result, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_the_record_says_what_the_teacher_reads(result: d.Result, tokenizer: PreTrainedTokenizerBase) -> None:
     own = AutoTokenizer.from_pretrained(result.directory / "student")
     [notice] = [notice for notice in result.record["teacher"]["notices"] if "pieces" in notice]
-    start = f"it reads {len(own):,} of its {len(tokenizer):,} pieces, those of the task; with all of them its f1 is "
+    start = f"it teaches by {len(own):,} of its {len(tokenizer):,} pieces, those of the task: its f1 on dev is "
     assert notice.startswith(start)
-    assert 0 <= float(notice.removeprefix(start)) <= 1
+    assert re.fullmatch(r"0\.\d{4} with them, and 0\.\d{4} with all", notice.removeprefix(start))
+
+
+@pytest.mark.parametrize("items", [[0, 1, 2, 3], [0, 1, 2, 2]], ids=["the same items", "other items"])
+def test_a_teacher_has_its_scores_with_all_pieces_where_the_items_are_the_same(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: list[int]
+) -> None:
+    rows = (["one", "two", "three", "four"], ["a", "b", "a", "b"])
+    data = d.tasks.Classification(train=rows, dev=rows, text="text").read(Path("unused"))
+    options: dict[str, Any] = {"requested": "t", "resolved": "t", "substituted": False, "origin": "t", "seconds": 0.0}
+    whole = PreparedTeacher(
+        tokenizer=tokenizer, load=lambda: teacher, precision="float32", weights="w", device=torch.device("cpu"),
+        **options,
+    )  # fmt: skip
+    fewer, cut = cut_teacher(whole, data, TRAINED)
+    assert (fewer.tokenizer, fewer.model.config.vocab_size) == (cut.tokenizer, len(cut.kept))
+    assert fewer.fingerprint != whole.fingerprint
+    batches = [each("one two", return_tensors="pt") for each in (tokenizer, cut.tokenizer)]
+    with torch.no_grad():
+        logits = [model.model(**batch).logits for model, batch in zip((whole, fewer), batches, strict=True)]
+    torch.testing.assert_close(*logits)
+    labels = np.array([0, 1, 0, 1])
+    for each, predicted, example in ((whole, labels, [0, 1, 2, 3]), (fewer, 0 * labels, items)):
+        each.scores = {"dev": Scores({"logits": np.eye(2)[predicted]}, labels, np.array(example))}
+        each.metrics = split_metrics(data.scoring, each.scores)
+    compare_readings(fewer, data.scoring)
+    sizes = f"{len(cut.kept):,} of its {len(tokenizer):,} pieces"
+    expected = f"it teaches by {sizes}, those of the task: its accuracy on dev is 0.5000 with them, and 1.0000 with all"
+    assert fewer.notices == [expected]
+    assert fewer.metrics["accuracy"] == (1.0 if items == [0, 1, 2, 3] else 0.5)
+    compare_readings(whole, data.scoring)
+    assert whole.notices == []
 
 
 @pytest.mark.parametrize(
