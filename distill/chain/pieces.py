@@ -27,13 +27,13 @@ def check_pieces(student: Student, source: TeacherSource, plan: Plan) -> None:
         return
     if starts_generally(student):
         raise UserError(
-            f"{OPTION} trains other pieces than student.init=general, whose encoder reads all of the teacher's: set "
-            "export.vocabulary=task, or leave student.init out"
+            f"{OPTION} trains other pieces than student.init=general, whose encoder reads all of the teacher's: leave "
+            "one of them out"
         )
     if source.features is not None or source.labeller is not None:
         raise UserError(
             f"{OPTION} needs a teacher that is one model with the head of the task, because it takes rows of its "
-            "embeddings: set export.vocabulary=task, which changes the file of the student alone"
+            "embeddings: leave it out"
         )
 
 
@@ -74,5 +74,5 @@ def check_cut_student(student: Student, teacher: PreparedTeacher, task: Task, da
     if rows != teacher.model.config.vocab_size:
         raise UserError(
             f"{OPTION} is for a student that is made from its teacher, and student {student.name} has {rows:,} rows of "
-            f"embeddings for the {len(teacher.tokenizer):,} pieces of the task: set export.vocabulary=task"
+            f"embeddings for the {len(teacher.tokenizer):,} pieces of the task: leave it out"
         )

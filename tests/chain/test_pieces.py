@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 import distill as d
-from distill.chain.pieces import compare_readings, cut_teacher
+from distill.chain.pieces import check_pieces, compare_readings, cut_teacher
 from distill.contracts import Scores
 from distill.errors import UserError
 from distill.teaching.prepared import PreparedTeacher
@@ -111,6 +112,15 @@ def test_a_teacher_has_its_scores_with_all_pieces_where_the_items_are_the_same(
     assert fewer.metrics["accuracy"] == (1.0 if items == [0, 1, 2, 3] else 0.5)
     compare_readings(whole, data.scoring)
     assert whole.notices == []
+
+
+@pytest.mark.parametrize("given", ["features", "labeller"])
+def test_a_teacher_that_is_not_one_model_is_refused(given: str) -> None:
+    plan: Any = SimpleNamespace(trains_pieces=True)
+    source: Any = SimpleNamespace(**{"features": None, "labeller": None, given: object()})
+    with pytest.raises(UserError, match=r"^export.vocabulary=trained needs a teacher that is one model with the head"):
+        check_pieces(d.students.bilstm(), source, plan)
+    check_pieces(d.students.bilstm(), source, SimpleNamespace(trains_pieces=False))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
