@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
     from distill.chain.summary import PlanSummary as PlanSummary
     from distill.data.augmentation import AutoAugmentation as AutoAugmentation
     from distill.data.augmentation import TangAugmentation as TangAugmentation
+    from distill.data.mentions import MentionAugmentation as MentionAugmentation
+    from distill.data.question_pairs import QuestionAugmentation as QuestionAugmentation
     from distill.edge import Bundle as Bundle
     from distill.edge import Index as Index
     from distill.export.settings import ExportSettings as ExportSettings

@@ -504,12 +504,15 @@ class TaskInfo:
             None for teachers of the same kind.
         can_abstain: whether a prediction has a confidence, below which an exported model may abstain.
         can_augment: whether changed copies of the training texts can be made, which only the teacher labels.
+        has_mentions: whether the training texts have mentions, spans of words with a type, that copies can replace.
+        has_contexts: whether an example is a question about a context, of which others of its title can be asked too.
         unlabelled: whether texts without labels are `given`, or chosen from the data (`auto`), or there are `none`.
         bank: a source of sentences, of which those near the training texts are labelled by the teacher; None without.
         further_teachers: the options that name other models to learn from, which are given.
         model_settings: entries of a model's configuration that its outputs depend on besides its weights.
         label_columns: the columns of batches with labels that a term may read by their name.
         sequences: how many sequences of tokens the model reads for an example of train, and for one that is scored.
+        fewest_epochs: passes over the training rows that a student needs, however many rows there are.
     """
 
     name: str
@@ -531,12 +534,15 @@ class TaskInfo:
     taught_by: str | None = None
     can_abstain: bool = False
     can_augment: bool = False
+    has_mentions: bool = False
+    has_contexts: bool = False
     unlabelled: Literal["none", "given", "auto"] = "none"
     bank: Any = None
     further_teachers: Sequence[str] = ()
     model_settings: Mapping[str, Any] = field(default_factory=dict)
     label_columns: frozenset[str] = frozenset()
     sequences: tuple[int, int] = (1, 1)
+    fewest_epochs: int = 0
 
     @property
     def writes(self) -> bool:

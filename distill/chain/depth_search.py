@@ -100,8 +100,9 @@ class DepthSearch:
         with tempfile.TemporaryDirectory() as directory:
             fp32, int8 = (Path(directory) / FILES[name] for name in ("fp32", "int8"))
             model, tokenizer = export_float32(
-                model, fp32, tokenizer=tokenizer, settings=self.plan.export, data=self.data, info=self.task.info
-            )
+                model, fp32, tokenizer=tokenizer, settings=self.plan.export.cut_at_export(), data=self.data,
+                info=self.task.info,
+            )  # fmt: skip
             bits = weight_bits(self.plan.export.targets()[0])
             write_dynamic(Material(fp32, bits, ties=self.task.info.generates), int8)
             candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.console import print_line
 from distill.contracts import Data
+from distill.export.vocabulary import Cut
 from distill.models.loading import ENCODER
 from distill.models.origins import Origins, encode_pieces
 from distill.models.tokenizer import read_vocabulary
@@ -31,10 +32,13 @@ class OriginSource:
         data: with the texts in which pieces are counted.
         cache_dir: keeps the vectors of pieces for later runs.
         device: of the encoder.
+        cut: the vocabulary of the students, if it is smaller than the teacher's.
     """
 
-    def __init__(self, source: TeacherSource, data: Data, cache_dir: Path, device: torch.device) -> None:
-        self.source, self.data, self.cache_dir, self.device = source, data, cache_dir, device
+    def __init__(
+        self, source: TeacherSource, data: Data, cache_dir: Path, device: torch.device, cut: Cut | None = None
+    ) -> None:
+        self.source, self.data, self.cache_dir, self.device, self.cut = source, data, cache_dir, device, cut
         self._shares: Tensor | None = None
 
     def of(self, tokenizer: PreTrainedTokenizerBase) -> Origins:
@@ -49,8 +53,9 @@ class OriginSource:
             print_line(f"Student: {weights.resolved()} as it is encodes each of {len(tokenizer):,} pieces, once")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # Of weights that are new.
-                model = weights.load(ENCODER, None, self.data.texts()).model.to(self.device)
-            vectors = encode_pieces(model, tokenizer)
+                model = weights.load(ENCODER, None, self.data.texts()).model
+            model = model if self.cut is None else self.cut.apply(model)
+            vectors = encode_pieces(model.to(self.device), tokenizer)
             with new_entry(directory) as temporary:
                 save_file({"vectors": vectors}, temporary / "vectors.safetensors")
         return load_file(directory / "vectors.safetensors")["vectors"]

@@ -99,6 +99,11 @@ class Plan:
         has_decoders = all(task.info.decoder in DECODERS for task in self.tasks.values())
         return self.export.enabled is not False and has_decoders
 
+    @property
+    def trains_pieces(self) -> bool:
+        """Returns whether teacher and student read the pieces of the task's texts alone."""
+        return self.exports and self.export.vocabulary == "trained"
+
 
 @dataclass(frozen=True, repr=False)
 class Student(Shown):
@@ -205,8 +210,11 @@ def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, step
     """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
-    sequences = next(iter(plan.tasks.values())).info.sequences
-    facts = auto.Facts(examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=sequences)
+    infos = [task.info for task in plan.tasks.values()]
+    facts = auto.Facts(
+        examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=infos[0].sequences,
+        fewest_epochs=max(info.fewest_epochs for info in infos), has_table=auto.has_inherited_table(student),
+    )  # fmt: skip
     trainer, chosen = auto.resolve(plan.trainer, facts)
     return replace(plan, trainer=trainer, chosen=chosen)
 
@@ -252,6 +260,7 @@ def _check_several(plan: Plan) -> None:
     refused = {
         "budget": (plan.budget.is_set, "chooses the depth of a student with one head"),
         "augment": (plan.augment is not None, "changes the texts of one task"),
+        "export.vocabulary=trained": (plan.trains_pieces, "chooses the pieces of one task"),
         "bank": (any(task.info.bank is not None for task in plan.tasks.values()), "is for the texts of one task"),
         "trainer.devices": (plan.trainer.processes() > 1, "would give each process another head"),
         f"trainer.strategy={plan.trainer.strategy}": (
@@ -440,9 +449,17 @@ def check_export(export: ExportSettings, task: Task) -> None:
     if export.dimensions and task.info.likelihood != "vector":
         raise OptionError("export.dimensions", show_value(list(export.dimensions)), "[], because task "
                           f"{task.info.name} ({task.info.kind}) has no vectors of texts")  # fmt: skip
-    if export.vocabulary == "task" and DECODERS[task.info.decoder].classes_are_tokens:
-        raise OptionError("export.vocabulary", "task", f"full, because the predictions of task {task.info.name} "
-                          f"({task.info.kind}) are tokens of a text, which another vocabulary changes")  # fmt: skip
+    if _changes_classes(export.vocabulary, task.info):
+        raise OptionError("export.vocabulary", export.vocabulary, "full, because the predictions of task "
+                          f"{task.info.name} ({task.info.kind}) are tokens of a text, which another vocabulary "
+                          "changes")  # fmt: skip
+
+
+def _changes_classes(vocabulary: str, info: TaskInfo) -> bool:
+    """Returns whether a smaller vocabulary changes the classes: tokens of a text if it is chosen after the training."""
+    if vocabulary == "trained":
+        return info.classes_are_tokens or info.writes or info.raw_text
+    return vocabulary == "task" and DECODERS[info.decoder].classes_are_tokens
 
 
 def _check_runtimes(export: ExportSettings, info: TaskInfo) -> None:
@@ -478,6 +495,5 @@ def _check_unlabelled(plan: Plan, task: TaskInfo) -> None:
         )
     if augmentation is None:
         return
-    if not task.can_augment:
-        raise UserError(f"{given} is for tasks with labelled texts, and task {task.name} is {task.kind}: leave it out")
+    augmentation.check_task(task)
     augmentation.check()

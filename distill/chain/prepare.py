@@ -14,6 +14,7 @@ from distill.chain.encoding import Encoding
 from distill.chain.general import check_general, start_generally
 from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.origins import OriginSource
+from distill.chain.pieces import check_cut_student, check_pieces, compare_readings, cut_teacher
 from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
 from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
@@ -30,7 +31,7 @@ from distill.export.bundle import check_calibration
 from distill.export.model2vec import check_model2vec
 from distill.export.rehearsal import rehearse_export
 from distill.export.vectors import check_dimensions
-from distill.export.vocabulary import check_cut
+from distill.export.vocabulary import Cut, check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
 from distill.models.heads import check_encoder, share_encoder
@@ -40,6 +41,7 @@ from distill.models.padding import choose_padding_side
 from distill.options import show_value
 from distill.records.record import Run
 from distill.storage.cache import open_cache
+from distill.tasks.scoring import Scoring
 from distill.teaching import preparation as teaching
 from distill.teaching.outputs import check_size
 from distill.teaching.prepared import PreparedTeacher
@@ -80,10 +82,9 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     if not plan.dry_run:
         with run.timed("teacher"):
             for task_run in tasks:
-                teaching.score(
-                    task_run.teacher, task_run.task, task_run.data.scoring, task_run.examples,
-                    source=source.of_task(task_run.name), directory=plan.cache_dir / "outputs",
-                )  # fmt: skip
+                own, scoring = task_run.teacher, task_run.data.scoring
+                _score(own, task_run.task, scoring, task_run.examples, source.of_task(task_run.name), plan)
+                compare_readings(own, scoring)
     _record(run, plan, tasks, teacher)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
     return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
@@ -130,10 +131,24 @@ class _Reading:
         student, examples = self._choose_student(
             teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
         )
+        cut = None
+        if plan.trains_pieces:
+            teacher, examples, cut = self._cut_vocabulary(teacher, student, examples)
         data = self.encode.data.with_examples(examples)
-        origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device())
+        origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device(), cut)
         task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes)
         return student if plan.dry_run else search_layers(student, task_run), task_run
+
+    def _cut_vocabulary(
+        self, teacher: PreparedTeacher, student: Student, examples: EncodedSplits
+    ) -> tuple[PreparedTeacher, EncodedSplits, Cut]:
+        """Returns the teacher and the tokenized splits with the pieces of the task's texts alone, and these pieces."""
+        plan, task, data = self.plan, self.task, self.encode.data
+        if not plan.dry_run:
+            _score(teacher, task, data.scoring, examples, self.source, plan)
+        smaller, cut = cut_teacher(teacher, data, plan.export)
+        check_cut_student(student, smaller, task, data)
+        return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
 
     def _choose_student(
         self,
@@ -171,6 +186,13 @@ class _Reading:
         return student, examples
 
 
+def _score(
+    teacher: PreparedTeacher, task: Task, scoring: Scoring, examples: EncodedSplits, source: TeacherSource, plan: Plan
+) -> None:
+    """Sets the teacher's scores and metrics; raises UserError for a weak teacher that must not be."""
+    teaching.score(teacher, task, scoring, examples, source=source, directory=plan.cache_dir / "outputs")
+
+
 def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
     """Finds the teacher's weights and reads the data of one task.
 
@@ -186,6 +208,7 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     check_ranking(student, data, task)
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
+    check_pieces(student, found, plan)
     check_general(student, found, task, data, plan)
     encode = Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
@@ -281,5 +304,5 @@ def _check_student(
     if plan.exports:
         check_exportable(student, name)
         check_dimensions(plan.export, student)
-    if plan.export.vocabulary == "task" and plan.exports:
-        check_cut(tokenizer)
+    if plan.export.vocabulary != "full" and plan.exports:
+        check_cut(tokenizer, plan.export.vocabulary)

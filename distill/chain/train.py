@@ -235,7 +235,7 @@ class Prepared:
         shutil.rmtree(directory, ignore_errors=True)
         settings = replace(
             plan.trainer, max_epochs=plan.export.qat_epochs, max_steps=None, min_steps=None, soup=1, ema=0.0,
-            patience=None, learning_rate=QAT_RATE * plan.trainer.learning_rate,
+            patience=None, learning_rate=QAT_RATE * plan.trainer.learning_rate, frozen_embeddings=0.0,
         )  # fmt: skip
         plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False, callbacks=())
         prepared = replace(self, plan=plan)

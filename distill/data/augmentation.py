@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Data
+from distill.contracts import Data, TaskInfo
 from distill.data.auto_text import AUTO
 from distill.data.language import is_english
 from distill.data.tables import CHANGED_COPIES, LabelledData, Split, text_split
@@ -29,6 +29,8 @@ Columns = list[list[str]]  # The texts, and for pairs the second texts.
 Probability = Annotated[float, Field(ge=0, le=1, description="a probability from 0 to 1")]
 # Returns a changed copy of the text of a row and a side (0, or 1 for the second text of a pair).
 Change = Callable[[int, int, np.random.Generator], str]
+# Returns the texts of a changed copy of a row, one or the two of a pair, from the row and the number of the copy.
+Copy = Callable[[int, int, np.random.Generator], tuple[str, ...]]
 
 
 class Augmentation(Protocol):
@@ -48,17 +50,39 @@ class Augmentation(Protocol):
         """Raises UserError if something is missing that the method needs."""
         ...
 
+    def check_task(self, task: TaskInfo) -> None:
+        """Raises UserError for a task whose rows it cannot change."""
+        ...
+
     def options(self) -> dict[str, Any]:
         """Returns the options for run.json."""
         ...
 
-    def key(self) -> list[object]:
-        """Returns everything besides the texts that the copies depend on, as JSON values."""
+    def key(self, data: LabelledData) -> list[object]:
+        """Returns everything besides the training texts that the copies depend on, as JSON values."""
         ...
 
-    def prepare(self, split: Split, mask_token: str | None, device: str) -> Change:
-        """Returns the function that changes the texts of this split."""
+    def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
+        """Returns the function that makes the copies of the training rows."""
         ...
+
+
+def check_rows(name: str, fits: bool, rows: str, task: TaskInfo) -> None:
+    """Raises UserError unless a task fits an augmentation, which is for tasks with these rows."""
+    if not fits:
+        raise UserError(f"augment={name} is for tasks with {rows}, and task {task.name} is {task.kind}: leave it out")
+
+
+def change_in_turns(split: Split, change: Change) -> Copy:
+    """Returns the function that changes a text, and of a pair the first text, the second, or both, in turns."""
+
+    def copy(row: int, number: int, random: np.random.Generator) -> tuple[str, ...]:
+        if split.pairs is None:
+            return (change(row, 0, random),)
+        first = split.texts[row] if number % 3 == 1 else change(row, 0, random)
+        return first, split.pairs[row] if number % 3 == 0 else change(row, 1, random)
+
+    return copy
 
 
 class TangAugmentation:
@@ -114,19 +138,26 @@ class TangAugmentation:
         if self.p_pos > 0:
             _import_tagger()
 
+    def check_task(self, task: TaskInfo) -> None:
+        """Raises UserError for a task without labelled texts."""
+        check_rows(self.name, task.can_augment, "labelled texts", task)
+
     def options(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def key(self) -> list[object]:
+    def key(self, data: LabelledData) -> list[object]:
         return [self.options(), importlib.metadata.version("textblob") if self.p_pos > 0 else None]
 
-    def prepare(self, split: Split, mask_token: str | None, device: str) -> Change:
+    def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
+        split = data.splits["train"]
         if mask_token is None and self.p_mask > 0:
             print_notice("the tokenizer has no mask token: augment=tang leaves out the words that it would mask")
         sides = [split.texts] if split.pairs is None else [split.texts, split.pairs]
         words = [[text.split() for text in texts] for texts in sides]
         if self.p_pos == 0:
-            return lambda row, side, random: self._change(words[side][row], None, mask_token, random)
+            return change_in_turns(
+                split, lambda row, side, random: self._change(words[side][row], None, mask_token, random)
+            )
         tags = [_tag_words(texts) for texts in words]
         vocabulary = Vocabulary(words, tags)
 
@@ -134,7 +165,7 @@ class TangAugmentation:
             choices = [vocabulary.choices[tag] for tag in tags[side][row]]
             return self._change(words[side][row], choices, mask_token, random)
 
-        return change
+        return change_in_turns(split, change)
 
     def _change(
         self,
@@ -234,7 +265,7 @@ def augment(
         UserError: if no copy is left.
     """
     assert isinstance(data, LabelledData)  # The plan has checked the task.
-    columns = cached_copies(data.splits["train"], augmentation, mask_token, cache_dir=cache_dir, device=device)
+    columns = cached_copies(data, augmentation, mask_token, cache_dir=cache_dir, device=device)
     kept, removed = clean(text_split(*columns), data)
     if not len(kept) and optional:
         return data
@@ -253,17 +284,17 @@ def augment(
 
 
 def cached_copies(
-    split: Split, augmentation: Augmentation, mask_token: str | None, *, cache_dir: Path, device: str
+    data: LabelledData, augmentation: Augmentation, mask_token: str | None, *, cache_dir: Path, device: str
 ) -> Columns:
     """Returns the copies of all examples, cached or made: the texts, and the second texts of pairs."""
-    method = (augmentation.name, augmentation.key(), mask_token)
+    split, method = data.splits["train"], (augmentation.name, augmentation.key(data), mask_token)
     key = entry_key("augmented", FORMAT, *method, split.texts, split.pairs)
     directory = cache_dir / "augmented" / key[:20]
     path = directory / "copies.arrow"
     if not has_entry(directory):
         if directory.is_dir():
             print_notice(f"{directory} is damaged: the copies are made again")
-        columns = make_copies(split, augmentation, mask_token, device)
+        columns = make_copies(data, augmentation, mask_token, device)
         table = pa.table({name: pa.array(column) for name, column in zip(("text", "pair"), columns, strict=False)})
         with (
             new_entry(directory) as temporary,
@@ -275,19 +306,18 @@ def cached_copies(
         return [column.to_pylist() for column in reader.read_all().columns]
 
 
-def make_copies(split: Split, augmentation: Augmentation, mask_token: str | None, device: str) -> Columns:
-    """Makes the copies of all examples; those of an example depend on the seed and its row alone."""
-    total = len(split) * augmentation.copies
+def make_copies(data: LabelledData, augmentation: Augmentation, mask_token: str | None, device: str) -> Columns:
+    """Makes the copies of all training rows; those of a row depend on the seed and its number alone."""
+    split = data.splits["train"]
     print_line(f"augment={augmentation.name}: makes {augmentation.copies} copies of {len(split):,} examples once")
-    change = augmentation.prepare(split, mask_token, device)
+    copy = augmentation.prepare(data, mask_token, device)
     columns: Columns = [[]] if split.pairs is None else [[], []]
-    with ProgressMeter(f"augment={augmentation.name}", total, unit="copies") as meter:
+    with ProgressMeter(f"augment={augmentation.name}", len(split) * augmentation.copies, unit="copies") as meter:
         for row in range(len(split)):
             random = np.random.default_rng([augmentation.seed, row])
             for number in range(augmentation.copies):
-                columns[0].append(split.texts[row] if len(columns) == 2 and number % 3 == 1 else change(row, 0, random))
-                if split.pairs is not None:
-                    columns[1].append(split.pairs[row] if number % 3 == 0 else change(row, 1, random))
+                for column, text in zip(columns, copy(row, number, random), strict=True):
+                    column.append(text)
             meter.advance(augmentation.copies)
     return columns
 

@@ -1,7 +1,8 @@
 """Questions about contexts with their answers, from SQuAD's JSON or rows in the layout of the Hub.
 
-A row has `question`, `context` and `answers`, and may have an `id`. The answers are `{"text": [...], "answer_start":
-[...]}` or a list of `{"text": ..., "answer_start": ...}`, empty for a question that the context does not answer.
+A row has `question`, `context` and `answers`, and may have an `id` and the `title` of what its context is a part of.
+The answers are `{"text": [...], "answer_start": [...]}` or a list of `{"text": ..., "answer_start": ...}`, empty for a
+question that the context does not answer.
 """
 
 import reprlib
@@ -22,7 +23,8 @@ from distill.data.tables import LabelledData, Split, create_data
 from distill.errors import UserError
 
 COLUMNS = ("question", "context", "answers")
-OPTIONAL_COLUMNS = ("id", "is_impossible")
+TITLE = "title"  # A column of train alone.
+OPTIONAL_COLUMNS = ("id", "is_impossible", TITLE)
 ADVICE = "a question needs the columns question, context and answers, and may have an id"
 EXPECTED = 'expected {"text": [...], "answer_start": [...]}, both empty for a question without an answer'
 
@@ -77,6 +79,9 @@ def read_questions(
     """
     tables = source.read(cache_dir, partial(_hold_out_contexts, source), _has_answers)
     splits = {name: _read_questions(table) for name, table in tables.items()}
+    if TITLE in tables["train"].columns:
+        titles = [None if title is None else str(title) for title in tables["train"].columns[TITLE]]
+        splits["train"] = splits["train"].with_columns(**{TITLE: titles})
     data = create_data(source, labels, splits, lambda splits: [options, *_list_content(splits)])
     return replace(data, needs_all_texts=True)
 

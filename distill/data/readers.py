@@ -28,8 +28,9 @@ SQUAD = (".json", ".json.gz")  # Questions in the nested format of SQuAD.
 def read_file(path: Path, wanted: Collection[str]) -> Table:
     """Reads the wanted columns of a file of a type in `SUFFIXES` or `SQUAD`.
 
-    Each question of SQuAD's JSON becomes a row with its `context` and its own keys, such as `id`, `question` and
-    `answers`. The classes of a data set that the `datasets` library has written as Parquet are read too.
+    Each question of SQuAD's JSON becomes a row with its `context`, the `title` of the article if it has one, and its
+    own keys, such as `id`, `question` and `answers`. The classes of a data set that the `datasets` library has written
+    as Parquet are read too.
 
     Raises:
         UserError: if the file cannot be read, or a line of it has no clear meaning.
@@ -59,7 +60,7 @@ def _read_squad(path: Path, wanted: Collection[str]) -> Table:
     try:
         content = json.loads("".join(iterate_lines(path)))
         rows = [
-            {"context": paragraph["context"], **question}
+            {"context": paragraph["context"], **({"title": article["title"]} if "title" in article else {}), **question}
             for article in content["data"]
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]

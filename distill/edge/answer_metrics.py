@@ -1,13 +1,17 @@
 """Exact match and F1 of extracted answers, as SQuAD 1.1 (arXiv 1606.05250) and 2.0 (arXiv 1806.03822) define them.
 
 Answers are compared without case, punctuation, articles, and differences in white space. An answer has the better score
-of all correct ones. In SQuAD 2.0 a question without a correct answer is right if it gets none.
+of all correct ones. In SQuAD 2.0 a question without a correct answer is right if it gets none, and the questions with
+an answer and those without one have metrics of their own too.
 """
 
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -48,3 +52,23 @@ def score_answer(answer: str | None, references: Sequence[str], *, may_be_unansw
         shared = sum((Counter(words) & Counter(expected)).values())
         best = max(best, 2 * shared / (len(words) + len(expected)))
     return exact, best
+
+
+def average_scores(values: NDArray[np.floating], is_answered: NDArray[np.bool_]) -> dict[str, float]:
+    """Returns the means of F1 and exact match of all questions and, if only some have an answer, of the two kinds.
+
+    `has_answer_f1`, `no_answer_exact_match` and so on are `HasAns_f1`, `NoAns_exact` and so on of the official script
+    of SQuAD 2.0. Of questions without an answer both are the share of those that get none.
+
+    Args:
+        values: exact match and F1 of each question, `[Q, 2]`.
+        is_answered: whether a question has a correct answer, `[Q]`.
+    """
+    kinds = {"": np.ones_like(is_answered)}
+    if is_answered.any() and not is_answered.all():
+        kinds |= {"has_answer_": is_answered, "no_answer_": ~is_answered}
+    metrics: dict[str, float] = {}
+    for prefix, chosen in kinds.items():
+        exact, f1 = values[chosen].mean(axis=0)
+        metrics |= {f"{prefix}f1": float(f1), f"{prefix}exact_match": float(exact)}
+    return metrics

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.edge.answer_metrics import normalize_references, score_answer
+from distill.edge.answer_metrics import average_scores, normalize_references, score_answer
 from distill.edge.bundle import Bundle, RecordError
 from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
 from distill.edge.decoder import Prediction, Record
@@ -362,13 +362,12 @@ class SpanRows(_OneByOne):
         return {"question": question, "context": context}, texts  # type: ignore[dict-item]  # The decoder checks it.
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[Sequence[str]]) -> Metrics:
-        """Returns F1 and exact match, as SQuAD defines them."""
+        """Returns F1 and exact match, as SQuAD defines them, also of the questions with and without an answer."""
         values = [
             score_answer(prediction["answer"], normalize_references(texts, **self.options), **self.options)
             for prediction, texts in zip(predictions, labels, strict=True)
         ]
-        exact, f1 = np.array(values).mean(axis=0)
-        return {"f1": float(f1), "exact_match": float(exact)}
+        return average_scores(np.array(values), np.array([bool(texts) for texts in labels]))
 
 
 class ChoiceRows(_OneByOne):

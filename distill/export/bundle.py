@@ -45,7 +45,7 @@ from distill.export.recipe_search import Attempt, RecipeSearch
 from distill.export.sensitivity import BATCH, SAMPLED, BatchSensitivity, measure_sensitivity, recommend_batch_size
 from distill.export.settings import ExportSettings
 from distill.export.vectors import measure_vectors
-from distill.export.vocabulary import cut_vocabulary
+from distill.export.vocabulary import Cut, choose_pieces
 from distill.models.forward import fills_targets, input_names, output_logits
 from distill.storage.files import hash_file, write_json
 from distill.tasks.mask_predict import find_frame
@@ -165,11 +165,19 @@ def export_float32(
         info: of the task.
     """
     if settings.vocabulary == "task":
-        further = read_texts(settings.vocabulary_texts, "export.vocabulary_texts")
-        labelled = itertools.chain(data.labelled_texts(), further)
-        model, tokenizer = cut_vocabulary(model, tokenizer, labelled, data.unlabelled_texts())
+        cut = choose_vocabulary(model, tokenizer, settings, data)
+        model, tokenizer = cut.apply(model), cut.tokenizer
     export_model(model, path, tokenizer=tokenizer, generates=info.writes)
     return model, tokenizer
+
+
+def choose_vocabulary(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ExportSettings, data: Data
+) -> Cut:
+    """Returns the vocabulary of the texts of `data`, and of further ones that the settings name."""
+    further = read_texts(settings.vocabulary_texts, "export.vocabulary_texts")
+    labelled = itertools.chain(data.labelled_texts(), further)
+    return choose_pieces(model, tokenizer, labelled, data.unlabelled_texts())
 
 
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Settings of an export."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -40,7 +41,8 @@ class ExportSettings:
         calibration: training texts on which ranges of activations are measured; None for as many as 256.
         qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
         target: processors that int8 files are written for; `auto` for the one of this machine. The first one counts.
-        vocabulary: `full`, or `task` to drop the rows of the embedding that the task's texts do not need.
+        vocabulary: `full`, or `task` to drop the rows of the embedding that the task's texts do not need; `trained`
+            drops them before the training, so that teacher and student read the pieces of the file.
         vocabulary_texts: files or directories with texts, such as those of other languages, whose pieces stay too.
         max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
             the bundle recommends to run texts one by one.
@@ -62,7 +64,7 @@ class ExportSettings:
     calibration: PositiveInt | None = None
     qat_epochs: NonNegativeInt = 1
     target: Literal["auto"] | Target | Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = "auto"
-    vocabulary: Literal["full", "task"] = "full"
+    vocabulary: Literal["full", "task", "trained"] = "full"
     vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     max_batch_diff: Share = 0.1
     model2vec: bool = False
@@ -76,10 +78,14 @@ class ExportSettings:
             raise OptionError(
                 "formats", f"[{','.join(self.formats)}]", f"{FLOAT32} too, from which others are made: {complete}"
             )
-        if self.vocabulary_texts and self.vocabulary != "task":
+        if self.vocabulary_texts and self.vocabulary == "full":
             raise OptionError(
                 "vocabulary_texts", show_value(self.vocabulary_texts), "[], because vocabulary=full keeps every piece"
             )
+
+    def cut_at_export(self) -> "ExportSettings":
+        """Returns the settings of an export that cuts the vocabulary, for a student that has not been trained."""
+        return replace(self, vocabulary="task") if self.vocabulary == "trained" else self
 
     def targets(self) -> tuple[str, ...]:
         """Returns the processors that int8 files are written for, each once."""

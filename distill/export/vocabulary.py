@@ -9,6 +9,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,36 @@ COMMON = 20  # A piece that no labelled text holds stays if this many unlabelled
 KINDS = ("WordPiece", "BPE", "Unigram")
 
 
-def check_cut(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError for a tokenizer whose vocabulary cannot be cut."""
+@dataclass(frozen=True)
+class Cut:
+    """A vocabulary with some pieces of a larger one.
+
+    Attributes:
+        tokenizer: has the pieces that stay.
+        kept: their ids in the larger vocabulary, in the order of the new ones.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    kept: Sequence[int]
+
+    def apply(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Returns a copy of a model for the larger vocabulary with the embeddings of the pieces that stay."""
+        return _cut_embedding(model, self.kept, {old: new for new, old in enumerate(self.kept)})
+
+
+def check_cut(tokenizer: PreTrainedTokenizerBase, option: str = "task") -> None:
+    """Raises UserError for a tokenizer whose vocabulary cannot be cut, as the value `option` has it."""
     content = _content(tokenizer)
     kind = content["model"]["type"]
     if kind not in KINDS:
         raise UserError(
-            f"got export.vocabulary=task and a vocabulary of the kind {kind}, expected one of {', '.join(KINDS)}: set "
-            "export.vocabulary=full"
+            f"got export.vocabulary={option} and a vocabulary of the kind {kind}, expected one of {', '.join(KINDS)}: "
+            "set export.vocabulary=full"
         )
     if not _covers_every_text(content) and tokenizer.unk_token_id is None:
         raise UserError(
-            "got export.vocabulary=task and a vocabulary without an unknown piece, so that a text with a character "
-            "that training never shows would have no tokens: set export.vocabulary=full"
+            f"got export.vocabulary={option} and a vocabulary without an unknown piece, so that a text with a "
+            "character that training never shows would have no tokens: set export.vocabulary=full"
         )
 
 
@@ -46,7 +64,18 @@ def cut_vocabulary(
     labelled: Iterable[str],
     unlabelled: Iterable[str] = (),
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns copies of the model and the tokenizer with the pieces that the texts need.
+    """Returns copies of the model and the tokenizer with the pieces of `choose_pieces`."""
+    cut = choose_pieces(model, tokenizer, labelled, unlabelled)
+    return cut.apply(model), cut.tokenizer
+
+
+def choose_pieces(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    labelled: Iterable[str],
+    unlabelled: Iterable[str] = (),
+) -> Cut:
+    """Returns the vocabulary with the pieces that the texts need.
 
     A piece stays if a labelled text or `COMMON` unlabelled ones hold it. Special pieces and pieces of one character
     stay, whatever the texts hold. Ids are given anew, in the old order. An id that positions are counted by stays as it
@@ -66,7 +95,7 @@ def cut_vocabulary(
     number = {old: new for new, old in enumerate(kept)}
     smaller = copy.deepcopy(tokenizer)
     smaller._tokenizer = Tokenizer.from_str(json.dumps(_renumber(content, number)))  # type: ignore[attr-defined]
-    return _cut_embedding(model, kept, number), smaller
+    return Cut(smaller, kept)
 
 
 def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

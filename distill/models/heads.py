@@ -84,3 +84,12 @@ def heads_of(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
 
 def _shapes(encoder: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in encoder.state_dict().items()}
+
+
+def find_table(student: PreTrainedModel) -> nn.Module | None:
+    """Returns the embeddings of the pieces, which the models of several tasks share; None for a model without them."""
+    try:
+        table: nn.Module | None = next(iter(heads_of(student).values())).get_input_embeddings()
+    except NotImplementedError:  # Of a model of transformers without a table.
+        return None
+    return table

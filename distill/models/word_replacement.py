@@ -11,9 +11,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from transformers import PreTrainedTokenizerBase
 
 from distill.console import ProgressMeter, print_line
-from distill.data.augmentation import Change, Probability
+from distill.contracts import TaskInfo
+from distill.data.augmentation import Copy, Probability, change_in_turns, check_rows
 from distill.data.batching import scored_tokens, scoring_steps
-from distill.data.tables import Split
+from distill.data.tables import LabelledData
 from distill.errors import UnreachableError, UserError
 from distill.models.forward import run_encoder, run_head, to_device
 from distill.models.loading import Start, check_directory, load_directory
@@ -73,17 +74,22 @@ class MaskedLMAugmentation:
             raise UserError(f"augment.model={self.model} has a tokenizer without a mask token, which augment=mlm needs")
         self._start = start
 
+    def check_task(self, task: TaskInfo) -> None:
+        """Raises UserError for a task without labelled texts."""
+        check_rows(self.name, task.can_augment, "labelled texts", task)
+
     def options(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
-    def key(self) -> list[object]:
+    def key(self, data: LabelledData) -> list[object]:
         options = self.options() | {"model": None}
         paths = sorted(path for pattern in _FILES for path in self._locate().glob(pattern))
         digest = hashlib.sha256("".join(f"{path.name} {hash_file(path)}\n" for path in paths).encode()).hexdigest()
         return [options, digest, [".".join(torch.__version__.split(".")[:2])]]
 
-    def prepare(self, split: Split, mask_token: str | None, device: str) -> Change:
-        """Returns the function that changes the texts; `mask_token` is not read, because the model has its own."""
+    def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
+        """Returns the function that makes the copies; `mask_token` is not read, because the model has its own."""
+        split = data.splits["train"]
         if self._start is None:
             self.check()
         assert self._start is not None
@@ -104,7 +110,7 @@ class MaskedLMAugmentation:
                     changed[place] = vocabulary[token]
             return " ".join(changed)
 
-        return change
+        return change_in_turns(split, change)
 
     def _locate(self) -> Path:
         """Returns the directory of the model, downloaded from the Hub if necessary."""

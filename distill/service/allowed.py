@@ -154,8 +154,8 @@ TABLE: Table = {
     **_list(
         Kind.VALUE, "trainer.",
         "accelerator accumulate batch_size batch_tokens betas checkpoint_steps clip compact_embeddings compile ema "
-        "embeddings_learning_rate eps evaluations learning_rate max_epochs max_steps min_steps patience precision "
-        "schedule seed soup warmup weight_decay",
+        "embeddings_learning_rate eps evaluations frozen_embeddings learning_rate max_epochs max_steps min_steps "
+        "patience precision schedule seed soup warmup weight_decay",
     ),
     **_list(Kind.VALUE, "trainer.", "devices strategy", is_for_all=False),
     **_list(Kind.VALUE, "augment.", "candidates copies language longest_ngram p_mask p_ngram p_pos p_replace seed"),

@@ -221,7 +221,7 @@ class TokenClassification(ShownTask):
         self._reported: set[str] = set()  # Splits whose words without a token were reported.
         self.info = TaskInfo(
             name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="tags",
-            max_length=max_length, can_augment=True, **self.pool.info(),
+            max_length=max_length, can_augment=True, has_mentions=True, **self.pool.info(),
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:

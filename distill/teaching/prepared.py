@@ -30,7 +30,7 @@ class PreparedTeacher:
     itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
     for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
     beside which `model` is the encoder; None for a teacher whose logits are those of its model. `parameters` is None
-    without `has_size`, for a teacher that runs no model.
+    without `has_size`, for a teacher that runs no model. `whole` is the teacher before `with_vocabulary`, else None.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class PreparedTeacher:
         self.features, self.trained_by, self.shares = features, trained_by, shares
         self.adapted = adapted
         self._members, self.by_task = members, by_task or {}
+        self.whole: PreparedTeacher | None = None
         self._load, self._load_labels = load, load_labels
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
@@ -117,6 +118,30 @@ class PreparedTeacher:
             teacher.release()
         self._model = self._running = None
         gc.collect()  # A frozen model refers to itself.
+
+    def with_vocabulary(
+        self, tokenizer: PreTrainedTokenizerBase, cut: Callable[[PreTrainedModel], PreTrainedModel], digest: str
+    ) -> "PreparedTeacher":
+        """Returns the teacher, which is no teacher of several tasks, as one that reads by another tokenizer.
+
+        Args:
+            cut: returns a copy of a model that has the embeddings of this tokenizer.
+            digest: of the tokenizer.
+        """
+
+        def load() -> PreTrainedModel:
+            model = cut(self.model)
+            self.release()
+            return model
+
+        other = copy.copy(self)
+        other.tokenizer, other.weights = tokenizer, digest_parts([self.weights, digest])
+        other._members = [member.with_vocabulary(tokenizer, cut, digest) for member in self._members]
+        other._load = load if not other._members else lambda: other._members[0].model
+        other._model = other._running = None
+        other.whole = self
+        other.notices = list(self.notices)
+        return other
 
     def record(self) -> dict[str, Any]:
         """Returns the `teacher` of run.json."""

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
+from distill.models.heads import find_table
 from distill.training.settings import TrainerSettings, count_evaluations
 
 SMALL_ROWS = 10_000  # Labelled training rows up to which further text and a baseline are worth their time.
@@ -29,15 +30,22 @@ MOST_EVALUATIONS = 36  # In a training, if its epochs are fewer.
 SCORED = 1.5  # Examples that are scored in all evaluations together for each one that is trained on, half of the time.
 SOUP = 3  # Evaluations.
 EMA = 0.0
-NO_AVERAGE = {"ema": 0, "soup": 1}  # Values with which no weights are averaged.
+FROZEN = 0.33  # Share of the steps, where the table of embeddings is the teacher's and all layers are random.
+NO_EFFECT = {"ema": 0, "soup": 1, "frozen_embeddings": 0}  # Values with which an option changes nothing.
 PATIENCE = None
 TEACHER_PATIENCE = 3  # A fine-tuning stops after this part of its evaluations without a better metric,
 LEAST_FOR_PATIENCE = 12  # if it has so many.
 # Of a fine-tuning in batches of a number of tokens, in a message.
-_FIXED = {"learning_rate": "5e-5", "max_epochs": 3, "evaluations": 1, "ema": 0, "soup": 1, "patience": "null"}
+_FIXED = {
+    "learning_rate": "5e-5", "max_epochs": 3, "evaluations": 1, "ema": 0, "soup": 1, "patience": "null",
+    "frozen_embeddings": 0,
+}  # fmt: skip
 # Of a language model with random weights on raw text; a trained one has that of `TEXT`.
 FRESH_TEXT_RATES = {"fresh": FRESH_RATE, "no_attention": 3e-3}
-TEXT = {"learning_rate": 1e-4, "max_epochs": 2, "evaluations": 1, "ema": 0.0, "soup": 1, "patience": None}
+TEXT = {
+    "learning_rate": 1e-4, "max_epochs": 2, "evaluations": 1, "ema": 0.0, "soup": 1, "patience": None,
+    "frozen_embeddings": 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Facts:
         width: size of the hidden states.
         scored: number of examples in an evaluation.
         sequences: how many sequences of tokens an example has in training and in an evaluation.
+        fewest_epochs: passes over the data that a student needs at least, as the task says.
+        has_table: whether the student's table of embeddings was made from the teacher's.
     """
 
     examples: int
@@ -60,6 +70,8 @@ class Facts:
     width: int
     scored: int = 0
     sequences: tuple[int, int] = (1, 1)
+    fewest_epochs: int = 0
+    has_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,13 @@ def describe_student(student: PreTrainedModel) -> tuple[str, int]:
     return "inherited" if is_inherited else describe_fresh(student), int(student.config.hidden_size)
 
 
+def has_inherited_table(student: PreTrainedModel) -> bool:
+    """Returns whether the table of embeddings of a student was made from the teacher's, as its constructor says."""
+    table, inherited = find_table(student), getattr(student, "inherited", None) or {}
+    own = {id(parameter) for parameter in table.parameters()} if table is not None else set()
+    return any(name in inherited and id(parameter) in own for name, parameter in student.named_parameters())
+
+
 def describe_fresh(model: PreTrainedModel) -> str:
     """Returns `start` of a model with random weights."""
     return "fresh" if getattr(model.config, "num_attention_heads", None) else "no_attention"
@@ -89,7 +108,7 @@ def describe_fresh(model: PreTrainedModel) -> str:
 def choose_epochs(facts: Facts) -> int:
     """Returns `max_epochs`."""
     fewest = {"whole": TEACHER_EPOCHS, "inherited": EPOCHS}.get(facts.start, FRESH_EPOCHS)
-    return max(fewest, min(MOST_EPOCHS, math.ceil(_least_steps(facts) / facts.steps_per_epoch)))
+    return max(fewest, facts.fewest_epochs, min(MOST_EPOCHS, math.ceil(_least_steps(facts) / facts.steps_per_epoch)))
 
 
 def choose_evaluations(facts: Facts, epochs: float) -> float:
@@ -126,6 +145,7 @@ def choose(facts: Facts, steps: int, *, evaluations: float | None = None) -> dic
         "ema": Choice(EMA, "the soup averages the weights"),
         "soup": soup if number > 1 else Choice(1, "the training ends before its second evaluation"),
         "patience": _choose_patience(facts, number),
+        "frozen_embeddings": _choose_frozen(facts),
     }
 
 
@@ -151,6 +171,12 @@ def _choose_patience(facts: Facts, evaluations: int) -> Choice:
     return Choice(math.ceil(evaluations / TEACHER_PATIENCE), f"a third of the {evaluations} evaluations")
 
 
+def _choose_frozen(facts: Facts) -> Choice:
+    if facts.start == "no_attention" and facts.has_table:
+        return Choice(FROZEN, "the embeddings are the teacher's, and the layers are random")
+    return Choice(0.0, "the embeddings are trained like the layers")
+
+
 def _explain_epochs(facts: Facts) -> str:
     sequences = f" of {facts.sequences[0]} sequences" if facts.sequences[0] > 1 else ""
     epochs = choose_epochs(facts)
@@ -160,7 +186,8 @@ def _explain_epochs(facts: Facts) -> str:
         return f"{steps}, and {epochs} epochs are the most" if epochs == MOST_EPOCHS else steps
     if (epochs - 1) * facts.steps_per_epoch < least:
         return f"{steps}, and {least:,} steps are the least"
-    return f"{steps}, and {epochs} epochs are enough"
+    reason = "the fewest for this task" if epochs == facts.fewest_epochs else "enough"
+    return f"{steps}, and {epochs} epochs are {reason}"
 
 
 def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
@@ -171,7 +198,7 @@ def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, d
     table = choose(facts, steps, evaluations=None if "evaluations" in names else settings.evaluations)
     values: dict[str, Any] = {name: table[name].value for name in names}
     resolved = replace(settings, **values)
-    without_effect = [name for name, value in NO_AVERAGE.items() if getattr(resolved, name) == value]
+    without_effect = [name for name, value in NO_EFFECT.items() if getattr(resolved, name) == value]
     if steps == settings.max_steps:
         without_effect.append("max_epochs")
     return resolved, {name: asdict(table[name]) for name in names if name not in without_effect}

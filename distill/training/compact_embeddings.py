@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from distill.contracts import Loader
 from distill.data.batching import examples_and_buckets
-from distill.models.heads import heads_of
+from distill.models.heads import find_table
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
@@ -50,7 +50,7 @@ class TrainedRows:
 
 def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSettings) -> TrainedRows:
     """Returns the rows that are trained: those that the batches of `train` read, as far as these are known before."""
-    table = _find_table(module.student)
+    table = find_table(module.student)
     if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
         return TrainedRows(0)
     total = table.num_embeddings
@@ -67,14 +67,6 @@ def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSett
     if len(pieces) + 1 >= total:
         return TrainedRows(total, reason="the batches read them")
     return TrainedRows(total, pieces)
-
-
-def _find_table(student: PreTrainedModel) -> nn.Module | None:
-    try:
-        table: nn.Module | None = next(iter(heads_of(student).values())).get_input_embeddings()
-    except NotImplementedError:  # Of a model of transformers without a table.
-        return None
-    return table
 
 
 def _count_owners(module: nn.Module, weight: Tensor) -> int:
@@ -161,7 +153,7 @@ class CompactEmbedding(nn.Embedding):
 @contextmanager
 def compact_embeddings(module: DistillationModule, rows: TrainedRows) -> Iterator[None]:
     """Replaces the student's table by one of the `rows` that are trained, and on exit writes these into the table."""
-    table = _find_table(module.student)
+    table = find_table(module.student)
     if rows.pieces is None or not isinstance(table, nn.Embedding):
         yield
         return

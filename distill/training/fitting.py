@@ -279,10 +279,11 @@ def _describe_training(module: DistillationModule, steps_per_epoch: int, setting
     """Returns the properties that a resumed training must share with the checkpoint."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
+    frozen = {"frozen_steps": module.frozen_steps} if module.frozen_steps else {}  # Earlier versions have none.
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
         "processes": distributed.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
-        "ema": settings.ema, "soup": settings.soup, "patience": settings.patience,
+        "ema": settings.ema, "soup": settings.soup, "patience": settings.patience, **frozen,
     }  # fmt: skip
 
 

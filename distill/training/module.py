@@ -16,6 +16,7 @@ from distill.errors import NumericalError
 from distill.losses import Objective
 from distill.losses.term import divisors, in_chunks
 from distill.models.forward import to_device
+from distill.models.heads import find_table
 from distill.tasks.scoring import Scoring
 from distill.training import distributed
 from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
@@ -46,6 +47,7 @@ class DistillationModule(L.LightningModule):
         embeddings_learning_rate: that of tables of embeddings; None: `learning_rate`.
         betas, eps: of AdamW.
         clip: largest norm of the gradient; 0 does not clip.
+        frozen_steps: number of the first steps in which the student's table of embeddings stays as it is.
         seed: dropout depends only on the seed, the step and the rank, so that a resumed training is the same.
     """
 
@@ -66,6 +68,7 @@ class DistillationModule(L.LightningModule):
         clip: float = 1.0,
         total_steps: int = 1000,
         schedule: str = "linear",
+        frozen_steps: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class DistillationModule(L.LightningModule):
         self.embeddings_learning_rate = embeddings_learning_rate
         self.betas, self.eps = betas, eps
         self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
-        self.schedule = _SCHEDULES[schedule]
+        self.schedule, self.frozen_steps = _SCHEDULES[schedule], frozen_steps
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
         self.teacher_seconds = 0.0
         self._dev_scores: list[tuple[Columns, Columns]] = []
@@ -112,6 +115,9 @@ class DistillationModule(L.LightningModule):
         self.tokens_computed += int(seen[1])
         self.examples_seen += int(seen[2])
         self._log_losses(step, loss_value, distributed.all_reduce(sums) / divisors(counts))
+        if step < self.frozen_steps and (table := find_table(self.student)) is not None:
+            for parameter in table.parameters():
+                parameter.grad = None  # AdamW leaves out a tensor without a gradient, its decay and moments too.
         if self.clip > 0:
             # Including the projections of the objective.
             nn.utils.clip_grad_norm_(list(self.parameters()), self.clip)

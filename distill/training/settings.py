@@ -19,18 +19,21 @@ from distill.training.ray_cluster import check_ray
 Precision = Literal["auto", "32-true", "bf16-mixed"]
 Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]
 AUTO = "auto"
-CHOSEN = ("learning_rate", "max_epochs", "evaluations", "ema", "soup", "patience")  # The options that may be auto.
+# The options that may be auto.
+CHOSEN = ("learning_rate", "max_epochs", "evaluations", "ema", "soup", "patience", "frozen_embeddings")
 if TYPE_CHECKING:  # All code that reads these options runs after `auto.resolve`.
     Rate: TypeAlias = float
     Frequency: TypeAlias = float
     Number: TypeAlias = int
     OptionalNumber: TypeAlias = int | None
     Decay: TypeAlias = float
+    Part: TypeAlias = float
 else:
     Rate = Frequency = PositiveFloat | Literal["auto"]
     Number = PositiveInt | Literal["auto"]
     OptionalNumber = PositiveInt | Literal["auto"] | None
     Decay = Annotated[float, Field(ge=0, lt=1)] | Literal["auto"]
+    Part = Annotated[float, Field(ge=0, lt=1, description="a share of the steps from 0 to below 1")] | Literal["auto"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -53,6 +56,7 @@ class TrainerSettings:
         warmup: share of all steps.
         embeddings_learning_rate: the peak for tables of embeddings, which have no weight decay then, because it would
             shrink the rows that a step does not read; None: `learning_rate`.
+        frozen_embeddings: share of all steps, the first ones, in which the table of embeddings stays as it is.
         weight_decay: decay of the weights; biases and norms have none.
         betas: decays of AdamW's averages of the gradient and of its square.
         eps: added by AdamW to the root of the average square.
@@ -107,6 +111,7 @@ class TrainerSettings:
     strategy: Literal["auto", "ddp", "fsdp", "ray"] = "auto"
     compile: bool = False
     compact_embeddings: Literal["auto", False] = "auto"
+    frozen_embeddings: Part = 0.0
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     def __post_init__(self) -> None:
@@ -183,15 +188,18 @@ class TrainerSettings:
             "learning_rate", "embeddings_learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule",
             "seed",
         )  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {"total_steps": self.total_steps(steps_per_epoch)}
+        steps = self.total_steps(steps_per_epoch)
+        frozen = math.ceil(round(self.frozen_embeddings * steps, 6))
+        return {name: getattr(self, name) for name in names} | {"total_steps": steps, "frozen_steps": frozen}
 
     def key(self) -> dict[str, Any]:
         """Returns the settings that the result of a training depends on, for the key of a cache."""
         key = asdict(replace(self, precision=self.resolved_precision()))
         for name in ("checkpoint_steps", "devices", "strategy", "compact_embeddings"):
             key.pop(name)  # They do not change the result.
-        if self.embeddings_learning_rate is None:
-            key.pop("embeddings_learning_rate")  # As in the keys of versions without it.
+        for name in ("embeddings_learning_rate", "frozen_embeddings"):
+            if not key[name]:
+                key.pop(name)  # As in the keys of versions without it.
         if self.processes() > 1:  # A step contains the batches of all ranks.
             key["processes"] = self.processes()
         return key | {"device": self.device().type}

@@ -11,7 +11,7 @@ import pytest
 
 from distill.data import augmentation as module
 from distill.data.augmentation import TangAugmentation, augment, cached_copies, make_copies
-from distill.data.tables import LabelledData, Split, text_split
+from distill.data.tables import LabelledData, text_split
 from distill.errors import UserError
 from distill.installation import install_command
 from distill.tasks import Classification
@@ -21,13 +21,13 @@ TEXT = " ".join(WORDS)
 KEEPING: dict[str, Any] = {"p_mask": 0.0, "p_pos": 0.0, "p_ngram": 0.0}
 
 
-def split(texts: list[str], pairs: list[str] | None = None) -> Split:
-    return text_split(texts, pairs)
+def rows(texts: list[str], pairs: list[str] | None = None) -> LabelledData:
+    return LabelledData((), {"train": text_split(texts, pairs)}, sha256="")
 
 
 def copies(texts: list[str], *, mask_token: str | None = "[MASK]", **options: Any) -> list[list[str]]:
     tang = TangAugmentation(**{**KEEPING, **options})
-    return [text.split() for text in make_copies(split(texts), tang, mask_token, "cpu")[0]]
+    return [text.split() for text in make_copies(rows(texts), tang, mask_token, "cpu")[0]]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_an_ngram_is_kept_with_its_probability() -> None:
 
 def test_of_pairs_one_the_other_or_both_are_changed_in_turns() -> None:
     tang = TangAugmentation(**{**KEEPING, "p_mask": 1.0}, copies=4)
-    first, second = make_copies(split(["a b"], ["c"]), tang, "#", "cpu")
+    first, second = make_copies(rows(["a b"], ["c"]), tang, "#", "cpu")
     assert list(zip(first, second, strict=True)) == [("# #", "c"), ("a b", "#"), ("# #", "#"), ("# #", "c")]
 
 
@@ -106,7 +106,7 @@ def test_copies_are_made_once_and_a_damaged_file_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tang = TangAugmentation(**{**KEEPING, "p_mask": 0.5}, copies=3)
-    texts = split(["a b c", "d e f"], ["g h", "i"])
+    texts = rows(["a b c", "d e f"], ["g h", "i"])
     made = cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu")
     assert made == make_copies(texts, tang, "#", "cpu")
     prepare: Callable[..., Any] = tang.prepare
@@ -118,7 +118,7 @@ def test_copies_are_made_once_and_a_damaged_file_again(
     assert cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu") == made
     assert not calls
     cached_copies(texts, tang, "@", cache_dir=tmp_path, device="cpu")
-    cached_copies(split(["a b c"], ["g h"]), tang, "#", cache_dir=tmp_path, device="cpu")
+    cached_copies(rows(["a b c"], ["g h"]), tang, "#", cache_dir=tmp_path, device="cpu")
     assert len(calls) == 2
     for path in (tmp_path / "augmented").glob("*/copies.arrow"):
         path.write_bytes(b"damaged")
@@ -128,8 +128,8 @@ def test_copies_are_made_once_and_a_damaged_file_again(
 
 
 def data(**options: Any) -> LabelledData:
-    rows: dict[str, Any] = {"train": (["a b", "c d"], [0, 1]), "dev": (["# b", "new"], [0, 1])}
-    return Classification(text="text", **rows, **options).read(Path("unused"))
+    splits: dict[str, Any] = {"train": (["a b", "c d"], [0, 1]), "dev": (["# b", "new"], [0, 1])}
+    return Classification(text="text", **splits, **options).read(Path("unused"))
 
 
 def test_new_copies_join_the_pool_and_the_others_are_counted(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_other_languages_are_augmented_without_a_tagger(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     augmentation = TangAugmentation(language="de", p_mask=1.0, p_pos=0.0, p_ngram=0.0)
     augmentation.check()
-    change = augmentation.prepare(text_split(["ein guter Film"]), "[MASK]", "cpu")
-    assert change(0, 0, np.random.default_rng(0)) == "[MASK] [MASK] [MASK]"
+    copy = augmentation.prepare(rows(["ein guter Film"]), "[MASK]", "cpu")
+    assert copy(0, 0, np.random.default_rng(0)) == ("[MASK] [MASK] [MASK]",)
 
 
 def test_a_missing_tagger_is_answered_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,13 @@ def test_entities_answers_and_choices_are_compared() -> None:
     none = {**row, "answers": None}
     answers = [spans.read(each)[1] for each in (row, row, none)]
     predictions = [{"answer": answer} for answer in ("the Alan Turing!", "Alan", None)]
-    assert spans.score(predictions, answers) == pytest.approx({"f1": (1 + 2 / 3 + 1) / 3, "exact_match": 2 / 3})
+    assert spans.score(predictions, answers) == pytest.approx(
+        {
+            "f1": (1 + 2 / 3 + 1) / 3, "exact_match": 2 / 3, "has_answer_f1": (1 + 2 / 3) / 2,
+            "has_answer_exact_match": 1 / 2, "no_answer_f1": 1.0, "no_answer_exact_match": 1.0,
+        }
+    )  # fmt: skip
+    assert spans.score(predictions[:2], answers[:2]) == pytest.approx({"f1": (1 + 2 / 3) / 2, "exact_match": 1 / 2})
 
 
 @pytest.mark.parametrize(("suffix", "separator"), [("tsv", "\t"), ("csv", ","), ("jsonl", None)])

@@ -799,6 +799,14 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("task=mlm", "objective=language_model", "augment=tang"),
         "augment=tang is for tasks with labelled texts, and task mlm is masked_lm: leave it out",
     ),
+    "copies of mentions without tags": (
+        _options("augment=mentions"),
+        "augment=mentions is for tasks with tagged spans of words, and task classification is classification: leave",
+    ),
+    "copies of questions without contexts": (
+        _options("augment=questions"),
+        "augment=questions is for tasks with questions about contexts, and task classification is classification: lea",
+    ),
     "copies in a language without a tagger": (
         _options("augment=tang", "augment.language=de"),
         "got augment.language=de, expected en, because there is a tagger of parts of speech for English alone",
@@ -942,6 +950,10 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "a learning rate of 0 for the tables": (
         _options("+student=static", "trainer.embeddings_learning_rate=0"),
         "got trainer.embeddings_learning_rate=0, expected",
+    ),
+    "a table that is never trained": (
+        _options("trainer.frozen_embeddings=1"),
+        "got trainer.frozen_embeddings=1, expected a share of the steps from 0 to below 1 or auto",
     ),
     "a table that is always compact": (
         _options("trainer.compact_embeddings=true"),

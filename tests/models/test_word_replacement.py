@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.augmentation import make_copies
-from distill.data.tables import Split, text_split
+from distill.data.tables import LabelledData, text_split
 from distill.errors import UserError
 from distill.models.word_replacement import MaskedLMAugmentation, whole_words
 from tests.conftest import GOOD
@@ -37,8 +37,8 @@ def model_dir(
     return directory
 
 
-def split(texts: list[str], pairs: list[str] | None = None) -> Split:
-    return text_split(texts, pairs)
+def rows(texts: list[str], pairs: list[str] | None = None) -> LabelledData:
+    return LabelledData((), {"train": text_split(texts, pairs)}, sha256="")
 
 
 def expected_words(model: PreTrainedModel, tokenizer: Any, text: str, place: int, count: int) -> set[str]:
@@ -59,7 +59,7 @@ def test_words_are_replaced_by_the_likeliest_ones(
     model: PreTrainedModel, model_dir: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     augmentation = MaskedLMAugmentation(model=model_dir, copies=300, p_replace=1.0, candidates=3)
-    [texts] = make_copies(split(TEXTS), augmentation, None, "cpu")
+    [texts] = make_copies(rows(TEXTS), augmentation, None, "cpu")
     for row, text in enumerate(TEXTS):
         made = [copy.split() for copy in texts[300 * row : 300 * (row + 1)]]
         for place in range(len(text.split())):
@@ -71,7 +71,7 @@ def test_words_are_replaced_by_the_likeliest_ones(
 
 def test_words_are_replaced_with_their_probability(model_dir: Path) -> None:
     augmentation = MaskedLMAugmentation(model=str(model_dir), copies=400, p_replace=0.4, candidates=2)
-    [texts] = make_copies(split(["zzz yyy xxx"]), augmentation, None, "cpu")
+    [texts] = make_copies(rows(["zzz yyy xxx"]), augmentation, None, "cpu")
     kept = np.mean([np.array(copy.split()) == ["zzz", "yyy", "xxx"] for copy in texts])
     assert kept == pytest.approx(0.6, abs=0.05)
 
@@ -80,7 +80,7 @@ def test_of_pairs_both_sides_get_words_of_their_own_places(
     model: PreTrainedModel, model_dir: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     augmentation = MaskedLMAugmentation(model=model_dir, copies=3, p_replace=1.0, candidates=1)
-    first, second = make_copies(split(TEXTS[:2], TEXTS[2:4]), augmentation, None, "cpu")
+    first, second = make_copies(rows(TEXTS[:2], TEXTS[2:4]), augmentation, None, "cpu")
     for row in range(2):
         sides = []
         for text in (TEXTS[row], TEXTS[row + 2]):
@@ -92,7 +92,7 @@ def test_of_pairs_both_sides_get_words_of_their_own_places(
 
 def test_a_word_beyond_the_longest_input_is_kept(model_dir: Path) -> None:
     augmentation = MaskedLMAugmentation(model=model_dir, copies=1, p_replace=1.0)
-    [[text]] = make_copies(split([" ".join(["film"] * 40)]), augmentation, None, "cpu")
+    [[text]] = make_copies(rows([" ".join(["film"] * 40)]), augmentation, None, "cpu")
     assert len(text.split()) == 40
     assert text.split()[20:] == ["film"] * 20
 
@@ -106,9 +106,9 @@ def test_candidates_are_whole_words(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def test_the_key_follows_the_weights_and_not_the_path(model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(model_dir)
-    key = MaskedLMAugmentation(model=model_dir).key()
-    assert MaskedLMAugmentation(model=tmp_path / "link").key() == key
-    assert MaskedLMAugmentation(model=model_dir, candidates=3).key() != key
+    key = MaskedLMAugmentation(model=model_dir).key(rows([""]))
+    assert MaskedLMAugmentation(model=tmp_path / "link").key(rows([""])) == key
+    assert MaskedLMAugmentation(model=model_dir, candidates=3).key(rows([""])) != key
 
 
 def test_a_model_without_a_trained_head_is_refused(encoder_dir: Path) -> None:

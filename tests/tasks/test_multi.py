@@ -322,6 +322,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
         (["task.tasks=[sst2,rte]", "budget.mb=9"], "budget chooses the depth of a student with one head, and task="),
         (["task.tasks=[sst2,rte]", "trainer.devices=2"], "trainer.devices would give each process another head"),
         (["task.tasks=[sst2,rte]", "augment=tang"], "augment changes the texts of one task, and task=multi"),
+        (["task.tasks=[sst2,rte]", "export.vocabulary=trained"], "export.vocabulary=trained chooses the pieces of one"),
         (["task.tasks=[sst2,rte]", "task.tasks.sst2.bank=x"], "bank is for the texts of one task, and task=multi has"),
         (["task.tasks=[sst2,rte]", "job=finetune"], "job=finetune trains a teacher for one task, and task=multi has"),
         (["task.tasks=[sst2,rte]", "+teacher=by_task", "teacher.paths={sst2:.}"],

@@ -28,7 +28,7 @@ from distill.data import batching
 from distill.data.mixing import MixedExamples
 from distill.edge import spans
 from distill.edge.__main__ import main
-from distill.edge.answer_metrics import normalize_references, score_answer
+from distill.edge.answer_metrics import average_scores, normalize_references, score_answer
 from distill.edge.classes import MASKED
 from distill.edge.decoder import TooLongError
 from distill.edge.spans import NO_ANSWER, NO_CLASS
@@ -43,6 +43,7 @@ from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
 from distill.training.module import DistillationModule
 from tests.conftest import live, toy_bert
 
+METRICS = ["f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_f1", "no_answer_exact_match"]
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
 Row = dict[str, Any]
 
@@ -521,6 +522,18 @@ def scores_with(task: QuestionAnswering, tokenizer: PreTrainedTokenizerBase, lab
     return Scores(columns, items.labels.numpy(), items.example_id().numpy())
 
 
+def test_questions_with_and_without_an_answer_have_their_own_metrics() -> None:
+    given = [("in boston", ["boston"]), ("denver", ["denver"]), (None, ["monday"]), (None, []), ("friday", [])]
+    options = {"may_be_unanswerable": True}
+    values = [score_answer(answer, normalize_references(right, **options), **options) for answer, right in given]
+    metrics = average_scores(np.array(values), np.array([bool(right) for _, right in given]))
+    expected = [(2 / 3 + 2) / 5, 2 / 5, (2 / 3 + 1) / 3, 1 / 3, 1 / 2, 1 / 2]
+    assert metrics == pytest.approx(dict(zip(METRICS, expected, strict=True)))
+    for chosen in (slice(3), slice(3, None)):  # All questions are of one kind.
+        part = average_scores(np.array(values[chosen]), np.array([bool(right) for _, right in given[chosen]]))
+        assert list(part) == ["f1", "exact_match"]
+
+
 def test_perfect_logits_have_perfect_metrics_and_unanswerable_questions_get_no_answer(
     reader: PreTrainedTokenizerBase,
 ) -> None:
@@ -528,11 +541,13 @@ def test_perfect_logits_have_perfect_metrics_and_unanswerable_questions_get_no_a
     scoring = task.read(Path()).scoring
     perfect = scores_with(task, reader, lambda window: None)
     metrics = dev_metrics(scoring, perfect)
-    assert metrics == {"f1": 1.0, "exact_match": 1.0, "answerable_f1": 1.0, "unanswerable_accuracy": 1.0}
+    assert metrics == dict.fromkeys(METRICS, 1.0)
     [fitted] = fit_decoding(scoring, {"dev": perfect}).values()
     assert fitted.decoding["null_threshold"] is not None
     nothing = scores_with(task, reader, lambda window: (0, 0))
-    assert dev_metrics(scoring, nothing)["f1"] == pytest.approx(0.2)  # Each fifth question has no answer.
+    kinds = {"f1": 0.2, "exact_match": 0.2, "has_answer_f1": 0.0, "has_answer_exact_match": 0.0}
+    kinds |= {"no_answer_f1": 1.0, "no_answer_exact_match": 1.0}
+    assert dev_metrics(scoring, nothing) == pytest.approx(kinds)  # Each fifth question has no answer.
     weakness = compare_with_constant(scoring, {"dev": nothing}).weakness
     assert 'within noise of a constant prediction on dev: f1 0.200 against 0.200 of "always no answer", ' in weakness
     assert compare_with_constant(scoring, {"dev": perfect}).weakness is None
@@ -630,7 +645,7 @@ def test_a_whole_run_learns_to_answer(result: d.Result) -> None:
     assert (record["task"]["kind"], record["task"]["examples"]["dev"]) == ("question_answering", 20)
     assert record["teacher"]["metrics"]["f1"] > 0.9
     assert record["student"]["metrics"]["f1"] > 0.9
-    assert set(record["student"]["metrics"]) == {"f1", "exact_match", "answerable_f1", "unanswerable_accuracy"}
+    assert list(record["student"]["metrics"]) == METRICS
     assert record["training"]["teacher_cache"]["hit"] is False
     fp32 = record["export"]["fp32"]
     assert (fp32["agreement"], fp32["gate"], fp32["metrics"]) == (1.0, "passed", record["student"]["metrics"])
@@ -638,6 +653,12 @@ def test_a_whole_run_learns_to_answer(result: d.Result) -> None:
     assert record["comparison"]["teacher"]["number"] == 20
     assert {row["format"] for row in record["benchmark"]} == {"torch", "onnx-fp32", "onnx-int8"}
     assert "question-answering" in (result.directory / "bundle" / "README.md").read_text()
+    report = (result.directory / "report.md").read_text()
+    [header] = [line for line in report.splitlines() if "no_answer_f1" in line and line.startswith("|")]
+    assert [name.strip() for name in header.split("|") if name.strip() in METRICS] == METRICS
+    bundles = [line for line in report.splitlines() if line.startswith("| ") and " fp32 |" in line]
+    [row] = [line for line in bundles if line.count("|") == header.count("|")]
+    assert f"{fp32['metrics']['no_answer_f1']:.4f}" in row
 
 
 def test_the_bundle_answers_as_torch_did(result: d.Result) -> None:

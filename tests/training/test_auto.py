@@ -70,11 +70,43 @@ def test_the_start_is_known_from_the_copied_tensors(teacher: PreTrainedModel, ta
     assert auto.describe_student(teacher) == ("inherited", 32)  # A loaded model.
 
 
+def test_a_table_of_the_teacher_is_frozen_at_first_below_random_layers_without_attention(
+    teacher: PreTrainedModel, task: Classification
+):
+    options: dict[str, Any] = {"task": task, "embedding_dim": 16, "hidden_dim": 8}
+    students = {
+        "teacher": bilstm.from_teacher(teacher, **options),
+        "random": bilstm.from_teacher(teacher, **options, init="random"),
+        "layers": from_teacher(teacher),
+    }
+    frozen = {}
+    for name, student in students.items():
+        facts = Facts(64, 2, *auto.describe_student(student), has_table=auto.has_inherited_table(student))
+        settings, chosen = auto.resolve(TrainerSettings.auto(), facts)
+        frozen[name] = settings.frozen_embeddings
+        assert ("frozen_embeddings" in chosen) == (name == "teacher")
+    assert frozen == {"teacher": 0.33, "random": 0, "layers": 0}
+    assert [auto.has_inherited_table(student) for student in students.values()] == [True, False, True]
+    optimization = TrainerSettings.auto(frozen_embeddings=0.33, max_epochs=5).optimization
+    with pytest.raises(ValueError, match="learning_rate is auto, expected a value"):
+        optimization(10)
+    assert replace(SETTINGS, frozen_embeddings=0.33, max_epochs=5).optimization(10)["frozen_steps"] == 17
+
+
+def test_a_task_may_need_more_epochs_than_large_data_has():
+    """Answers are far from what they reach after 2 epochs."""
+    facts = Facts(87_599, 2_738, "inherited", 384, fewest_epochs=10)
+    assert choose_epochs(facts) == 10
+    reason = choose(facts, 27_380)["max_epochs"].reason
+    assert reason == "87,599 examples are 2,738 steps an epoch, and 10 epochs are the fewest for this task"
+    assert choose_epochs(replace(facts, examples=2_400, steps_per_epoch=75)) == 32  # 2,400 steps.
+
+
 def test_given_values_win_and_chosen_ones_have_reasons():
     facts = Facts(3576, 112, "inherited", 384)
     settings, chosen = auto.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
     assert (settings.learning_rate, settings.patience, settings.max_epochs) == (1e-3, None, 22)
-    assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience", "ema"}
+    assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience", "ema", "frozen_embeddings"}
     assert chosen["max_epochs"] == {
         "value": 22, "reason": "3,576 examples are 112 steps an epoch, and 2,400 steps are the least",
     }  # fmt: skip

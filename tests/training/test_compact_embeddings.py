@@ -61,9 +61,10 @@ def assert_close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
         {**DECAY, "clip": 0.1, "schedule": "cosine", "warmup": 0.5},
         {**DECAY, "clip": 0.0, "schedule": "constant", "accumulate": 2},
         {**DECAY, "embeddings_learning_rate": 1e-2},
+        {**DECAY, "frozen_embeddings": 0.3},
         AVERAGED,
     ],
-    ids=["linear", "clipped", "unclipped", "rate_of_tables", "averaged"],
+    ids=["linear", "clipped", "unclipped", "rate_of_tables", "frozen", "averaged"],
 )
 def test_weights_are_those_of_a_training_of_the_whole_table(make_toy: MakeToy, options: dict[str, Any]):
     compact, whole = make_toy(**options), make_toy(**options, compact_embeddings=False)

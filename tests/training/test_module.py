@@ -1,6 +1,7 @@
 """Tests of training: a frozen teacher, gradient accumulation, the best weights, and reproducible runs."""
 
 import csv
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
@@ -37,6 +38,7 @@ from tests.conftest import (
     toy_bert,
     weights,
 )
+from tests.training.test_checkpoints import equal_trainings, stop_at
 
 
 def use_plain_sgd(module: DistillationModule, monkeypatch: pytest.MonkeyPatch, learning_rate: float) -> None:
@@ -232,6 +234,43 @@ def test_tables_of_embeddings_have_a_learning_rate_of_their_own_and_no_weight_de
     assert {id(parameter) for parameter in tables["params"]} == {id(parameter) for parameter in expected}
     assert not any("lr" in group for group in others)
     assert len(parameter_groups(nn.Linear(2, 2), 0.01, embeddings_learning_rate=0.5)) == 2
+
+
+@pytest.mark.parametrize("compact", ["auto", False])
+def test_embeddings_stay_as_they_are_in_a_share_of_the_steps(make_toy: MakeToy, compact: Any):
+    toy = make_toy(frozen_embeddings=0.3, compact_embeddings=compact, weight_decay=3.0)
+    student, seen = toy.module.student, []
+    start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    original = toy.module.training_step
+
+    def training_step(*arguments: Any) -> None:
+        original(*arguments)
+        seen.append({name for name, tensor in student.state_dict().items() if not tensor.equal(start[name])})
+
+    toy.module.training_step = training_step  # type: ignore[method-assign]
+    toy.fit()
+    table = "distilbert.embeddings.word_embeddings.weight"
+    assert len(seen) > 4
+    first = [table in changed for changed in seen].index(True)
+    assert first == math.ceil(0.3 * len(seen))
+    assert all(changed == start.keys() - {table} for changed in seen[1:first])
+    assert all(changed == start.keys() for changed in seen[first:])
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_training_with_frozen_embeddings_is_resumed_as_it_was(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, stop: int
+):
+    options: dict[str, Any] = {"frozen_embeddings": 0.3, "checkpoint_steps": 1}
+    whole, stopped = make_toy(**options), make_toy(**options)
+    whole.fit()
+    stop_at(stopped, stop, monkeypatch)
+    resumed = make_toy(directory=stopped.directory, **options)
+    resumed.fit(resume=True)
+    assert equal_trainings(resumed, whole)
+    other = make_toy(directory=stopped.directory, checkpoint_steps=1)
+    with pytest.raises(UserError, match="belongs to another training with different frozen_steps: run"):
+        other.fit(resume=True)
 
 
 def test_frozen_parameters_are_in_no_group(tokenizer: PreTrainedTokenizerBase):
