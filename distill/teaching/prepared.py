@@ -30,7 +30,8 @@ class PreparedTeacher:
     itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
     for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
     beside which `model` is the encoder; None for a teacher whose logits are those of its model. `parameters` is None
-    without `has_size`, for a teacher that runs no model.
+    without `has_size`, for a teacher that runs no model. `precision_reason` is that of a precision that a probe chose,
+    None for one that was given.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class PreparedTeacher:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
+        self.precision_reason: str | None = None
         self.metrics: dict[str, float] = {}
         self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
         self.comparison: Comparison | None = None  # With the best constant prediction.
