@@ -51,7 +51,9 @@ def main() -> None:
         export_onnx(student, files["fp32"])
         write_dynamic(Material(files["fp32"], 7), files["int8"])
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
-        candidates = [latency.Candidate("BERT-large", "torch", input_names(teacher), size, run_teacher)]
+        candidates = [
+            latency.Candidate("BERT-large", "torch", input_names(teacher), size, run_teacher, torch.get_num_threads)
+        ]
         for name, path in files.items():
             candidates.append(latency.load_candidate("BiLSTM", name, path, input_names(student), options.threads))
         rows = latency.measure_latency(

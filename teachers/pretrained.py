@@ -11,7 +11,7 @@ from distill.models.long_texts import Attention, LongTexts, lengthen
 from distill.storage import hub
 from distill.storage.files import is_full_disk
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "auto")
 # The files to download; weights only in safetensors, because a pickle can run code.
 _FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py", "README.md")
 
@@ -21,7 +21,7 @@ class Pretrained:
 
     Args:
         name: name of the teacher in records and directories.
-        precision: precision of the forward passes, `float32` or `bfloat16`, independent of the checkpoint's.
+        precision: precision of the forward passes, `float32`, `bfloat16` or `auto`, independent of the checkpoint's.
         trust_remote_code: whether to run Python code that comes with the weights.
         attention, window, global_tokens, positions: changes for long texts, as in `LongTexts`.
     """

@@ -49,7 +49,7 @@ def test_an_added_format_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "copy", Format("model.copy.onnx", "float32 again"))
     added = import_settings()
     assert added(formats=["fp32", "copy"]).formats == ("fp32", "copy")
-    with pytest.raises(OptionError, match="openvino-int8, copy$"):
+    with pytest.raises(OptionError, match="openvino-full, copy$"):
         added(formats=["fp32", "other"])
 
 

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from distill.benchmark import latency, peak
 from distill.benchmark.settings import BenchmarkSettings
 from distill.benchmark.start import measure_start
-from distill.console import print_notice
+from distill.benchmark.threads import check_threads, count_threads, runtime_of
+from distill.console import print_line, print_notice
 from distill.edge import Bundle
 from distill.edge.decoder import Record
 from distill.edge.manifest import read_manifest
@@ -91,13 +93,12 @@ def measure_bundles(
         vocabulary: number of tokens that the others know; None without others.
 
     Raises:
-        UserError: for bundles whose inputs have different forms.
+        UserError: for bundles whose inputs have different forms, and a runtime that has other than so many threads.
     """
+    sessions = {count: _load(bundles, count) for count in threads}
     peaks = {count: peak.measure_peak(count) for count in threads}
     timings, texts = list[dict[str, Any]](), list[dict[str, Any]]()
-    for count in threads:
-        loaded = {(each.name, format): each.load(format, count) for each in bundles for format in each.formats}
-        _check_forms(loaded)
+    for count, loaded in sessions.items():
         known = min(each.tokenizer.get_vocab_size() for each in loaded.values())
         timings += _time_sizes(
             loaded, settings, threads=count, choices=bundles[0].choices, others=others(count),
@@ -115,6 +116,14 @@ def measure_bundles(
         "peak": [{"threads": count, **kinds} for count, kinds in peaks.items()],
         "bundles": [_describe(each, threads[0]) for each in bundles], "timings": timings, "texts": texts,
     }  # fmt: skip
+
+
+def _load(bundles: Sequence[MeasuredBundle], threads: int) -> dict[tuple[str, str], Bundle]:
+    """Returns each bundle with each of its models; raises UserError for those that are not measured together."""
+    loaded = {(each.name, format): each.load(format, threads) for each in bundles for format in each.formats}
+    _check_forms(loaded)
+    check_threads([(runtime_of(_timed_name(each)), count_threads(each.session)) for each in loaded.values()], threads)
+    return loaded
 
 
 def _check_forms(loaded: Mapping[tuple[str, str], Bundle]) -> None:
@@ -144,12 +153,15 @@ def _time_sizes(
         latency.Candidate(
             name, _timed_name(bundle), bundle.input_names,
             count_bytes(bundle.directory / bundle.manifest["models"][format]), _runner(bundle),
+            partial(count_threads, bundle.session),
         )
         for (name, format), bundle in loaded.items()
     ]  # fmt: skip
+    candidates = [*others, *candidates]
+    print_line(check_threads([(runtime_of(each.format), each.count_threads()) for each in candidates], threads))
     first = next(iter(loaded.values()))
     return latency.measure_latency(
-        [*others, *candidates], batches=settings.batches, lengths=lengths, threads=threads, seconds=settings.longest(),
+        candidates, batches=settings.batches, lengths=lengths, threads=threads, seconds=settings.longest(),
         vocabulary=vocabulary, choices=choices if first.decoder.input_axes == 3 else None,
     )  # fmt: skip
 

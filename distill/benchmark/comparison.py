@@ -68,4 +68,4 @@ def torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) ->
         with torch.inference_mode():
             return run_exported(model, {key: torch.from_numpy(array) for key, array in feed.items()})
 
-    return latency.Candidate(name, "torch", inputs, size, run)
+    return latency.Candidate(name, "torch", inputs, size, run, torch.get_num_threads)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from distill.benchmark.threads import count_threads
 from distill.console import ProgressMeter
 from distill.edge import cores
 from distill.edge.model_files import count_bytes, timed_name
@@ -28,19 +30,29 @@ Inputs = Mapping[str, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Model in one format: `run` takes the arrays `[B, L]`, `[B, K, L]` or `[n]` of `inputs`; `bytes` on disk."""
+    """Model in one format.
+
+    Args:
+        bytes: on disk.
+        run: takes the arrays `[B, L]`, `[B, K, L]` or `[n]` of `inputs`.
+        count_threads: returns the threads that its runtime computes with.
+    """
 
     model: str
     format: str
     inputs: Sequence[str]
     bytes: int
     run: Callable[[Inputs], Any]
+    count_threads: Callable[[], int]
 
 
 def load_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
     """Loads an exported file of a format such as `fp32` with the session of the edge runtime."""
     loaded, name = open_model(path, threads), timed_name(format, path)
-    return Candidate(model, name, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)))
+    return Candidate(
+        model, name, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)),
+        partial(count_threads, loaded),
+    )  # fmt: skip
 
 
 def measure_latency(

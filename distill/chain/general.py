@@ -7,12 +7,13 @@ from transformers import PreTrainedModel
 from distill.chain.plan import Plan, Student
 from distill.chain.task_run import TaskRun
 from distill.contracts import Data, Task
-from distill.errors import UserError
+from distill.errors import OptionError, UserError
 from distill.models.general import GeneralSettings, names_general
 from distill.records.record import Run
 from distill.storage.files import JsonObject
 from distill.teaching.general import GeneralStage
 from distill.teaching.source import TeacherSource
+from distill.training.settings import AUTO
 
 
 def starts_generally(student: Student) -> bool:
@@ -76,6 +77,9 @@ def _open(student: Student, source: TeacherSource, task: Task, data: Data, plan:
             f"student.init=general learns from the teacher before its fine-tuning, and adapt={source.adaptation.name} "
             "changes that one for its task: leave out one of them"
         )
+
+    if source.weights.precision == AUTO:
+        raise OptionError("teacher.precision", AUTO, "float32 or bfloat16 with student.init=general")
 
     def build(teacher: PreTrainedModel) -> PreTrainedModel:
         return student.build_from(teacher, task)

@@ -165,6 +165,15 @@ class TaskRun:
         score = f", {metric} {teacher.metrics[metric]:.4f} on dev" if teacher.metrics else ""
         return f"{teacher.resolved} ({teacher.origin}){score}" + (f", for {self.name}" if self.name else "")
 
+    def describe_precision(self) -> list[str]:
+        """Describes the precision of each teacher whose precision a probe chose, with the reason."""
+        several = len(self.teacher.members) > 1
+        return [
+            f"teacher.precision={teacher.precision}{f' of {teacher.resolved}' if several else ''}: {reason}"
+            for teacher in self.teacher.members
+            if (reason := teacher.precision_reason) is not None
+        ]
+
     def describe_data(self) -> list[tuple[str, str]]:
         """Returns the rows of the summary before training that concern the task and its examples."""
         record = self.run.record["task"]

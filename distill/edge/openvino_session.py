@@ -34,6 +34,7 @@ class OpenVinoSession:
 
     Args:
         path: of the `.xml` file, beside which is the `.bin` file with the weights.
+        threads: at most; the attribute `threads` has those that openvino computes with.
 
     Raises:
         UserError: if openvino is not installed.
@@ -44,7 +45,9 @@ class OpenVinoSession:
         core = import_openvino(path).Core()
         options = {**OPTIONS, "INFERENCE_NUM_THREADS": threads}
         with _shorten_errors():
-            self._request = core.compile_model(core.read_model(str(path)), "CPU", options).create_infer_request()
+            model = core.compile_model(core.read_model(str(path)), "CPU", options)
+            self._request = model.create_infer_request()
+            self.threads = int(model.get_property("INFERENCE_NUM_THREADS"))
         self._lock = threading.Lock()  # A request is for one thread at a time.
 
     def get_inputs(self) -> list[Value]:

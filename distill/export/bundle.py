@@ -114,7 +114,7 @@ def write_bundle(
         fp32_scores = {split: scorer.mark(split, split_scores) for split, split_scores in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
     names, attempts = _quantize(fp32, scorer, settings=settings, retrain=retrained)
-    names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in names])
+    names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in names], scorer, settings)
     smaller = _score_files(directory, names, scorer)
     names = {"fp32": _Name(fp32.name, FORMATS[FLOAT32].recipe, ANY), **{name: names[name] for name in smaller}}
     file_scores = {"fp32": fp32_scores, **smaller}
@@ -241,16 +241,18 @@ def _quantize(
     return names, attempts
 
 
-def _convert(fp32: Path, formats: Sequence[str]) -> dict[str, _Name]:
+def _convert(fp32: Path, formats: Sequence[str], scorer: "Scorer", settings: ExportSettings) -> dict[str, _Name]:
     """Writes the files of formats that have one recipe beside `fp32`; returns them by name."""
+    bits, target = min(_list_targets(settings).items())
+    material = Material(fp32, bits, lambda: scorer.calibration(settings)())
     names = {}
     for name in formats:
         format = FORMATS[name]
         path = fp32.with_name(format.file)
         if format.write is not None:
-            write_with_encoder(format.write, Material(fp32, 8), path)
+            write_with_encoder(format.write, material, path)
             print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {format.recipe}")
-            names[name] = _Name(format.file, format.recipe, ANY)
+            names[name] = _Name(format.file, format.recipe, target if format.has_target else ANY)
     return names
 
 

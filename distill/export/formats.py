@@ -37,6 +37,27 @@ def write_openvino_int8(material: Material, path: Path) -> None:
     openvino.save_model(compressed, str(path), compress_to_fp16=True)
 
 
+def write_openvino_full(material: Material, path: Path) -> None:
+    """Writes the model for OpenVINO, with the products of matrices and of activations in int8.
+
+    Each activation has one range, which is measured on the calibration text after outliers are moved into the weights
+    (arXiv 2211.10438, eq. 4). A prediction does not depend on the other texts of its batch.
+    """
+    openvino = import_openvino(path)
+    with without_telemetry():
+        import nncf
+    model = openvino.Core().read_model(str(material.fp32))
+    inputs = {name for value in model.inputs for name in value.names}
+    feeds = [{name: values for name, values in feed.items() if name in inputs} for feed in material.feeds()]
+    overflow = nncf.OverflowFix.ENABLE if material.bits == 7 else nncf.OverflowFix.DISABLE
+    with _quiet_nncf():
+        quantized = nncf.quantize(
+            model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(feeds),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow),
+        )  # fmt: skip
+    openvino.save_model(quantized, str(path), compress_to_fp16=True)
+
+
 @dataclass(frozen=True)
 class Format:
     """A format.
@@ -46,12 +67,14 @@ class Format:
         recipe: number format of the weights, in words; empty for `int8`, whose recipes are `quantization.RECIPES`.
         write: writes the file, and a second one if the format has two; None for the float32 file and for `int8`.
         packages: that `write` needs besides those of the extra `train`.
+        has_target: whether the file is right on the processors that int8 is written for alone.
     """
 
     file: str
     recipe: str = ""
     write: Callable[[Material, Path], None] | None = None
     packages: tuple[str, ...] = ()
+    has_target: bool = False
 
 
 FLOAT32, INT8 = "fp32", "int8"
@@ -64,7 +87,11 @@ FORMATS: dict[str, Format] = {
     "openvino-int8": Format(
         "model.openvino-int8.xml", "OpenVINO in bf16, weights in int8", write_openvino_int8, ("openvino", "nncf")
     ),
-}
+    "openvino-full": Format(
+        "model.openvino-full.xml", "OpenVINO in static int8, weights and activations", write_openvino_full,
+        ("openvino", "nncf"), has_target=True,
+    ),
+}  # fmt: skip
 
 
 def check_formats(formats: Iterable[str]) -> None:

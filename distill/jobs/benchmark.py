@@ -178,8 +178,8 @@ def _describe_machine(content: JsonObject) -> str:
     environment = content["environment"]
     return (
         f"{environment['cpu']}, {environment['cores']} cores, onnxruntime {environment['onnxruntime']}. The fastest "
-        f"matrix product reached {'; '.join(peaks)}. Files take turns. A share of the peak counts the matrix products "
-        "of the float32 file."
+        f"matrix product reached {'; '.join(peaks)}. Files take turns, and every runtime has the same number of "
+        "threads. A share of the peak counts the matrix products of the float32 file."
     )
 
 

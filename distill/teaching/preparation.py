@@ -40,13 +40,14 @@ from distill.teaching.labelling import Calibrated, fit_temperature
 from distill.teaching.mixture import mix_scores
 from distill.teaching.output_cache import OutputCache, library_versions
 from distill.teaching.outputs import computation_of
+from distill.teaching.precision import choose_precision
 from distill.teaching.prepared import PreparedTeacher, digest_parts, join_members
 from distill.teaching.scale import Rescaling, fit_scale
 from distill.teaching.source import Labeller, TeacherSource
 from distill.training import auto, checkpoints, fitting
 from distill.training.evaluate import evaluate, fit_decoding, split_metrics
 from distill.training.module import DistillationModule
-from distill.training.settings import check_budget, check_processes
+from distill.training.settings import AUTO, check_budget, check_processes
 
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
 FORMAT = 1  # Of a fine-tuned teacher in the cache.
@@ -90,6 +91,9 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
         UserError: if a teacher does not fit and must not be fine-tuned, or teachers read different tokens.
     """
     members = [_prepare(one, preparation, requested, substituted) for one in (source, *source.others)]
+    for member in members:
+        if member.precision == AUTO:
+            _settle_precision(member, preparation)
     if len(members) == 1:
         return members[0]
     expected = read_vocabulary(members[0].tokenizer)
@@ -100,6 +104,14 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
                 "need the same tokenizer"
             )
     return join_members(members, source.shares, requested=requested)
+
+
+def _settle_precision(teacher: PreparedTeacher, preparation: Preparation) -> None:
+    """Gives a teacher the precision that a probe on dev chooses."""
+    task = preparation.task
+    dev = labelled_only(task.encode(preparation.splits, teacher.tokenizer, preparation.cache_dir))["dev"]
+    assert isinstance(dev, Examples)  # Only train may be a stream.
+    teacher.precision, teacher.precision_reason = choose_precision(teacher.model, task, dev, preparation.device)
 
 
 def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:

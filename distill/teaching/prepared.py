@@ -31,6 +31,7 @@ class PreparedTeacher:
     for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
     beside which `model` is the encoder; None for a teacher whose logits are those of its model. `parameters` is None
     without `has_size`, for a teacher that runs no model. `whole` is the teacher before `with_vocabulary`, else None.
+    `precision_reason` is that of a precision that a probe chose, None for one that was given.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class PreparedTeacher:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
         self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
         self.device, self.seconds = device, seconds
+        self.precision_reason: str | None = None
         self.metrics: dict[str, float] = {}
         self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
         self.comparison: Comparison | None = None  # With the best constant prediction.

@@ -20,7 +20,7 @@ from distill.teaching.features import Features
 from distill.teaching.mixture import normalize_shares
 from distill.teaching.output_cache import OutputCache
 from distill.teaching.targets import TargetSettings
-from distill.training.settings import TrainerSettings
+from distill.training.settings import AUTO, TrainerSettings
 
 
 class Weights(Protocol):
@@ -28,7 +28,7 @@ class Weights(Protocol):
 
     Attributes:
         name: name of the teacher in records and directories.
-        precision: precision of the forward passes, `float32` or `bfloat16`.
+        precision: precision of the forward passes, `float32`, `bfloat16`, or `auto` for the choice of a probe.
         is_new: whether the weights are random.
         trust_remote_code: whether to run Python code that is saved with the weights.
     """
@@ -182,6 +182,9 @@ class TeacherSource:
 def check_source(source: TeacherSource, task: Task) -> None:
     """Raises UserError if a teacher is to be adapted or made of features and cannot be, before anything is read."""
     for one in (source, *source.others):
+        if one.weights.precision == AUTO and (one.labeller is not None or one.features is not None):
+            expected = "float32 or bfloat16, because auto compares the logits of a teacher with a head of its own"
+            raise OptionError("teacher.precision", AUTO, expected)
         if one.labeller is not None:
             one.labeller.check(task)
         if one.contrastive is not None:

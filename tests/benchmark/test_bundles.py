@@ -73,13 +73,16 @@ def test_every_file_is_measured_at_every_size_and_on_texts(
     keys = [(row["threads"], row["batch"], row["length"]) for row in result["timings"]]
     assert keys == [(threads, batch, length) for threads in (1, 2) for batch in (1, 3) for length in (4, 8)]
     assert all(row["share_of_peak"] == 0.0 for row in result["timings"])  # The toy has no product.
-    assert "timed at length 4, 8 only: a bundle reads 8 tokens at most" in " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
+    assert "timed at length 4, 8 only: a bundle reads 8 tokens at most" in output
     assert [(row["threads"], row["batch"]) for row in result["texts"]] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     for row in result["texts"]:
         assert min(row["tokenize_p50_ms"], row["model_p50_ms"]) > 0
         assert row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["mean_length"] == {1: 4.25, 3: 4.0}[row["batch"]]  # With both special tokens.
         assert row["runs"] >= 3
+    for threads in (1, 2):
+        assert output.count(f"Threads: {threads} for each of onnxruntime") == 1
     [described] = result["bundles"]
     file = described["models"]["fp32"]
     assert (described["task"], described["teacher"], file["metrics"]) == ("films", teacher, {"accuracy": 0.5})

@@ -18,7 +18,7 @@ def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...
         seen.append({key: array.shape for key, array in feed.items()})
         time.sleep(seconds)
 
-    return latency.Candidate(name, "torch", inputs, 123, run)
+    return latency.Candidate(name, "torch", inputs, 123, run, lambda: 1)
 
 
 def test_rows_contain_the_timings_of_each_model_and_shape() -> None:

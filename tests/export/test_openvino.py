@@ -17,6 +17,8 @@ from distill.benchmark.bundles import list_formats
 from distill.edge import Bundle, web
 from distill.edge.__main__ import main
 from distill.edge.model_files import data_file, session
+from distill.edge.openvino_session import import_openvino
+from distill.edge.processor import this_target
 from distill.errors import OptionError, UserError
 from distill.export import formats
 from distill.export.formats import check_formats
@@ -35,7 +37,7 @@ from tests.export.test_parity import build_bilstm, run_file
 needs_openvino = pytest.mark.skipif(
     find_spec("openvino") is None or find_spec("nncf") is None, reason="needs openvino and nncf, of the extra openvino"
 )
-NAMES = ("openvino", "openvino-int8")
+NAMES = ("openvino", "openvino-int8", "openvino-full")
 
 pytestmark = pytest.mark.alone  # A process that has run OpenVINO may die in a later test of training.
 
@@ -58,12 +60,13 @@ def test_a_bundle_has_files_for_openvino_by_the_same_gate(exported: tuple[Path, 
     assert list(rows) == ["fp32", "int8", "fp16", *NAMES]
     manifest = json.loads((directory / "bundle.json").read_text())
     files = {path.name for path in directory.iterdir()} - {"bundle.json"}
-    assert {"model.openvino.xml", "model.openvino.bin", "model.openvino-int8.bin", "model.fp16.onnx"} < files
+    assert {"model.openvino.xml", "model.openvino.bin", "model.openvino-int8.bin", "model.openvino-full.bin"} < files
     assert manifest["files"] == {name: hash_file(directory / name) for name in files}
     for name in NAMES:
         path = directory / manifest["models"][name]
         assert rows[name]["bytes"] == path.stat().st_size + data_file(path).stat().st_size
-        assert (rows[name]["gate"], rows[name]["target"]) == ("passed", "avx2")
+        target = this_target() if name == "openvino-full" else "avx2"
+        assert (rows[name]["gate"], rows[name]["target"]) == ("passed", target)
         assert 1e-6 < rows[name]["max_probability_diff"] < 0.2
         assert rows[name]["agreement"] > 0.9
         assert manifest["metrics"][name] == rows[name]["metrics"]
@@ -113,15 +116,14 @@ def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
         fp32 = exported[0] / "model.onnx"
     for name, format in formats.FORMATS.items():
         if format.write is not None:
-            format.write(Material(fp32, 8), tmp_path / f"{name}{Path(format.file).suffix}")
+            material = Material(fp32, 8, lambda: [draw_inputs([13, 40, 5]), draw_inputs([25, 2])])
+            format.write(material, tmp_path / f"{name}{Path(format.file).suffix}")
     reference, *files = (session(path, 1) for path in (fp32, *sorted(tmp_path.glob("openvino*.xml"))))
     # In float32 all differences are those of padding.
     monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
     exact = session(tmp_path / "openvino.xml", 1)
-    random = np.random.default_rng(0)
     for lengths in ([1], [9, 9, 9], [40, 13, 1]):
-        mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-        inputs = {"input_ids": random.integers(5, 60, mask.shape) * mask, "attention_mask": mask}
+        inputs = draw_inputs(lengths)
         expected, logits = run_file(reference, inputs), run_file(exact, inputs)
         largest = max(1.0, float(np.abs(expected).max()))
         assert len(lengths) == 1 or np.ptp(expected) > 0.1
@@ -131,7 +133,53 @@ def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
         for row, length in enumerate(lengths):
             alone = {name: values[row : row + 1, :length] for name, values in inputs.items()}
             np.testing.assert_allclose(logits[row], run_file(exact, alone)[0], atol=2e-5 * largest)
-    assert [len(file.get_outputs()) for file in files] == [1, 1]
+    assert [len(file.get_outputs()) for file in files] == [1, 1, 1]
+
+
+@needs_openvino
+@pytest.mark.parametrize(("bits", "largest"), [(7, 64), (8, 127)])
+def test_int8_of_weights_and_activations_has_the_bits_of_the_target_and_ignores_other_texts(
+    exported: tuple[Path, Any], bits: int, largest: int, tmp_path: Path
+) -> None:
+    fed = []
+
+    def feeds() -> list[dict[str, np.ndarray]]:
+        fed.append(True)
+        return [draw_inputs([13, 40, 5]) | {"token_type_ids": np.zeros((3, 40), dtype=np.int64)}]
+
+    formats.write_openvino_full(Material(exported[0] / "model.onnx", bits, feeds), tmp_path / "full.xml")
+    model = import_openvino(tmp_path).Core().read_model(str(tmp_path / "full.xml"))
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    int8 = [node.data for node in constants if node.get_element_type().get_type_name() == "i8"]
+    matrices = [values for values in int8 if values.ndim == 2]
+    assert len(matrices) >= 2 * 6 + 1  # Of both layers and of the head.
+    assert max(int(np.abs(values.astype(int)).max()) for values in matrices) in (largest, largest - 1)
+    assert [node for node in model.get_ops() if node.get_type_name() == "FakeQuantize"]  # Ranges of activations.
+    assert fed == [True]
+    file, inputs = session(tmp_path / "full.xml", 1), draw_inputs([40, 13, 1])
+    together = run_file(file, inputs)
+    for row, length in enumerate([40, 13, 1]):
+        alone = {name: values[row : row + 1, :length] for name, values in inputs.items()}
+        np.testing.assert_allclose(run_file(file, alone)[0], together[row], atol=0.02 * np.abs(together).max())
+
+
+@needs_openvino
+def test_static_int8_for_several_processors_is_right_on_the_least_of_them(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    student = from_teacher(toy_bert(len(tokenizer), layers=2), layers=[0, 1]).eval()
+    rows = write(
+        tmp_path, student, tokenizer, max_drop=1.0, formats=("fp32", "openvino-full"), target=("vnni", "avx2"),
+        calibration=3,
+    )  # fmt: skip
+    assert {name: row["target"] for name, row in rows.items()} == {"fp32": "avx2", "openvino-full": "avx2"}
+    assert rows["openvino-full"]["batch_sensitivity"]["max_probability_diff"] < 0.02
+
+
+def draw_inputs(lengths: list[int]) -> dict[str, np.ndarray]:
+    """Returns random tokens of texts of these lengths."""
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    return {"input_ids": np.random.default_rng(0).integers(5, 60, mask.shape) * mask, "attention_mask": mask}
 
 
 @needs_openvino

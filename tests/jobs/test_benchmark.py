@@ -56,6 +56,8 @@ def test_a_bundle_and_a_teacher_are_measured(
     assert "large-small fp32" in plot
     assert "teacher (torch)" in plot
     assert "Results  " in output
+    assert "Threads: 1 for each of onnxruntime, torch" in output
+    assert "every runtime has the same number of threads" in table
 
 
 @pytest.mark.parametrize(
