@@ -11,13 +11,14 @@ from typing import Any
 from distill.errors import UserError
 from distill.records.collection import read_record
 from distill.records.comparison import read_metric, read_seeds
-from distill.records.experiment import MEAN, Experiment, Published, figures_of
+from distill.records.experiment import MEAN, Column, Experiment, Published, figures_of
 from distill.records.experiment_runs import Outcome
 from distill.records.intervals import Values, compare_values, count_examples, is_noise, name_seeds_of_rows
 from distill.records.shape import metric_name
 from distill.storage.files import JsonObject
 from distill.training.statistics import Difference
 
+SECONDS = "seconds"  # The metric of a column of times.
 SEEN, NOT_SEEN, NOISE, UNTESTED = "as published", "opposite", "within noise", "no interval"
 
 
@@ -125,7 +126,8 @@ class ExperimentTable:
                 continue
             task = dict(record["task"] or {})
             task |= {} if of.metric is None else {"metric": of.metric}
-            found = _read_values(outcome, record, task, of.split)
+            task |= {} if of.seconds is None else {"metric": SECONDS, "selects": "min"}
+            found = _read_values(outcome, record, task, of)
             if not found:
                 errors.append(f"its run has no {metric_name(task, of.split) if task else 'result'}")
             values |= found
@@ -239,15 +241,24 @@ def _combine(mean: Difference, tasks: Sequence[Difference | None]) -> Difference
     return {**mean, "interval": interval, "over": "examples", "number": sum(task["number"] for task in tasks if task)}
 
 
-def _read_values(outcome: Outcome, record: JsonObject, task: JsonObject, split: str) -> dict[int, float]:
-    """Returns the metric of a finished run by seed: of the students, or of the model that the run trained."""
+def _read_values(outcome: Outcome, record: JsonObject, task: JsonObject, of: Column) -> dict[int, float]:
+    """Returns the number of a finished run by seed: of the students, or of the model that the run trained."""
     if record["status"] != "finished" or not task:
         return {}
-    if record["job"] == "distill":
-        return read_metric(read_seeds([(outcome.directory or Path(), record)]), task, split)
-    value = ((record["teacher"] or {}).get("metrics") or {}).get(metric_name(task, split))
     seed = outcome.place.seed
+    if of.seconds is not None:
+        value = _read_seconds(record, of.seconds)
+    elif record["job"] == "distill":
+        return read_metric(read_seeds([(outcome.directory or Path(), record)]), task, of.split)
+    else:
+        value = ((record["teacher"] or {}).get("metrics") or {}).get(metric_name(task, of.split))
     return {} if value is None else {int(record["seed"] or 0) if seed is None else seed: float(value)}
+
+
+def _read_seconds(record: JsonObject, form: str) -> float | None:
+    """Returns the seconds of the student in a format for a pass over dev; None if it was not timed."""
+    rows = record.get("dev_pass") or []
+    return next((row["seconds"] for row in rows if (row["model"], row["format"]) == ("student", form)), None)
 
 
 def _average_row(cells: Sequence[Cell]) -> Cell:
