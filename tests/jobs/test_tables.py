@@ -253,7 +253,7 @@ PUBLISHED = EXPERIMENT["published"][0]
         ({"tasks": {"sst2": ["task=sst3"]}, "published": []}, "there is no task sst3 (did you mean sst2?)"),
         (
             {"tasks": {"sst2": ["task.max_lenth=3"]}, "published": []},
-            "there is no option task.max_lenth",
+            "there is no option task.max_lenth (did you mean task.max_length?)",
         ),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:40],
