@@ -11,10 +11,11 @@ from typing import Any
 from distill.errors import UserError
 from distill.records.collection import read_record
 from distill.records.comparison import read_metric, read_seeds
+from distill.records.curves import Curve, read_curves
 from distill.records.experiment import MEAN, Column, Experiment, Published, figures_of
 from distill.records.experiment_runs import Outcome
 from distill.records.intervals import Values, compare_values, count_examples, is_noise, name_seeds_of_rows
-from distill.records.shape import metric_name
+from distill.records.shape import DEV, metric_name
 from distill.storage.files import JsonObject
 from distill.training.statistics import Difference
 
@@ -126,6 +127,7 @@ class ExperimentTable:
                 continue
             task = dict(record["task"] or {})
             task |= {} if of.metric is None else {"metric": of.metric}
+            task |= {} if of.selects is None else {"selects": of.selects}
             task |= {} if of.seconds is None else {"metric": SECONDS, "selects": "min"}
             found = _read_values(outcome, record, task, of)
             if not found:
@@ -153,6 +155,25 @@ class ExperimentTable:
         """Returns whether a paper has the figures of all averaged tasks for each of its rows."""
         rows = [figures_of(values) for values in block.values.values()]
         return all(task in figures for figures in rows for task in self.averaged)
+
+    def curves(self, column: str) -> dict[str, Curve]:
+        """Returns the metric of a column on dev over the steps of the first run of each row; a shared run counts once.
+
+        Rows whose runs were evaluated once are left out.
+        """
+        found, read = dict[str, Curve](), set[Path]()
+        for row, of in self.cells.items():
+            directory = next(
+                (outcome.directory for outcome in self.outcomes
+                 if (outcome.place.row, outcome.place.column) == (row, column) and outcome.directory), None,
+            )  # fmt: skip
+            if directory is None or directory in read:
+                continue
+            read.add(directory)
+            curve = read_curves(directory).get(f"{DEV}/{of[column].task.get('metric')}", [])
+            if len(curve) > 1:
+                found[row] = curve
+        return found
 
     def effects(self) -> list[Effect]:
         """Returns the differences of all rows from the reference in all columns."""
