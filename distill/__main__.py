@@ -365,7 +365,16 @@ def _names(group: str) -> list[str]:
 
     if GlobalHydra.instance().is_initialized():
         return sorted(GlobalHydra.instance().config_loader().get_group_options(group))
-    return sorted(path.stem for path in (config_directory() / group).glob("*.yaml"))
+    directories = [config_directory(), *_own_directories()]
+    return sorted({path.stem for directory in directories for path in (directory / group).glob("*.yaml")})
+
+
+def _own_directories() -> list[Path]:
+    """Returns the directory of --config-dir, in which a user has YAML files."""
+    options = ("--config-dir", "-cd")
+    values = [value for name, value in itertools.pairwise(sys.argv) if name in options]
+    values += [value for name, _, value in (argument.partition("=") for argument in sys.argv) if name in options]
+    return [Path(value).absolute() for value in values if value]
 
 
 def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillError:
@@ -430,8 +439,8 @@ def _unknown_option_message(key: str) -> str:
     overrides = [choice if "[" in choice else choice.partition(",")[0] for choice in choices]  # A sweep's first run.
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
-            config = compose("config", overrides)
-    except HydraException:  # For example, a file in --config-dir.
+            config = compose("config", [*overrides, *_search_own()])
+    except HydraException:  # For example, a choice that is not there either.
         return f"there is no option {key}"
     parent, _, last = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
@@ -441,6 +450,12 @@ def _unknown_option_message(key: str) -> str:
     prefix = f"{parent}." if parent else ""
     names = [f"{prefix}{name!s}" for name in node if name != "_target_"]
     return f"there is no option {key}{_suggest(prefix + last, names)}"
+
+
+def _search_own() -> list[str]:
+    """Returns the option by which Hydra reads the user's YAML files too."""
+    found = ",".join(f"'file://{directory}'" for directory in _own_directories())
+    return [f"hydra.searchpath=[{found}]"] if found else []
 
 
 def _suggest(given: str, names: list[str]) -> str:

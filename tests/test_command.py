@@ -58,6 +58,28 @@ def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], expect
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["+experiment=mne"], "there is no experiment mne (did you mean mine?), expected one of albert_embedding, "),
+        (["+experiment=mine", "+teacher=minilm", "teacher.pth=x"], "teacher.pth (did you mean teacher.path?)"),
+        (["+experiment=mine", "experiment.titel=x"], "experiment.titel (did you mean experiment.title?)"),
+        (["-m", "+experiment=mine", "task.datadir=x"], "task.datadir (did you mean task.data_dir?)"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--config-dir own", "--config-dir=own", "-cd own"])
+def test_what_is_misspelt_beside_the_users_own_experiment_is_told_with_the_nearest_name(
+    arguments: list[str], expected: str, option: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\nexperiment: {name: mine, title: Mine, rows: {one: [seed=1]}}\n"
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(text)
+    done = run_here(*option.split(), *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_output_in_a_locale_without_the_characters_of_a_label_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))

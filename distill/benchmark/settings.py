@@ -32,6 +32,7 @@ class BenchmarkSettings:
             would take more than a tenth of a run.
         max_lengths: lengths that texts are cut to, in tokens, at which the exported files are scored besides
             `task.max_length`; None for none.
+        dev_pass: whether a pass over all of dev is timed, one example at a time in its own length.
     """
 
     batches: Sizes = (1, 8)
@@ -41,6 +42,7 @@ class BenchmarkSettings:
     threads: PositiveInt | None = None
     seconds: PositiveFloat | Literal["auto"] = "auto"
     max_lengths: Sizes | None = None
+    dev_pass: bool = False
 
     def longest(self) -> float:
         """Returns the time for each model, format, batch size and length, in s, where nothing limits all of them."""

@@ -358,6 +358,7 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
     check_abstention(info, plan.export.abstain)
     check_export(plan.export, task)
     check_max_lengths(plan, info)
+    check_dev_pass(plan, info)
 
 
 def _check_budget(plan: Plan, info: TaskInfo) -> None:
@@ -382,6 +383,20 @@ def _refuse_further_texts(plan: Plan, info: TaskInfo, teacher: str) -> None:
     for option, is_given in {"augment": plan.augment is not None, "task.bank": info.bank is not None}.items():
         if is_given:
             raise UserError(f"{option} adds texts that teacher {teacher} has no probabilities of: leave it out")
+
+
+def check_dev_pass(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for a pass over dev that is not timed, or whose inputs are no single sequences."""
+    if not plan.benchmark.dev_pass:
+        return
+    given = "benchmark.dev_pass=true"
+    if not plan.benchmark.enabled:
+        raise UserError(f"{given} is timed, and benchmark.enabled=false: leave one of them out")
+    decoder = DECODERS.get(info.decoder)
+    if info.raw_text or decoder is None or decoder.targets or decoder.input_axes != 2:
+        raise UserError(
+            f"{given} is for tasks whose examples are texts, and task={info.name} is {info.kind}: leave it out"
+        )
 
 
 def check_max_lengths(plan: Plan, info: TaskInfo) -> None:

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.comparison import compare_models
+from distill.benchmark.dev_pass import time_dev_pass
 from distill.chain import seeds, summary
 from distill.chain.depth_search import warn_of_budget
 from distill.chain.lengths import break_down_by_length, score_cuts
@@ -292,6 +293,15 @@ class TaskRun:
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
         run.update(benchmark=self._time(student, exported.formats, within=within))
+        if self.plan.benchmark.enabled and self.plan.benchmark.dev_pass:
+            dev = self.examples["dev"]
+            assert isinstance(dev, Examples)  # No split that is scored is a stream.
+            run.update(
+                dev_pass=time_dev_pass(
+                    self._timed_models(student, exported.formats), dev, tokenizer=self.teacher.tokenizer,
+                    threads=self.plan.benchmark.threads,
+                )
+            )  # fmt: skip
         if (lengths := self.plan.benchmark.max_lengths) is not None:
             run.update(cuts=self._score_cuts(models, lengths))
         self.replace_cards()
@@ -361,14 +371,19 @@ class TaskRun:
             print_notice("the student is not timed, because the time of a text depends on its length: time its writing")
             return []
         start = time.perf_counter()
-        student_files = {format: self.bundle / row["file"] for format, row in formats.items()}
-        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1 and self.teacher.has_head
-        models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
-        models["student"] = (student, student_files)
         return compare_models(
-            models, tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark, choices=self.data.choices,
+            self._timed_models(student, formats), tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark,
+            choices=self.data.choices,
             within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
         )  # fmt: skip
+
+    def _timed_models(
+        self, student: PreTrainedModel, formats: Mapping[str, ExportedFile]
+    ) -> dict[str, tuple[PreTrainedModel, dict[str, Path]]]:
+        """The models that are timed with their files: the student and, unless it is left out, the teacher."""
+        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1 and self.teacher.has_head
+        models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
+        return {**models, "student": (student, {format: self.bundle / row["file"] for format, row in formats.items()})}
 
     def _score_cuts(self, models: Mapping[str, Mapping[str, Scores]], lengths: Sequence[int]) -> dict[str, Any]:
         """The `cuts` of run.json: the metric of the exported files on texts that are cut to so many tokens."""

@@ -1,5 +1,6 @@
 """Reads rows of one or several texts, with or without a score, from the tables of a task."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +55,9 @@ class GroupColumns:
         train_label: the column of train's scores or classes, which train may lack.
         classes: names of train's classes in the order of the data's integers. None takes numbers for scores and words
             for classes.
+        triples: two classes of pairs in train. The pairs of a first text then become groups of three texts: the first
+            text, the second one of a pair of the first class, and that of a pair of the second class. Other pairs are
+            left out. None leaves pairs as they are.
     """
 
     text: tuple[str, ...]
@@ -61,6 +65,7 @@ class GroupColumns:
     train_text: tuple[str, ...]
     train_label: tuple[str, ...]
     classes: tuple[str, ...] | None = None
+    triples: tuple[str, str] | None = None
 
     def read(self, source: TableSource, cache_dir: Path, read_labels: ReadLabels | None = None) -> LabelledData:
         """Reads `train`, `dev` and the other splits with scores.
@@ -77,6 +82,9 @@ class GroupColumns:
         )
         groups = self._read_train(tables["train"])
         classes, numbers = self._read_train_labels(tables["train"], len(groups))
+        if self.triples is not None:
+            groups = _form_triples(groups, numbers, classes, self.triples, tables["train"].source)
+            classes, numbers = (), np.full(len(groups), np.nan, dtype=np.float32)
         splits = {"train": group_split(groups, numbers)}
         splits |= {name: self._read_scored(table, read_labels) for name, table in tables.items() if name != "train"}
         # The classes are a part of what a teacher is fine-tuned on.
@@ -127,6 +135,36 @@ class GroupColumns:
         if read_labels is not None:
             return group_split(groups, read_labels(table))
         return group_split(groups, to_numbers(get_labels(table, self.label)))
+
+
+def _form_triples(
+    groups: Sequence[list[str]], labels: np.ndarray, classes: Sequence[str], triples: tuple[str, str], source: str
+) -> list[list[str]]:
+    """Returns groups of a text, one that belongs to it and one that does not, of the pairs of two classes.
+
+    The negative texts of a first text take turns.
+
+    Raises:
+        UserError: for a class that train does not have, and if no first text has pairs of both.
+    """
+    given = f"task.triples=[{','.join(triples)}]"
+    if unknown := [name for name in triples if name not in classes]:
+        known = f"expected two of {', '.join(classes)}" if classes else "and its pairs have no classes in words"
+        raise UserError(f"{given}: {source} has no class {unknown[0]}, {known}")
+    positive, negative = map(list(classes).index, triples)
+    others: dict[str, list[str]] = {}
+    for group, label in zip(groups, labels, strict=True):
+        if label == negative and len(group) > 1:
+            others.setdefault(group[0], []).append(group[1])
+    negatives = {text: itertools.cycle(texts) for text, texts in others.items()}
+    found = [
+        [group[0], group[1], next(negatives[group[0]])]
+        for group, label in zip(groups, labels, strict=True)
+        if label == positive and len(group) > 1 and group[0] in negatives
+    ]
+    if not found:
+        raise UserError(f"{given}: no first text of {source} has pairs of both classes: leave it out")
+    return found
 
 
 def _is_number(value: object) -> bool:

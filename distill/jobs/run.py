@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
@@ -124,8 +124,12 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
 
 def _check_options(config: DictConfig, job: str, *, on_text: bool) -> None:
     """Raises UserError for options on the command line that the job would ignore."""
-    if not HydraConfig.initialized() or config.resume not in (False, True):
-        return
+    if HydraConfig.initialized() and config.resume in (False, True):
+        refuse_ignored(config, job, HydraConfig.get().overrides.task, on_text=on_text)
+
+
+def refuse_ignored(config: DictConfig, job: str, options: Sequence[str], *, on_text: bool) -> None:
+    """Raises UserError for options of a run that its job would ignore."""
     prefixes = find_job(job).ignored(on_text=on_text)
     if on_text and config.export.enabled is True:
         prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
@@ -136,7 +140,7 @@ def _check_options(config: DictConfig, job: str, *, on_text: bool) -> None:
     if OmegaConf.select(config, "teacher.start"):
         prefixes = (*prefixes, "teacher.finetune")
         trains["teacher.finetune"] = "teacher.contrastive.*"
-    names = {option: option.lstrip("+~").partition("=")[0] for option in HydraConfig.get().overrides.task}
+    names = {option: option.lstrip("+~").partition("=")[0] for option in options}
     ignored = [
         option
         for option, name in names.items()

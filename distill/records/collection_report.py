@@ -118,7 +118,7 @@ def write_collection(
 
 def _render(runs: Runs, groups: Sequence[Group], directory: Path, table: TablePage | None) -> Report:
     """Returns the report of several runs."""
-    figures: dict[str, list[Figure]] = {DIFFERENCES: [table.figure]} if table and table.figure else {}
+    figures: dict[str, list[Figure]] = {DIFFERENCES: [*table.figures]} if table and table.figures else {}
     figures |= {group.title: draw_group(group.rows) for group in groups}
     figures |= {group.predictions_title(): _draw_first(group) for group in groups}
     values = _describe(runs, groups, directory) | {"table": table, "headings": (VALUES, DIFFERENCES)}

@@ -29,6 +29,12 @@ def draw_dev(curve: Curve, *, metric: str) -> Figure:
     return _draw(f"{metric} on dev over the training", f"{metric} on dev", {"": curve}, name="training")
 
 
+def draw_rows(curves: Mapping[str, Curve], *, metric: str) -> Figure:
+    """Returns the metric on dev of the runs of several rows, by their name in the legend."""
+    caption = f"{metric} on dev over the training, of the rows with a run of their own, {ONE_RUN}"
+    return _draw(caption, f"{metric} on dev", curves, name=f"{metric}-over-steps", is_loss=True)
+
+
 def compare_trainings(runs: Mapping[str, Mapping[str, Curve]], *, metric: str) -> list[Figure]:
     """Returns the metric on dev of several runs, and the loss of each term that two of them have.
 

@@ -32,12 +32,16 @@ class Column:
         step: whose runs have its metric; None for the last one.
         metric: one of the task's; None for the one that selects the checkpoint.
         split: that the metric is of.
+        selects: whether more or less of the metric is better; None for that of the task.
+        seconds: the format of the student whose seconds for a whole pass over dev are the number, in place of a metric.
     """
 
     options: Options = ()
     step: str | None = None
     metric: str | None = None
     split: Literal["dev", "test"] = DEV
+    seconds: Literal["torch", "fp32", "int8"] | None = None
+    selects: Literal["max", "min"] | None = None
 
 
 @raise_option_errors

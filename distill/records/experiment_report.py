@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as TerminalTable
 
+from distill.records.curve_plots import draw_rows
 from distill.records.experiment import MEAN
 from distill.records.experiment_table import Cell, Effect, ExperimentTable
 from distill.records.figures import INK, SERIES, Figure, add_legend, draw, label
@@ -43,7 +44,7 @@ class TablePage:
     sentences: Sequence[str]
     sources: Sequence[str]
     command: str
-    figure: Figure | None
+    figures: Sequence[Figure]
     tables: Mapping[str, Table]
 
     def terminal_tables(self) -> Iterator[TerminalTable]:
@@ -66,7 +67,7 @@ def describe_table(table: ExperimentTable) -> TablePage:
         title=experiment.title, values=values, differences=differences, reference=experiment.reference,
         sentences=sentences,
         sources=[f"{block.source} ({block.metric})" for block in experiment.published],
-        command=show_command(hide_in_text(word) for word in table.command), figure=_draw(table, effects),
+        command=show_command(hide_in_text(word) for word in table.command), figures=list(_figures(table, effects)),
         tables={
             heading: Table(name, caption, cells, plain=plain) for name, heading, cells, plain in named
         },
@@ -211,6 +212,16 @@ def _plain_differences(table: ExperimentTable, effects: Sequence[Effect]) -> lis
             ours and ours["p"], ours and ours["over"], effect.published, effect.sign,
         ])  # fmt: skip
     return lines
+
+
+def _figures(table: ExperimentTable, effects: Sequence[Effect]) -> Iterator[Figure]:
+    """Yields the differences, and for each number of an earlier step how fast it came there."""
+    if (differences := _draw(table, effects)) is not None:
+        yield differences
+    for name, column in table.experiment.columns.items():
+        if column.step is not None and (curves := table.curves(name)):
+            metric = next(str(of[name].task["metric"]) for of in table.cells.values() if of[name].task)
+            yield draw_rows(curves, metric=metric)
 
 
 def _draw(table: ExperimentTable, effects: Sequence[Effect]) -> Figure | None:

@@ -11,13 +11,15 @@ from typing import Any
 from distill.errors import UserError
 from distill.records.collection import read_record
 from distill.records.comparison import read_metric, read_seeds
-from distill.records.experiment import MEAN, Experiment, Published, figures_of
+from distill.records.curves import Curve, read_curves
+from distill.records.experiment import MEAN, Column, Experiment, Published, figures_of
 from distill.records.experiment_runs import Outcome
 from distill.records.intervals import Values, compare_values, count_examples, is_noise, name_seeds_of_rows
-from distill.records.shape import metric_name
+from distill.records.shape import DEV, metric_name
 from distill.storage.files import JsonObject
 from distill.training.statistics import Difference
 
+SECONDS = "seconds"  # The metric of a column of times.
 SEEN, NOT_SEEN, NOISE, UNTESTED = "as published", "opposite", "within noise", "no interval"
 
 
@@ -125,7 +127,9 @@ class ExperimentTable:
                 continue
             task = dict(record["task"] or {})
             task |= {} if of.metric is None else {"metric": of.metric}
-            found = _read_values(outcome, record, task, of.split)
+            task |= {} if of.selects is None else {"selects": of.selects}
+            task |= {} if of.seconds is None else {"metric": SECONDS, "selects": "min"}
+            found = _read_values(outcome, record, task, of)
             if not found:
                 errors.append(f"its run has no {metric_name(task, of.split) if task else 'result'}")
             values |= found
@@ -151,6 +155,25 @@ class ExperimentTable:
         """Returns whether a paper has the figures of all averaged tasks for each of its rows."""
         rows = [figures_of(values) for values in block.values.values()]
         return all(task in figures for figures in rows for task in self.averaged)
+
+    def curves(self, column: str) -> dict[str, Curve]:
+        """Returns the metric of a column on dev over the steps of the first run of each row; a shared run counts once.
+
+        Rows whose runs were evaluated once are left out.
+        """
+        found, read = dict[str, Curve](), set[Path]()
+        for row, of in self.cells.items():
+            directory = next(
+                (outcome.directory for outcome in self.outcomes
+                 if (outcome.place.row, outcome.place.column) == (row, column) and outcome.directory), None,
+            )  # fmt: skip
+            if directory is None or directory in read:
+                continue
+            read.add(directory)
+            curve = read_curves(directory).get(f"{DEV}/{of[column].task.get('metric')}", [])
+            if len(curve) > 1:
+                found[row] = curve
+        return found
 
     def effects(self) -> list[Effect]:
         """Returns the differences of all rows from the reference in all columns."""
@@ -239,15 +262,24 @@ def _combine(mean: Difference, tasks: Sequence[Difference | None]) -> Difference
     return {**mean, "interval": interval, "over": "examples", "number": sum(task["number"] for task in tasks if task)}
 
 
-def _read_values(outcome: Outcome, record: JsonObject, task: JsonObject, split: str) -> dict[int, float]:
-    """Returns the metric of a finished run by seed: of the students, or of the model that the run trained."""
+def _read_values(outcome: Outcome, record: JsonObject, task: JsonObject, of: Column) -> dict[int, float]:
+    """Returns the number of a finished run by seed: of the students, or of the model that the run trained."""
     if record["status"] != "finished" or not task:
         return {}
-    if record["job"] == "distill":
-        return read_metric(read_seeds([(outcome.directory or Path(), record)]), task, split)
-    value = ((record["teacher"] or {}).get("metrics") or {}).get(metric_name(task, split))
     seed = outcome.place.seed
+    if of.seconds is not None:
+        value = _read_seconds(record, of.seconds)
+    elif record["job"] == "distill":
+        return read_metric(read_seeds([(outcome.directory or Path(), record)]), task, of.split)
+    else:
+        value = ((record["teacher"] or {}).get("metrics") or {}).get(metric_name(task, of.split))
     return {} if value is None else {int(record["seed"] or 0) if seed is None else seed: float(value)}
+
+
+def _read_seconds(record: JsonObject, form: str) -> float | None:
+    """Returns the seconds of the student in a format for a pass over dev; None if it was not timed."""
+    rows = record.get("dev_pass") or []
+    return next((row["seconds"] for row in rows if (row["model"], row["format"]) == ("student", form)), None)
 
 
 def _average_row(cells: Sequence[Cell]) -> Cell:

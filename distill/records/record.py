@@ -170,7 +170,7 @@ def create_results() -> dict[str, Any]:
     fields = dict.fromkeys(["task", "teacher", "student", "baseline", "retention"])
     return {
         **fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {},
-        "lengths": {}, "cuts": {}, "texts": {}, "pruning": [],
+        "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [],
     }  # fmt: skip
 
 

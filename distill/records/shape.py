@@ -284,6 +284,12 @@ class _Texts(TypedDict):
     lengths: dict[str, dict[str, Metrics]]
 
 
+class _Pass(TypedDict):
+    model: str
+    format: str
+    seconds: float
+
+
 class _Record(TypedDict, total=False):
     job: Required[str]
     error: str | None
@@ -300,6 +306,7 @@ class _Record(TypedDict, total=False):
     training: _Training | None
     export: dict[str, _File] | None
     benchmark: list[_Timing] | None
+    dev_pass: list[_Pass] | None
     attempts: list[_Attempt] | None
     budget: _Budget | None
     pruning: list[_Step] | None
@@ -318,7 +325,7 @@ _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
     "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
-    "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "seconds": {}, "environment": {},
+    "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [], "seconds": {}, "environment": {},
 }  # fmt: skip
 
 

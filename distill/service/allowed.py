@@ -102,7 +102,7 @@ TABLE: Table = {
     **_list(
         Kind.TEXT, "task.",
         "answer choices class_weights classes context label labels language positive prefix question separator source "
-        "tags target text tokens train_label train_text words words.* words.*.*",
+        "tags target text tokens train_label train_text triples words words.* words.*.*",
     ),
     **_list(Kind.NAME, "task.", "name"),
     **_list(Kind.FILES, "task.", "splits splits.*"),
@@ -169,7 +169,7 @@ TABLE: Table = {
         "max_vector_drop min_agreement model2vec qat_epochs recipes search_evaluations target vocabulary",
     ),
     **_list(Kind.DATA, "export.", "vocabulary_texts"),
-    **_list(Kind.VALUE, "benchmark.", "batches enabled lengths max_lengths seconds teacher threads"),
+    **_list(Kind.VALUE, "benchmark.", "batches dev_pass enabled lengths max_lengths seconds teacher threads"),
     **_list(Kind.ANY, "logger.mlflow.", "bundle directory experiment tracking_uri", is_for_all=False),
     **_list(Kind.ANY, "logger.wandb.", "bundle entity mode project", is_for_all=False),
 }  # fmt: skip

@@ -79,6 +79,8 @@ class Embedding(ShownTask):
         train_label: the column of train's labels where it is another one. Numbers are scores, and words are classes, as
             in natural language inference.
         classes: the names of train's classes in the order of its integers.
+        triples: two classes of train's pairs, such as `entailment` and `contradiction`. The pairs of a first text then
+            become groups of that text, a text of the first class and one of the second class.
         metrics: spearman or pearson, the correlation of cosines and scores of pairs. Or ndcg@10, recall@10, recall@100
             and mrr@10 of rankings by cosine, with `data_dir` a retrieval set as in `distill.data.retrieval`. Or
             accuracy of translations: dev has pairs without a score, and each text is to be nearest to its own
@@ -115,6 +117,7 @@ class Embedding(ShownTask):
         train_text: rows.Columns | None = None,
         train_label: rows.Columns | None = None,
         classes: Sequence[str | int] | None = None,
+        triples: Annotated[Sequence[str], Field(min_length=2, max_length=2, description="two classes")] | None = None,
         name: str = "embedding",
         metrics: Metrics = ("spearman", "pearson"),
         pooling: Literal["mean", "cls", "max"] = "mean",
@@ -138,6 +141,8 @@ class Embedding(ShownTask):
             raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
         self.negatives_by = negatives_by
         self.columns = _group_columns(text, label, train_text, train_label, classes)
+        if triples is not None:
+            self.columns = replace(self.columns, triples=(triples[0], triples[1]))
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),

@@ -284,7 +284,17 @@ def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
         start_head(start.model, splits.head_bias)
     adopt_special_tokens(start.model, start.tokenizer)
     start = replace(start, notices=[*start.notices, *notices])
-    return start if source.finetune is None else _check_training(start, task)
+    return _take_encoder(start, task) if source.finetune is None else _check_training(start, task)
+
+
+def _take_encoder(start: Start, task: Task) -> Start:
+    """Returns a teacher that is not to be fine-tuned as one of vectors, whatever head stands on its encoder.
+
+    A task of vectors has no head, so that the encoder of a language model is whole without its own.
+    """
+    if task.info.likelihood != "vector" or start.fits or start.fresh:
+        return start
+    return replace(start, fits=True, notices=[*start.notices, f"the teacher is taken as it is: {start.reason}"])
 
 
 def _check_training(start: Start, task: Task) -> Start:

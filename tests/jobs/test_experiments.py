@@ -5,10 +5,12 @@ from itertools import product
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import register_resolvers
 from distill.jobs.build import instantiate
+from distill.jobs.run import refuse_ignored
 from distill.records.experiment import Experiment, fill_models, read_experiment
 from tests.jobs.test_config import CONF, compose_config
 
@@ -106,6 +108,8 @@ def check_run(name: str, options: list[str]) -> None:
     """Composes the configuration of a run, and creates what is checked when it is created."""
     teacher = [] if any("+teacher=" in option for option in options) else ["+teacher=minilm"]
     config = compose_config(f"+experiment={name}", *teacher, *options)
+    is_text = getattr(get_class(config.task._target_), "raw_text", False)
+    refuse_ignored(config, str(config.job.name), options, on_text=is_text)
     for group in ("task", "trainer", "objective"):
         instantiate(config[group])
 

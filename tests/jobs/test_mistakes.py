@@ -616,6 +616,14 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("export.enabled=false", "benchmark.max_lengths=[8]"),
         "benchmark.max_lengths=[8] is for exported students, and export.enabled=false: leave one of them out",
     ),
+    "a pass over dev that is not timed": (
+        _options("benchmark.enabled=false", "benchmark.dev_pass=true"),
+        "benchmark.dev_pass=true is timed, and benchmark.enabled=false: leave one of them out",
+    ),
+    "a pass over dev of choices": (
+        _options("task=swag", "benchmark.dev_pass=true"),
+        "benchmark.dev_pass=true is for tasks whose examples are texts, and task=swag is multiple_choice: leave it out",
+    ),
     "texts that are cut to more than is read": (
         _options("task.max_length=16", "benchmark.max_lengths=[8,16]"),
         "got benchmark.max_lengths=[8, 16], expected less than task.max_length=16, which is scored anyway: leave 16 "

@@ -68,7 +68,7 @@ def test_the_default_objective_leaves_a_training_to_the_terms_of_its_task(run: R
 
 
 def test_a_training_resumes_with_the_layers_of_its_terms(run: Run, tmp_path: Path) -> None:
-    options = ("+experiment=spanbert", "objective.terms.boundary.weight=0.5")
+    options = ("+experiment=spanbert_recipe", "objective.terms.boundary.weight=0.5")
     code, text, record = run(*options)
     assert code == 0, text
     assert "spanbert: mlm, boundary" in text
@@ -99,11 +99,11 @@ def test_a_training_resumes_with_the_layers_of_its_terms(run: Run, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_student_learns_boundaries_beside_soft_targets(run: Run, tmp_path: Path) -> None:
-    code, text, record = run("+experiment=spanbert", "teacher.layers=4")
+    code, text, record = run("+experiment=spanbert_recipe", "teacher.layers=4")
     assert code == 0, text
     code, text, record = run(
         "job=distill", "+teacher=pretrained", f"teacher.path={record['directory'] / 'teacher' / 'model'}",
-        "+student=distilbert", "+experiment=spanbert",
+        "+student=distilbert", "+experiment=spanbert_recipe",
         "+objective.terms.soft._target_=distill.losses.SoftTargets", "export.enabled=false", "benchmark.enabled=false",
     )  # fmt: skip
     assert code == 0, text
@@ -129,7 +129,7 @@ def test_a_model_stands_beside_the_frequencies_of_its_tokens(run: Run) -> None:
 
 
 def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> None:
-    code, text, record = run("+experiment=structbert")
+    code, text, record = run("+experiment=structbert_recipe")
     assert code == 0, text
     assert "structbert: mlm, order" in text
     terms = {"mlm": {"weight": 1.0, "smoothing": 0.0}, "order": {"weight": 1.0}}

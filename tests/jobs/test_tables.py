@@ -1,6 +1,11 @@
 """Tests of experiments: tables of rows, tasks and seeds, with a job that writes a record in place of a training."""
 
 import csv
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ from distill.errors import UserError
 from distill.jobs import run as jobs
 from distill.jobs.registry import Job
 from distill.records.record import Run
+from tests.jobs import sweeps
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
 
@@ -149,6 +155,42 @@ def test_a_table_that_was_interrupted_is_the_same_when_it_is_begun_again(
     assert all(each == numbers[0] for each in numbers)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="the process is killed by SIGKILL")
+def test_a_table_that_was_killed_is_the_same_when_it_is_begun_again(
+    make: Callable[..., tuple[int, str, str]], data_dir: Path, encoder_dir: Path, tmp_path: Path
+) -> None:
+    steps = [
+        "job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}",
+        "task.max_length=32", "teacher.accept_weak=true", "teacher.finetune.learning_rate=3e-3",
+        "teacher.finetune.batch_size=16", "teacher.finetune.evaluations=1", "teacher.finetune.patience=null",
+        "teacher.finetune.checkpoint_steps=3", "teacher.finetune.seed={seed}",
+    ]  # fmt: skip
+    changes = {
+        "steps": {"run": steps}, "tasks": {"sst2": []}, "published": [], "seeds": 1,
+        "rows": {"long": ["teacher.finetune.max_epochs=12"], "short": ["teacher.finetune.max_epochs=2"]},
+    }  # fmt: skip
+    tables = {}
+    for name in ("whole", "killed"):
+        options = (f"output_dir={name}", f"cache_dir={name}-cache")
+        if name == "killed":
+            arguments = ["-m", "--config-dir", str(tmp_path / "conf"), "+experiment=toy", *options]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "distill", *arguments], cwd=tmp_path, start_new_session=True, text=True,
+                env={**os.environ, "PYTHONPATH": str(sweeps.ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            directory = sweeps.wait_for_checkpoint(tmp_path / name, process)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            assert json.loads((directory / "run.json").read_text())["status"] == "running"
+        code, output, error = make(*options, **changes)
+        assert (code, error) == (0, "")
+        assert ("Resuming" in output) == (name == "killed")
+        assert len(sweeps.find_files(tmp_path / name, "run.json")) == 2
+        tables[name] = [read_csv(tmp_path, f"toy-{part}") for part in ("values", "differences")]
+    assert [row["values"] for row in tables["whole"][0]]
+    assert tables["killed"] == tables["whole"]
+
+
 def test_rows_of_another_table_are_not_run_again(
     stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -253,7 +295,7 @@ PUBLISHED = EXPERIMENT["published"][0]
         ({"tasks": {"sst2": ["task=sst3"]}, "published": []}, "there is no task sst3 (did you mean sst2?)"),
         (
             {"tasks": {"sst2": ["task.max_lenth=3"]}, "published": []},
-            "there is no option task.max_lenth",
+            "there is no option task.max_lenth (did you mean task.max_length?)",
         ),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:40],

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from distill.records.experiment import Place, read_experiment
+from distill.records.experiment_report import describe_table
 from distill.records.experiment_runs import Outcome
 from distill.records.experiment_table import NOISE, NOT_SEEN, SEEN, UNTESTED, Effect, ExperimentTable
 from tests.records.test_collection_report import save
@@ -105,6 +106,45 @@ def test_the_mean_of_one_seed_has_the_interval_of_independent_tasks(tmp_path: Pa
     })  # fmt: skip
     assert unknown.columns == ["a", "b"]
     assert unknown.cells["other"]["b"].errors == ["its run has no f1"]
+
+
+def test_a_column_of_seconds_has_those_of_the_student_and_less_is_better(tmp_path: Path) -> None:
+    outcomes, seconds = [], {"teacher": 9.0, "half": 5.0, "untimed": None}
+    for row, value in seconds.items():
+        rows = [{"model": "teacher", "format": "fp32", "seconds": 1.0}]
+        rows += [] if value is None else [{"model": "student", "format": "fp32", "seconds": value}]
+        save(tmp_path / row, dev_pass=rows)
+        outcomes.append(Outcome(Place(row, "fp32", None), tmp_path / row))
+    published = block({"teacher": 668.0, "half": 410.0}, selects="min")
+    content = {
+        "name": "toy", "title": "A toy", "rows": {row: [] for row in seconds}, "tasks": {"fp32": {"seconds": "fp32"}},
+        "published": [published],
+    }  # fmt: skip
+    table = ExperimentTable(read_experiment(content), outcomes, [])
+    assert [of["fp32"].mean for of in table.cells.values()] == [9.0, 5.0, None]
+    assert table.cells["untimed"]["fp32"].errors == ["its run has no seconds"]
+    effect = find(table, "half", "fp32")
+    assert (effect.ours and effect.ours["difference"], effect.published, effect.sign) == (-4.0, -258.0, UNTESTED)
+
+
+def test_curves_are_of_the_rows_with_a_run_of_their_own_that_was_evaluated_more_than_once(tmp_path: Path) -> None:
+    values = {"base": {"a": [0.5]}, "same": {"a": [0.5]}, "other": {"a": [0.7]}, "short": {"a": [0.6]}}
+    table = create_table(tmp_path, values, tasks={"a": {"step": "first", "selects": "max"}}, seeds=1, steps={
+        "first": ["seed={seed}"], "last": [],
+    }, selects="min")  # fmt: skip
+    outcomes = list(table.outcomes)
+    outcomes[1] = Outcome(outcomes[1].place, outcomes[0].directory)
+    for number, steps in ((0, "1,2"), (2, "1,3"), (3, "1")):
+        lines = [f"{0.1 * int(step)},{step}" for step in steps.split(",")]
+        (outcomes[number].directory or tmp_path).joinpath("metrics.csv").write_text(
+            "\n".join(["dev/accuracy,step", *lines])
+        )
+    table = ExperimentTable(table.experiment, outcomes, [])
+    curves = table.curves("a")
+    assert {row: [step for step, _ in curve] for row, curve in curves.items()} == {"base": [1, 2], "other": [1, 3]}
+    assert table.cells["base"]["a"].task["selects"] == "max"
+    names = [figure.name for figure in describe_table(table).figures]
+    assert names == ["toy", "accuracy-over-steps"]
 
 
 def test_a_run_of_several_seeds_is_read_once(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(star
 
 @pytest.mark.parametrize(
     ("more", "is_sweep"),
-    [("-m", True), ("+experiment=depth", True), ("+experiment=spanbert", False), ("seed=3", False)],
+    [("-m", True), ("+experiment=depth", True), ("+experiment=spanbert_recipe", False), ("seed=3", False)],
 )
 def test_an_experiment_may_be_a_sweep(start: Start, more: str, is_sweep: bool) -> None:
     running = start()

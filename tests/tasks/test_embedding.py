@@ -282,6 +282,62 @@ def test_labels_of_train_are_scores_classes_or_none(tokenizer: PreTrainedTokeniz
         Embedding(train=pairs(2) | {"score": ["1", "high"]}, dev=pairs(4)).read(Path())
 
 
+NLI = {
+    "premise": ["p", "p", "q", "p", "p", "r"], "hypothesis": ["e1", "c1", "e2", "e3", "n1", "c2"],
+    "label": ["entailment", "contradiction", "entailment", "entailment", "neutral", "contradiction"],
+}  # fmt: skip
+
+
+def test_pairs_of_two_classes_become_groups_of_three_texts() -> None:
+    options: dict[str, Any] = {
+        "dev": pairs(4), "train_text": ["premise", "hypothesis"], "train_label": "label",
+        "triples": ["entailment", "contradiction"],
+    }  # fmt: skip
+    data = Embedding(train=NLI, **options).read(Path())
+    assert data.splits["train"]["texts"] == [
+        ["p", "e1", "c1"],
+        ["p", "e3", "c1"],
+    ]  # `q` and `r` have pairs of one class.
+    assert [type(term) for term in data.terms.values()] == [d.MultipleNegatives]
+    assert data.classes == ()
+    assert data.sha256 != Embedding(train=NLI, **options | {"triples": None}).read(Path()).sha256
+    for triples, expected in (
+        (["entailment", "no"], r"task.triples=\[entailment,no\]: .* has no class no, expected two of contradiction, "),
+        (["neutral", "contradiction"], None),
+    ):
+        task = Embedding(train=NLI, **options | {"triples": triples})
+        if expected is None:
+            assert task.read(Path()).splits["train"]["texts"] == [["p", "n1", "c1"]]
+        else:
+            with pytest.raises(UserError, match=expected):
+                task.read(Path())
+    with pytest.raises(UserError, match="no first text of .* has pairs of both classes: leave it out"):
+        Embedding(
+            train={name: of[-2:] for name, of in NLI.items()}, **options | {"triples": ["neutral", "contradiction"]}
+        ).read(Path())
+    with pytest.raises(UserError, match="has no class entailment, and its pairs have no classes in words"):
+        Embedding(train=pairs(4), dev=pairs(4), triples=["entailment", "contradiction"]).read(Path())
+    with pytest.raises(OptionError, match="triples"):
+        Embedding(train=NLI, **options | {"triples": ["entailment"]})
+
+
+def test_a_language_model_that_is_not_to_be_fine_tuned_is_an_encoder_as_it_is(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    config = toy_bert(len(tokenizer)).config
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    start = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
+    assert not start.fits
+    taken = teaching._take_encoder(start, Embedding(train=pairs(4), dev=pairs(4)))
+    assert taken.fits
+    assert taken.notices[-1] == (
+        "the teacher is taken as it is: its head is that of a BertForMaskedLM, and the task needs a BertModel"
+    )
+    lacking = replace(start, fresh=["encoder.layer.0.output.dense.weight"])
+    assert not teaching._take_encoder(lacking, Embedding(train=pairs(4), dev=pairs(4))).fits
+
+
 def test_a_saved_encoder_is_loaded_without_the_report_of_a_pooler_that_it_does_not_have(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,88 @@
+"""Seconds of a whole pass over dev, one example at a time, each in its own length."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.benchmark import latency
+from distill.benchmark.comparison import torch_candidate
+from distill.console import ProgressMeter, print_line
+from distill.contracts import Examples
+from distill.data.batching import loader
+from distill.edge import cores
+from distill.models.forward import exported_inputs
+
+Feeds = Sequence[latency.Inputs]
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def time_dev_pass(
+    models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
+    examples: Examples,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    threads: int | None,
+) -> list[dict[str, Any]]:
+    """Returns the `dev_pass` of run.json: the seconds of each model for all examples, without their tokenization.
+
+    It is the measurement of DistilBERT (arXiv 1910.01108, table 3): a pass over the dev set of STS-B on a CPU, with a
+    batch size of 1. The models take turns, each on a part of the examples, so that a machine that is slow for a while
+    slows down all of them. An example of which several sequences are read has them in one batch.
+
+    Args:
+        models: each model by name, with its ONNX files by format.
+        threads: of each runtime; None for as many as the process may use cores.
+    """
+    threads = threads or cores.count_cores()
+    feeds = list(_read_feeds(examples))
+    tokens = sum(int(feed["attention_mask"].sum()) for feed in feeds)
+    print_line(f"Timing a pass over {len(feeds):,} examples of dev, {tokens / len(feeds):.1f} tokens each")
+    candidates = []
+    for name, (model, files) in models.items():
+        names = exported_inputs(model, tokenizer)
+        candidates.append(torch_candidate(name, model, names))
+        candidates += [latency.load_candidate(name, format, path, names, threads) for format, path in files.items()]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        seconds = _time_in_turns(candidates, feeds)
+    finally:
+        torch.set_num_threads(before)
+    return [
+        {
+            "model": candidate.model, "format": candidate.format, "seconds": duration, "examples": len(feeds),
+            "tokens": tokens, "threads": threads,
+        }
+        for candidate, duration in zip(candidates, seconds, strict=True)
+    ]  # fmt: skip
+
+
+def _read_feeds(examples: Examples) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the inputs `[S, L]` of each example, without the columns that are padding alone."""
+    for [batch] in loader(examples, [[np.array([index])] for index in range(len(examples))]):
+        read = batch["attention_mask"].bool().any(dim=0)
+        yield {name: batch[name][:, read].numpy() for name in _INPUTS if name in batch}
+
+
+def _time_in_turns(candidates: Sequence[latency.Candidate], feeds: Feeds) -> list[float]:
+    """Returns the seconds of each candidate. The first example of a turn is read once before, as a warm-up."""
+    seconds = [0.0] * len(candidates)
+    size = -(-len(feeds) // latency.TURNS)
+    parts = [feeds[start : start + size] for start in range(0, len(feeds), size)]
+    with ProgressMeter("timing dev", len(parts) * len(candidates), unit="turns") as progress:
+        for part in parts:
+            for number, candidate in enumerate(candidates):
+                given = [{name: feed[name] for name in candidate.inputs} for feed in part]
+                time.sleep(latency.PAUSE_SECONDS)
+                candidate.run(given[0])
+                begun = time.perf_counter()
+                for feed in given:
+                    candidate.run(feed)
+                seconds[number] += time.perf_counter() - begun
+                progress.advance(1)
+    return seconds
