@@ -4,9 +4,9 @@
     python benchmarks/ctranslate2_encoder.py RUN --packages path/to/packages --texts dev.tsv
 
 A run is a directory that `python -m distill` wrote, of a student from DistilBERT and a task with classes. The first
-column of `--texts` has a text in each line after the header. CTranslate2 scales the activations of every token by
-themselves. It has no classification heads, so that the head is computed with numpy, in float32. All files take turns, with
-the same number of threads.
+column of `--texts` has a text in each line after the header. CTranslate2 scales the activations of each token apart. It
+has no classification heads, so that the head is computed with numpy, in float32. All files take turns, with the same
+number of threads.
 """
 
 import argparse
