@@ -4,9 +4,9 @@
     python benchmarks/ctranslate2_encoder.py RUN --packages path/to/packages --texts dev.tsv
 
 A run is a directory that `python -m distill` wrote, of a student from DistilBERT and a task with classes. The first
-column of `--texts` has a text in each line after the header. CTranslate2 scales the activations of every token by
-themselves. It has no classification heads, so that the head is computed with numpy, in float32. All files take turns, with
-the same number of threads.
+column of `--texts` has a text in each line after the header. CTranslate2 scales the activations of each token apart. It
+has no classification heads, so that the head is computed with numpy, in float32. All files take turns, with the same
+number of threads.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import csv
 import json
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ class Ctranslate2Model:
         layers = (model.pre_classifier, model.classifier)
         self._head = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
 
-    def run(self, feed: latency.Inputs) -> NDArray[np.float32]:
+    def run(self, feed: latency.Inputs) -> Any:
         """Returns logits `[B, C]`."""
         lengths = feed["attention_mask"].sum(axis=1).astype(np.int32)
         ids = self._view(np.ascontiguousarray(feed["input_ids"], dtype=np.int32))
@@ -56,9 +58,16 @@ class Ctranslate2Model:
         return np.maximum(states[:, 0] @ first + first_bias, 0) @ last + last_bias
 
 
-def compare(run: Any, expected: NDArray[Any], feeds: list[latency.Inputs]) -> tuple[float, float]:
+def run(bundle: Bundle, feed: latency.Inputs) -> Any:
+    """Returns logits `[B, C]` of a file of the bundle."""
+    return bundle.session.run(["logits"], dict(feed))[0]
+
+
+def compare(
+    model: Callable[[latency.Inputs], Any], expected: NDArray[Any], feeds: Sequence[latency.Inputs]
+) -> tuple[float, float]:
     """Returns the agreement and the largest difference of a probability, from logits `[N, C]` in float32."""
-    logits = np.concatenate([run(feed) for feed in feeds])
+    logits = np.concatenate([model(feed) for feed in feeds])
     shares = [np.exp(of - np.logaddexp.reduce(of, axis=1, keepdims=True)) for of in (logits, expected)]
     agreement = float((logits.argmax(axis=1) == expected.argmax(axis=1)).mean())
     return agreement, float(np.abs(shares[0] - shares[1]).max())
@@ -79,10 +88,7 @@ def main() -> None:
     manifest = json.loads((options.run / "bundle" / "bundle.json").read_text(encoding="utf-8"))
     bundles = {name: Bundle(options.run / "bundle", model=name, threads=options.threads) for name in manifest["models"]}
     first = bundles["fp32"]
-    runs = {
-        name: lambda feed, session=bundle.session: session.run(["logits"], dict(feed))[0]
-        for name, bundle in bundles.items()
-    }
+    runs: dict[str, Callable[[latency.Inputs], Any]] = {name: partial(run, each) for name, each in bundles.items()}
     with tempfile.TemporaryDirectory() as directory:
         model = Ctranslate2Model(options.run / "student", Path(directory), options.threads)
         sizes = {name: count_bytes(options.run / "bundle" / file) for name, file in manifest["models"].items()}
@@ -90,8 +96,8 @@ def main() -> None:
         feeds = list(first.inputs(texts, batch_size=32))
         expected = np.concatenate([runs["fp32"](feed) for feed in feeds])
         candidates = [
-            latency.Candidate("student", name, first.input_names, sizes[name], run, lambda: options.threads)
-            for name, run in runs.items()
+            latency.Candidate("student", name, first.input_names, sizes[name], each, lambda: options.threads)
+            for name, each in runs.items()
         ]
         rows = [
             row
@@ -102,8 +108,8 @@ def main() -> None:
             )
         ]  # fmt: skip
         print(describe_machine())
-        for name, run in runs.items():
-            agreement, difference = compare(run, expected, feeds)
+        for name, each in runs.items():
+            agreement, difference = compare(each, expected, feeds)
             times = ", ".join(
                 f"{row['batch']} x {row['length']}: p50 {row['p50_ms']:.2f} ms{' (busy)' if row['disturbed'] else ''}"
                 for row in rows

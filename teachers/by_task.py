@@ -13,7 +13,7 @@ class ByTask:
     Args:
         name: name of the teachers in records and directories.
         paths: the directory of a model for each task, by the task's name. All models have one vocabulary.
-        precision: precision of the forward passes, `float32` or `bfloat16`.
+        precision: precision of the forward passes, `float32`, `bfloat16` or `auto`.
         trust_remote_code: whether to run Python code that comes with the weights.
     """
 

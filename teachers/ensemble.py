@@ -14,7 +14,7 @@ class Ensemble:
         name: name of the teacher in records and directories.
         paths: directories of models with one vocabulary.
         weights: of each teacher's predictions in their mean; None for equal ones.
-        precision: precision of the forward passes, `float32` or `bfloat16`.
+        precision: precision of the forward passes, `float32`, `bfloat16` or `auto`.
         trust_remote_code: whether to run Python code that comes with the weights.
     """
 

@@ -25,7 +25,7 @@ class Loaded:
 
     Args:
         name: name of the teacher in records and directories.
-        precision: precision of the forward passes, `float32` or `bfloat16`.
+        precision: precision of the forward passes, `float32`, `bfloat16` or `auto`.
     """
 
     is_new = False

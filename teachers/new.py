@@ -56,7 +56,7 @@ class NewModel:
             T5's special tokens and a mask, for encoder-decoders.
         vocabulary: largest number of tokens, learned from the task's training texts.
         tokenizer: a directory with a tokenizer to use instead of a new one.
-        precision: precision of the forward passes, `float32` or `bfloat16`.
+        precision: precision of the forward passes, `float32`, `bfloat16` or `auto`.
         seed: seed of the weights.
 
     Raises:

@@ -116,9 +116,9 @@ def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
         fp32 = exported[0] / "model.onnx"
     for name, format in formats.FORMATS.items():
         if format.write is not None:
-            material = Material(fp32, 8, lambda: [draw_inputs([13, 40, 5]), draw_inputs([25, 2])])
+            material = Material(fp32, 8, lambda: [draw_inputs([1 + seed, 1], seed=seed) for seed in range(1, 40)])
             format.write(material, tmp_path / f"{name}{Path(format.file).suffix}")
-    reference, *files = (session(path, 1) for path in (fp32, *sorted(tmp_path.glob("openvino*.xml"))))
+    reference, *files = (session(path, 1) for path in (fp32, *(tmp_path / f"{name}.xml" for name in NAMES)))
     # In float32 all differences are those of padding.
     monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
     exact = session(tmp_path / "openvino.xml", 1)
@@ -128,8 +128,8 @@ def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
         largest = max(1.0, float(np.abs(expected).max()))
         assert len(lengths) == 1 or np.ptp(expected) > 0.1
         np.testing.assert_allclose(logits, expected, atol=0.02 * largest)
-        for file in files:
-            np.testing.assert_allclose(run_file(file, inputs), expected, atol=0.15 * largest)
+        for file, limit in zip(files, (0.15, 0.15, 0.3), strict=True):  # The last one rounds all activations.
+            np.testing.assert_allclose(run_file(file, inputs), expected, atol=limit * largest)
         for row, length in enumerate(lengths):
             alone = {name: values[row : row + 1, :length] for name, values in inputs.items()}
             np.testing.assert_allclose(logits[row], run_file(exact, alone)[0], atol=2e-5 * largest)
@@ -149,11 +149,11 @@ def test_int8_of_weights_and_activations_has_the_bits_of_the_target_and_ignores_
 
     formats.write_openvino_full(Material(exported[0] / "model.onnx", bits, feeds), tmp_path / "full.xml")
     model = import_openvino(tmp_path).Core().read_model(str(tmp_path / "full.xml"))
-    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
-    int8 = [node.data for node in constants if node.get_element_type().get_type_name() == "i8"]
-    matrices = [values for values in int8 if values.ndim == 2]
+    int8 = [node for node in model.get_ops() if node.get_element_type().get_type_name() == "i8"]
+    matrices = [node.data.astype(int) for node in int8 if find_reader(node) == "MatMul"]
     assert len(matrices) >= 2 * 6 + 1  # Of both layers and of the head.
-    assert max(int(np.abs(values.astype(int)).max()) for values in matrices) in (largest, largest - 1)
+    assert max(int(np.abs(values).max()) for values in matrices) in (largest, largest - 1)
+    assert "Gather" in map(find_reader, int8)  # Tables of embeddings.
     assert [node for node in model.get_ops() if node.get_type_name() == "FakeQuantize"]  # Ranges of activations.
     assert fed == [True]
     file, inputs = session(tmp_path / "full.xml", 1), draw_inputs([40, 13, 1])
@@ -176,10 +176,18 @@ def test_static_int8_for_several_processors_is_right_on_the_least_of_them(
     assert rows["openvino-full"]["batch_sensitivity"]["max_probability_diff"] < 0.02
 
 
-def draw_inputs(lengths: list[int]) -> dict[str, np.ndarray]:
+def find_reader(node: Any) -> str:
+    """Returns the type of the operation that reads a constant with its scale."""
+    while node.get_type_name() in ("Constant", "Convert", "Subtract", "Multiply", "Reshape"):
+        [value] = node.output(0).get_target_inputs()
+        node = value.get_node()
+    return str(node.get_type_name())
+
+
+def draw_inputs(lengths: list[int], *, seed: int = 0) -> dict[str, np.ndarray]:
     """Returns random tokens of texts of these lengths."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    return {"input_ids": np.random.default_rng(0).integers(5, 60, mask.shape) * mask, "attention_mask": mask}
+    return {"input_ids": np.random.default_rng(seed).integers(5, 60, mask.shape) * mask, "attention_mask": mask}
 
 
 @needs_openvino
