@@ -148,7 +148,7 @@ class TrainerSettings:
     @property
     def fixed_epochs(self) -> int | None:
         """Returns `max_epochs`, None if the number of epochs follows from the data or `max_steps`."""
-        return None if self.unresolved() or self.min_steps else self.max_epochs
+        return None if "max_epochs" in self.unresolved() or self.min_steps else self.max_epochs
 
     def unresolved(self) -> list[str]:
         """Returns the names of the options that are `auto` and not chosen yet."""
