@@ -64,7 +64,7 @@ def time_dev_pass(
 
 def _read_feeds(examples: Examples) -> Iterator[dict[str, np.ndarray]]:
     """Yields the inputs `[S, L]` of each example, without the columns that are padding alone."""
-    for [batch] in loader(examples, [[np.array([index])] for index in range(len(examples))]):
+    for [batch] in loader(examples, [[[index]] for index in range(len(examples))]):
         read = batch["attention_mask"].bool().any(dim=0)
         yield {name: batch[name][:, read].numpy() for name in _INPUTS if name in batch}
 

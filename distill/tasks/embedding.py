@@ -140,9 +140,7 @@ class Embedding(ShownTask):
         if negatives_by == "teacher" and not negatives:
             raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
         self.negatives_by = negatives_by
-        self.columns = _group_columns(text, label, train_text, train_label, classes)
-        if triples is not None:
-            self.columns = replace(self.columns, triples=(triples[0], triples[1]))
+        self.columns = _group_columns(text, label, train_text, train_label, classes, triples)
         self.source = rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
@@ -238,6 +236,7 @@ def _group_columns(
     train_text: rows.Columns | None,
     train_label: rows.Columns | None,
     classes: Sequence[str | int] | None,
+    triples: Sequence[str] | None,
 ) -> GroupColumns:
     """Returns the columns; those of train are the others unless they are given.
 
@@ -249,6 +248,7 @@ def _group_columns(
         train_text=rows.column_names(text if train_text is None else train_text),
         train_label=rows.column_names(label if train_label is None else train_label),
         classes=None if classes is None else tuple(map(str, classes)),
+        triples=None if triples is None else (triples[0], triples[1]),
     )  # fmt: skip
     if len(columns.text) != 2:
         raise OptionError("text", show_value(columns.text), "the two columns of a pair; train_text names others")

@@ -111,8 +111,8 @@ def test_the_mean_of_one_seed_has_the_interval_of_independent_tasks(tmp_path: Pa
 def test_a_column_of_seconds_has_those_of_the_student_and_less_is_better(tmp_path: Path) -> None:
     outcomes, seconds = [], {"teacher": 9.0, "half": 5.0, "untimed": None}
     for row, value in seconds.items():
-        rows = [{"model": "teacher", "format": "fp32", "seconds": 1.0}]
-        rows += [] if value is None else [{"model": "student", "format": "fp32", "seconds": value}]
+        rows = [{"model": "teacher", "format": "onnx-fp32", "seconds": 1.0}]
+        rows += [] if value is None else [{"model": "student", "format": "onnx-fp32", "seconds": value}]
         save(tmp_path / row, dev_pass=rows)
         outcomes.append(Outcome(Place(row, "fp32", None), tmp_path / row))
     published = block({"teacher": 668.0, "half": 410.0}, selects="min")
