@@ -39,7 +39,10 @@ def check_general(student: Student, source: TeacherSource, task: Task, data: Dat
 
 
 def start_generally(student: Student, task_run: TaskRun, run: Run) -> Student:
-    """Returns the student with the encoder of its general stage, which is trained unless it is in the cache.
+    """Returns the student with the changes of its general stage, which is trained unless it is in the cache.
+
+    They are added to the layers of the teacher that has been fine-tuned, so that the student has what that one learned
+    for its task too: the sum of two changes of the same weights (arXiv 2212.04089).
 
     The field `general` of run.json has the record of the training; in a dry run, which trains nothing, what is planned.
     """
@@ -52,7 +55,7 @@ def start_generally(student: Student, task_run: TaskRun, run: Run) -> Student:
         return student
     stage.train()
     run.update(general=stage.record() | {"entry": stage.directory.name})
-    return replace(student, encoder=stage.load())
+    return replace(student, encoder_changes=stage.load_changes())
 
 
 def describe_general(record: JsonObject) -> str:

@@ -35,7 +35,7 @@ from distill.losses import (
     TargetLength,
     Term,
 )
-from distill.models.loading import replace_encoder, replace_head, start_head
+from distill.models.loading import change_encoder, replace_head, start_head
 from distill.models.origins import Origins
 from distill.models.pooling import configure
 from distill.options import show_value
@@ -114,13 +114,14 @@ class Student(Shown):
         build: a model, of which a copy is trained, or a function `(teacher_model)`, perhaps with `task=` and
             `origins=`.
         head: weight `[C, F]` and bias `[C]` of the last linear layer before the training; None for those of `build`.
-        encoder: tensors of its base model before the training by name; None for those of `build`.
+        encoder_changes: what is added to the tensors of its base model before the training, by name; None for those of
+            `build`.
     """
 
     name: str
     build: StudentFactory | PreTrainedModel
     head: tuple[Tensor, Tensor] | None = None
-    encoder: Mapping[str, Tensor] | None = None
+    encoder_changes: Mapping[str, Tensor] | None = None
 
     def __repr__(self) -> str:
         return describe_call("Student", self.name, **self._options())
@@ -157,8 +158,8 @@ class Student(Shown):
             UserError: for options that its function does not accept.
         """
         model = self._make(teacher, {"task": task, "origins": origins})
-        if self.encoder is not None:
-            replace_encoder(model, self.encoder)
+        if self.encoder_changes is not None:
+            change_encoder(model, self.encoder_changes)
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:

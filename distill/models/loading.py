@@ -437,21 +437,24 @@ def replace_head(model: PreTrainedModel, weight: Tensor, bias: Tensor) -> None:
         head.bias.copy_(bias)
 
 
-def replace_encoder(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Gives the base model these tensors, which are all of it but a pooler.
+def change_encoder(model: PreTrainedModel, changes: Mapping[str, Tensor]) -> None:
+    """Adds these changes to the tensors of the base model, all of it but a pooler.
 
     Raises:
         UserError: for a base model with other tensors.
     """
     encoder = model.base_model
     shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items() if not _is_pooler(name)}
-    given = {name: tensor for name, tensor in tensors.items() if not _is_pooler(name)}
+    given = {name: tensor for name, tensor in changes.items() if not _is_pooler(name)}
     if shapes != {name: tensor.shape for name, tensor in given.items()}:
         raise UserError(
             f"student.init=general has the encoder of a student without a head, and that of a {type(model).__name__} "
             "has other tensors: take +student=layers, or another student.init"
         )
-    encoder.load_state_dict(given, strict=False)
+    tensors = encoder.state_dict()
+    with torch.no_grad():
+        for name, change in given.items():
+            tensors[name].add_(change)
 
 
 def _is_pooler(name: str) -> bool:

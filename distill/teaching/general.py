@@ -169,6 +169,7 @@ class GeneralStage:
                 self.student = build(self.start.model)
             for who, model in {"teacher": self.start.model, "student": self.student}.items():
                 checks.check_length(model, self.start.tokenizer, settings.max_length, who=who)
+            self._before = {name: tensor.clone() for name, tensor in self.student.base_model.state_dict().items()}
             self._objective = _create_objective(self.student, self.start.model)
             self._examples = task.encode(self.text, self.start.tokenizer, cache_dir)
         training = {name: value for name, value in self._trainer(1).key().items() if name != "accelerator"}
@@ -275,6 +276,10 @@ class GeneralStage:
     def load(self) -> dict[str, Tensor]:
         """Returns the tensors of the trained encoder by name."""
         return load_file(self.directory / _WEIGHTS)
+
+    def load_changes(self) -> dict[str, Tensor]:
+        """Returns by how much the training has changed each tensor of the encoder."""
+        return {name: tensor - self._before[name] for name, tensor in self.load().items()}
 
     def record(self) -> dict[str, Any]:
         """Returns the training for run.json."""

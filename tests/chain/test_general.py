@@ -1,6 +1,7 @@
 """Tests of the general stage that a student starts from: trained once, shared, resumed, planned and refused."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_every_task_starts_from_the_encoder_that_is_trained_once(
     again = distil(teacher, tmp_path / "second", corpus, other)["general"]
     assert again == record
     assert "trained before" in capsys.readouterr().out
-    # The learning rate of the students is so small that their encoders are those of the stage.
+    # The learning rate of the students is so small that their encoders are those of the stage: the teacher is no other.
     expected = load_file(entry / "model.safetensors")
     for name in ("first", "second"):
         tensors = load_file(tmp_path / name / "student" / "model.safetensors")
@@ -79,6 +80,26 @@ def open_stage(
         teacher.source_for(Tasks.of(TASK)).weights, build or (lambda model: from_teacher(model, depth=depth)), settings,
         task.read(cache_dir), accelerator="cpu", cache_dir=cache_dir,
     )  # fmt: skip
+
+
+def test_what_the_stage_has_changed_is_added_to_the_layers_of_the_fine_tuned_teacher(
+    teacher: d.Teacher, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, corpus: Path
+) -> None:
+    stage = open_stage(teacher, tmp_path, corpus)
+    before = {name: tensor.clone() for name, tensor in stage.student.base_model.state_dict().items()}
+    stage.train()
+    changes = open_stage(teacher, tmp_path, corpus).load_changes()  # As in a later run.
+    for name, tensor in stage.load().items():
+        torch.testing.assert_close(before[name] + changes[name], tensor)
+    torch.manual_seed(1)
+    fine_tuned = toy_bert(len(tokenizer), layers=4)
+    build = partial(from_teacher, depth=2)
+    data = TASK.read(tmp_path)
+    start = Student("copied", build).make(fine_tuned, TASK, data).base_model.state_dict()
+    found = Student("general", build, encoder_changes=changes).make(fine_tuned, TASK, data).base_model.state_dict()
+    assert max(float(change.abs().max()) for change in changes.values()) > 0
+    for name, change in changes.items():
+        torch.testing.assert_close(found[name], start[name] + change)
 
 
 class Killed(Exception):
