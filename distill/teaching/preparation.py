@@ -284,11 +284,13 @@ def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
         start_head(start.model, splits.head_bias)
     adopt_special_tokens(start.model, start.tokenizer)
     start = replace(start, notices=[*start.notices, *notices])
-    return _take_encoder(start, task) if source.finetune is None else _check_training(start, task)
+    if source.finetune is not None:
+        return _check_training(start, task)
+    return _take_encoder(start, task) if source.accept_weak else start
 
 
 def _take_encoder(start: Start, task: Task) -> Start:
-    """Returns a teacher that is not to be fine-tuned as one of vectors, whatever head stands on its encoder.
+    """Returns a teacher of vectors that may be weak and is not fine-tuned, whatever head stands on its encoder.
 
     A task of vectors has no head, so that the encoder of a language model is whole without its own.
     """

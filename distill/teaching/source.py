@@ -182,7 +182,7 @@ class TeacherSource:
 def check_source(source: TeacherSource, task: Task) -> None:
     """Raises UserError if a teacher is to be adapted or made of features and cannot be, before anything is read."""
     for one in (source, *source.others):
-        if one.weights.precision == AUTO and (one.labeller is not None or one.features is not None):
+        if (one.labeller is not None or one.features is not None) and one.weights.precision == AUTO:
             expected = "float32 or bfloat16, because auto compares the logits of a teacher with a head of its own"
             raise OptionError("teacher.precision", AUTO, expected)
         if one.labeller is not None:

@@ -28,7 +28,7 @@ def test_each_example_is_read_once_alone_and_in_its_own_length(
             shapes.append(feed["input_ids"].shape)
             clock[0] += 1.0
 
-        return latency.Candidate(name, "torch", inputs, 0, run)
+        return latency.Candidate(name, "torch", inputs, 0, run, lambda: 1)
 
     monkeypatch.setattr(dev_pass, "torch_candidate", create)
     monkeypatch.setattr(dev_pass.time, "perf_counter", lambda: clock[0])

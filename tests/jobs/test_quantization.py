@@ -77,7 +77,7 @@ def test_a_vocabulary_of_the_task_is_smaller_and_its_files_pass(
         (["export.recipes=[dynamic,magic]"], "got export.recipes"),
         (["export.recipes=[]"], "got export.recipes"),
         (["export.search_evaluations=0"], "got export.search_evaluations=0, expected a whole number of at least 1"),
-        (["export.vocabulary=tiny"], "got export.vocabulary=tiny, expected full or task"),
+        (["export.vocabulary=tiny"], "got export.vocabulary=tiny, expected one of full, task, trained"),
         (["export.min_agreement=2"], "got export.min_agreement=2, expected"),
         (["export.reduce_range=true"], "reduce_range"),
     ],
