@@ -1,7 +1,8 @@
 """Compares the latencies of teacher and student, in torch and as ONNX files."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from distill.edge import cores
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs, run_exported
 
+Models = Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]]  # By name, each with its exported files by format.
+
 
 def compare_models(
-    models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
+    models: Models,
     *,
     tokenizer: PreTrainedTokenizerBase,
     settings: BenchmarkSettings,
@@ -40,23 +43,36 @@ def compare_models(
             f"timed at length {', '.join(map(str, lengths))} only: {' or '.join(models)} read {limit} tokens at most"
         )
     print_line(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
+    candidates = load_candidates(models, tokenizer, threads)
+    with torch_threads(threads):
+        rows = latency.measure_latency(
+            candidates, batches=settings.batches, lengths=lengths, threads=threads,
+            seconds=settings.longest(), vocabulary=len(tokenizer), choices=choices, within=within,
+        )  # fmt: skip
+    if disturbance := latency.describe_disturbance(rows):
+        print_notice(disturbance)
+    return rows
+
+
+def load_candidates(models: Models, tokenizer: PreTrainedTokenizerBase, threads: int) -> list[latency.Candidate]:
+    """Returns each model in torch, followed by its exported files, which compute with so many threads."""
     candidates = []
     for name, (model, files) in models.items():
         names = exported_inputs(model, tokenizer)
         candidates.append(torch_candidate(name, model, names))
         candidates += [latency.load_candidate(name, format, path, names, threads) for format, path in files.items()]
-    torch_threads = torch.get_num_threads()
+    return candidates
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Lets torch compute with so many threads meanwhile."""
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rows = latency.measure_latency(
-            candidates, batches=settings.batches, lengths=lengths, threads=threads,
-            seconds=settings.longest(), vocabulary=len(tokenizer), choices=choices, within=within,
-        )  # fmt: skip
+        yield
     finally:
-        torch.set_num_threads(torch_threads)
-    if disturbance := latency.describe_disturbance(rows):
-        print_notice(disturbance)
-    return rows
+        torch.set_num_threads(before)
 
 
 def torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -> latency.Candidate:

@@ -1,28 +1,25 @@
 """Seconds of a whole pass over dev, one example at a time, each in its own length."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from distill.benchmark import latency
-from distill.benchmark.comparison import torch_candidate
+from distill.benchmark.comparison import Models, load_candidates, torch_threads
 from distill.console import ProgressMeter, print_line
 from distill.contracts import Examples
 from distill.data.batching import loader
 from distill.edge import cores
-from distill.models.forward import exported_inputs
 
 Feeds = Sequence[latency.Inputs]
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def time_dev_pass(
-    models: Mapping[str, tuple[PreTrainedModel, Mapping[str, Path]]],
+    models: Models,
     examples: Examples,
     *,
     tokenizer: PreTrainedTokenizerBase,
@@ -42,17 +39,9 @@ def time_dev_pass(
     feeds = list(_read_feeds(examples))
     tokens = sum(int(feed["attention_mask"].sum()) for feed in feeds)
     print_line(f"Timing a pass over {len(feeds):,} examples of dev, {tokens / len(feeds):.1f} tokens each")
-    candidates = []
-    for name, (model, files) in models.items():
-        names = exported_inputs(model, tokenizer)
-        candidates.append(torch_candidate(name, model, names))
-        candidates += [latency.load_candidate(name, format, path, names, threads) for format, path in files.items()]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    candidates = load_candidates(models, tokenizer, threads)
+    with torch_threads(threads):
         seconds = _time_in_turns(candidates, feeds)
-    finally:
-        torch.set_num_threads(before)
     return [
         {
             "model": candidate.model, "format": candidate.format, "seconds": duration, "examples": len(feeds),

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill import __version__
 from distill.benchmark import latency
 from distill.benchmark.bundles import CHOICES, MeasuredBundle, list_formats, measure_bundles
-from distill.benchmark.comparison import torch_candidate
+from distill.benchmark.comparison import load_candidates
 from distill.console import console, print_line, silence_libraries
 from distill.edge import cores
 from distill.edge.model_files import timed_name
@@ -28,7 +28,6 @@ from distill.jobs import build
 from distill.jobs.dev_records import read_dev_records
 from distill.jobs.overrides import refuse_other_options
 from distill.jobs.trust import read_trust
-from distill.models.forward import exported_inputs
 from distill.records.figures import standalone
 from distill.records.measures import MISSING
 from distill.records.record import RECORD, create_run
@@ -128,9 +127,7 @@ class _Teacher:
     def candidates(self, threads: int) -> list[latency.Candidate]:
         """Returns the teacher in every format, with so many threads."""
         torch.set_num_threads(threads)
-        names = exported_inputs(self.model, self.tokenizer)
-        files = [latency.load_candidate(TEACHER, format, path, names, threads) for format, path in self.files.items()]
-        return [torch_candidate(TEACHER, self.model, names), *files]
+        return load_candidates({TEACHER: (self.model, self.files)}, self.tokenizer, threads)
 
 
 @contextmanager

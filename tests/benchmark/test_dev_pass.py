@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.benchmark import dev_pass, latency
+from distill.benchmark import comparison, dev_pass, latency
 from distill.contracts import Examples
 from distill.tasks import Classification
 
@@ -30,7 +30,7 @@ def test_each_example_is_read_once_alone_and_in_its_own_length(
 
         return latency.Candidate(name, "torch", inputs, 0, run, lambda: 1)
 
-    monkeypatch.setattr(dev_pass, "torch_candidate", create)
+    monkeypatch.setattr(comparison, "torch_candidate", create)
     monkeypatch.setattr(dev_pass.time, "perf_counter", lambda: clock[0])
     found = dev_pass.time_dev_pass({"student": (teacher, {})}, dev, tokenizer=tokenizer, threads=1)
     lengths = [len(tokenizer(text)["input_ids"]) for text in TEXTS] * 2
