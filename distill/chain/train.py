@@ -16,6 +16,7 @@ from distill.chain.general import describe_general
 from distill.chain.layer_search import describe_search
 from distill.chain.plan import Plan, Student
 from distill.chain.pruning import Pruner, Pruning, record_end
+from distill.chain.shared_baseline import SharedBaseline
 from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
 from distill.console import print_notice
 from distill.contracts import EncodedSplits, Loader, Scores, Signal
@@ -35,7 +36,7 @@ from distill.teaching.outputs import earlier_decision, outputs_for_training, run
 from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.several import join_signals
 from distill.teaching.source import TeacherSource
-from distill.training import fitting
+from distill.training import averaging, fitting
 from distill.training.auto import describe_choices
 from distill.training.callbacks import copy_callbacks
 from distill.training.evaluate import evaluate_splits, split_metrics
@@ -190,18 +191,33 @@ class Prepared:
     def train_baseline(self, student: PreTrainedModel) -> dict[str, Scores]:
         """Trains the same student from the same start, with the same steps, on the hard labels alone.
 
-        Returns its scores on every split that is scored.
+        A baseline without callbacks that another run has trained is taken from the cache. Returns its scores on every
+        split that is scored.
         """
         prepared, module = self.supervise(student)
         directory = self.run.directory / BASELINE
-        fit = prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="baseline")
+        shared = None if prepared.plan.callbacks else prepared._share_baseline(module)
+        seconds = None if shared is None else shared.fetch(directory)
+        if seconds is None:
+            logger = CSVLogger(str(directory), name="", version="")
+            seconds = prepared._fit(module, directory, logger, title="baseline").seconds
+            if shared is not None:
+                shared.save(directory, seconds)
+        else:
+            averaging.load_best_weights(module, directory / "checkpoints")
         scores = self.evaluate(module.student.cpu())
-        self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), "seconds": fit.seconds})
+        self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), "seconds": seconds})
         for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():
-            task_run.run.update(
-                baseline={"metrics": split_metrics(task_run.scoring, task_scores), "seconds": fit.seconds}
-            )
+            task_run.run.update(baseline={"metrics": split_metrics(task_run.scoring, task_scores), "seconds": seconds})
         return scores
+
+    def _share_baseline(self, module: DistillationModule) -> SharedBaseline:
+        """Returns the place of the baseline in the cache."""
+        splits = [f"{name} {split.digest}" for name, split in sorted(self.examples.items()) if name in ("train", "dev")]
+        data = [*(task_run.data.sha256 for task_run in self.tasks), *splits, f"sampling {self.plan.tasks.sampling}"]
+        return SharedBaseline.of(
+            module, self.plan.trainer, name=self.plan.tasks.name, data=data, cache_dir=self.plan.cache_dir
+        )
 
     def supervise(self, student: PreTrainedModel) -> tuple["Prepared", DistillationModule]:
         """Returns what the baseline's training needs, and the module that trains `student`."""

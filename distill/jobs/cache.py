@@ -46,6 +46,7 @@ class Kind:
 KINDS = {
     "teachers": Kind("fine-tuned teacher", re.compile(rf".+-{_HEX}{{16}}")),
     "general": Kind("general stage", re.compile(rf".+-{_HEX}{{16}}(-training)?")),
+    "baselines": Kind("baseline", re.compile(rf".+-{_HEX}{{16}}")),
     "outputs": Kind("teacher outputs", re.compile(rf"{_HEX}{{20}}"), whole=False),
     "onnx": Kind("teacher ONNX files", re.compile(rf"{_HEX}{{16}}-(channel|tensor|rows)-\d+")),
     "frozen_outputs": Kind("targets by other models", re.compile(rf"{_HEX}{{20}}")),

@@ -334,7 +334,8 @@ class Cached(Signal):
             tensors["hidden"] = hidden.to(device="cpu", dtype=torch.float16).contiguous()
         path = self._path(number)
         with atomic_file(path) as temporary:
-            save_file(tensors, temporary, metadata={"sha256": _digest(tensors), "examples": _examples(first, last)})
+            metadata = {"sha256": digest_tensors(tensors), "examples": _examples(first, last)}
+            save_file(tensors, temporary, metadata=metadata)
         self._shards[number] = self._read(number)
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
@@ -432,7 +433,7 @@ class Cached(Signal):
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            is_intact = metadata == {"sha256": _digest(tensors), "examples": _examples(first, last)}
+            is_intact = metadata == {"sha256": digest_tensors(tensors), "examples": _examples(first, last)}
         except (SafetensorError, OSError, KeyError):
             is_intact = False
         if not is_intact:
@@ -446,7 +447,8 @@ def _examples(first: int, last: int) -> str:
     return f"{first} to {last}, that one excluded"
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def digest_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Returns the SHA-256 of tensors on the CPU with their names, shapes and types."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())

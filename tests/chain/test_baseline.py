@@ -281,6 +281,41 @@ def test_baseline_of_an_equal_student_is_not_exported(distill: Distill, capsys: 
 
 
 @pytest.mark.usefixtures("no_export")
+def test_runs_that_differ_in_the_teachers_part_share_a_baseline(
+    distill: Distill, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = distill("shared-1", steps=6, baseline=True, objective=WORSE)
+    assert "Baseline: trained before" not in capsys.readouterr().out
+    second = distill("shared-2", steps=6, baseline=True)
+    printed = capsys.readouterr().out.replace("\n", "")
+    assert (
+        f"Baseline: trained before, reused from {second.directory.parent / 'cache' / 'baselines' / 'toy-'}" in printed
+    )
+    for name in ("metrics", "seconds"):
+        assert first.record["baseline"][name] == second.record["baseline"][name]
+    assert first.metrics != second.metrics
+    for name in ("metrics.csv", "checkpoints/best.ckpt"):
+        assert (second.directory / "baseline" / name).read_bytes() == (first.directory / "baseline" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("no_export")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_baseline_of_another_training_or_a_damaged_one_is_trained(
+    distill: Distill, damaged: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = distill(f"before-{damaged}", steps=7 + damaged, baseline=True)
+    if damaged:
+        for entry in (before.directory.parent / "cache" / "baselines").iterdir():
+            (entry / "metrics.csv").write_text("cut off")
+    capsys.readouterr()
+    after = distill(f"after-{damaged}", steps=8, baseline=True)
+    printed = capsys.readouterr().out
+    assert "reused from" not in printed
+    assert ("is damaged and made again" in printed) is damaged
+    assert after.record["baseline"]["seconds"] != before.record["baseline"]["seconds"]
+
+
+@pytest.mark.usefixtures("no_export")
 def test_several_seeds_are_compared_on_test_and_the_first_baseline_is_exported(
     distill: Distill, capsys: pytest.CaptureFixture[str]
 ) -> None:
