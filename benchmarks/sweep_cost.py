@@ -45,7 +45,8 @@ def run_command(
     process = subprocess.run(
         [sys.executable, *program, *arguments, "+teacher=minilm", f"teacher.path={options.teacher}",
          "+student=distilbert", "task=sst2", f"task.data_dir={options.data}", f"task.train_examples={options.examples}",
-         "objective=hinton", "trainer.max_epochs=1", "benchmark.enabled=false", f"cache_dir={cache}"],
+         "objective=hinton", "trainer.max_epochs=1", "augment=none", "baseline=false", "benchmark.enabled=false",
+         f"cache_dir={cache}"],
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     if process.returncode != 0:
