@@ -73,6 +73,9 @@ JOBS: dict[str, Job] = {
         "distill.jobs.report:run_report", ("job=", "runs=", "report_dir=", "refresh="),
         words="runs, report_dir and refresh", creates_run=False,
     ),
+    "glue_test": Job(
+        "distill.jobs.glue_files:run_glue_test", ("job=", "runs=", "data="), words="runs and data", creates_run=False
+    ),
     "benchmark": Job(
         "distill.jobs.benchmark:run_benchmark",
         ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=", "teacher."),

@@ -76,7 +76,7 @@ TABLE: Table = {
     **_choose("ablation"), **_choose("adapt"), **_choose("augment"), **_choose("benchmark"), **_choose("experiment"),
     **_choose("export"), **_choose("objective"), **_choose("student"), **_choose("task"), **_choose("teacher"),
     **_choose("variant"), **_choose("logger", "mlflow", "wandb"), **_choose("trainer", "ddp", "fsdp", "ray"),
-    **_choose("job", "benchmark", "cache", "check", "inspect", "publish", "report"),
+    **_choose("job", "benchmark", "cache", "check", "glue_test", "inspect", "publish", "report"),
     # The run
     **_list(Kind.VALUE, "", "seed seeds baseline alpha copies"),
     **_list(Kind.VALUE, "record.", "texts"),
