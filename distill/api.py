@@ -89,7 +89,7 @@ else:
     from distill.builtin.teachers.pretrained import Pretrained
 
 # The values of conf/trainer/finetune.yaml.
-FINETUNE = TrainerSettings.auto(ema=0.0, soup=1, frozen_embeddings=0.0)
+FINETUNE = TrainerSettings.auto(batch_size=32, ema=0.0, soup=1, frozen_embeddings=0.0)
 # Those of conf/teacher/embedded.yaml.
 FINETUNE_NEW = replace(FINETUNE, learning_rate=5e-4, max_epochs=3, evaluations=1, patience=None)
 BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])

@@ -23,8 +23,6 @@ from distill.teaching.targets import write_targets
 from distill.training import auto
 from distill.training.settings import TrainerSettings
 
-_BATCH_SIZE = 32  # Examples that a batch of a number of tokens is counted as.
-
 
 class Encoding:
     """Tokenizes the splits, with changed copies of the training texts and sentences of a bank in the pool.
@@ -172,5 +170,6 @@ def _steps_per_epoch(trainer: TrainerSettings, rows: int, *, share: float = 0.0)
 
 def _step_size(trainer: TrainerSettings) -> int:
     """Returns the examples of an optimizer step."""
-    size = _BATCH_SIZE if trainer.batch_size is None or trainer.batch_tokens is not None else trainer.batch_size
+    size = auto.with_batch_size(trainer).batch_size
+    size = auto.BATCH_SIZE if size is None or trainer.batch_tokens is not None else size
     return size * trainer.accumulate * trainer.processes()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from distill.benchmark.budget import Budget
 from distill.benchmark.settings import BenchmarkSettings
 from distill.console import print_notice
-from distill.contracts import Data, Task, TaskInfo
+from distill.contracts import Data, Examples, Stream, Task, TaskInfo
 from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.data.vocabulary_texts import check_texts
 from distill.edge.decode import DECODERS
@@ -207,17 +207,35 @@ def default_objective(task: Task | Tasks) -> Objective:
     return Objective(name="language_model" if info.classes_are_tokens else "distilbert", terms=terms)
 
 
+def choose_batches(plan: Plan, train: Examples | Stream, rows: int) -> Plan:
+    """Returns the plan with a number for `trainer.batch_size` if it is `auto`, as `auto.choose_batch_size` says.
+
+    Args:
+        rows: the number of labelled examples.
+    """
+    if not plan.trainer.chooses_batch_size or not isinstance(train, Examples) or len(plan.tasks) > 1:
+        return replace(plan, trainer=auto.with_batch_size(plan.trainer))
+    compares = bool(plan.objective.names_where(lambda term: term.across_examples))
+    tokens = float(train.lengths.mean())
+    size = auto.choose_batch_size(plan.trainer, rows, tokens, compares=compares)
+    reason = f"{rows:,} texts of {tokens:.0f} tokens on average are many and short"
+    chosen = {"batch_size": {"value": size, "reason": reason}} if size != auto.BATCH_SIZE else {}
+    return replace(plan, trainer=auto.with_batch_size(plan.trainer, size), chosen=chosen)
+
+
 def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
     """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
+    growth = (plan.trainer.batch_size or 0) / auto.BATCH_SIZE if "batch_size" in plan.chosen else 1.0
     infos = [task.info for task in plan.tasks.values()]
     facts = auto.Facts(
         examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=infos[0].sequences,
         fewest_epochs=max(info.fewest_epochs for info in infos), has_table=auto.has_inherited_table(student),
+        growth=growth,
     )  # fmt: skip
     trainer, chosen = auto.resolve(plan.trainer, facts)
-    return replace(plan, trainer=trainer, chosen=chosen)
+    return replace(plan, trainer=trainer, chosen={**plan.chosen, **chosen})
 
 
 def choose_for_text(plan: Plan) -> Plan:

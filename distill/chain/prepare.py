@@ -15,7 +15,15 @@ from distill.chain.general import check_general, start_generally
 from distill.chain.layer_search import is_searched, search_layers
 from distill.chain.origins import OriginSource
 from distill.chain.pieces import check_cut_student, check_pieces, compare_readings, cut_teacher
-from distill.chain.plan import Plan, Student, check_plan, choose_augmentation, choose_for_text, choose_training
+from distill.chain.plan import (
+    Plan,
+    Student,
+    check_plan,
+    choose_augmentation,
+    choose_batches,
+    choose_for_text,
+    choose_training,
+)
 from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
 from distill.chain.train import Prepared
@@ -74,9 +82,10 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
         student = start_generally(prepared[0][0], tasks[0], run)
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = several.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
+    rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
+    plan = choose_batches(plan, examples["train"], rows)
     model, loaders = create_student(student, tasks, plan, examples)
     if isinstance(examples["train"], Examples):
-        rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:

@@ -235,7 +235,7 @@ def _choose_finetuning(
     """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
     assert source.finetune is not None
     if not source.finetune.unresolved():
-        return source, {}
+        return replace(source, finetune=auto.with_batch_size(source.finetune)), {}
     start = "no_attention" if source.features is not None else "fresh" if source.weights.is_new else "whole"
     sizes = splits.sizes()
     settings, chosen = auto.resolve_finetuning(

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel
 
@@ -20,6 +20,9 @@ MOST_EPOCHS = 40  # Of tiny data.
 TEACHER_RATES = {384: 1e-4, 768: 5e-5}  # Of a whole pre-trained encoder up to this width.
 WIDE_TEACHER_RATE = 2e-5  # Of a wider one.
 INHERITED_RATE = 2e-4  # Of a student of `RATE_WIDTH` with some of its teacher's layers.
+BATCH_SIZE = 32  # Examples of a step.
+LARGEST_BATCH = 128  # Of short texts in large data,
+STEP_TOKENS = 2_560  # if it has no more tokens than these on average.
 RATE_WIDTH = 384  # A wider student has a lower learning rate, in inverse proportion.
 FRESH_RATE = 5e-4  # Of a transformer with random layers.
 NO_ATTENTION_RATE = 1e-3  # Of a student without attention.
@@ -62,6 +65,7 @@ class Facts:
         sequences: how many sequences of tokens an example has in training and in an evaluation.
         fewest_epochs: passes over the data that a student needs at least, as the task says.
         has_table: whether the student's table of embeddings was made from the teacher's.
+        growth: examples of a step over `BATCH_SIZE`, if they were chosen.
     """
 
     examples: int
@@ -72,6 +76,7 @@ class Facts:
     sequences: tuple[int, int] = (1, 1)
     fewest_epochs: int = 0
     has_table: bool = False
+    growth: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def choose_evaluations(facts: Facts, epochs: float) -> float:
 
 def _least_steps(facts: Facts) -> int:
     steps = TEACHER_STEPS if facts.start == "whole" else LEAST_STEPS
-    return math.ceil(steps / facts.sequences[0])
+    return math.ceil(steps / facts.sequences[0] / facts.growth)
 
 
 def choose(facts: Facts, steps: int, *, evaluations: float | None = None) -> dict[str, Choice]:
@@ -139,7 +144,7 @@ def choose(facts: Facts, steps: int, *, evaluations: float | None = None) -> dic
     number = count_evaluations(evaluations, steps_per_epoch=facts.steps_per_epoch, steps=steps)
     soup = Choice(SOUP, "the average of the last weights is kept if it is as good on dev")
     return {
-        "learning_rate": _choose_rate(facts),
+        "learning_rate": _scale(_choose_rate(facts), facts.growth),
         "max_epochs": Choice(choose_epochs(facts), _explain_epochs(facts)),
         "evaluations": Choice(evaluations, f"{number} in all, from which the best weights are chosen"),
         "ema": Choice(EMA, "the soup averages the weights"),
@@ -160,6 +165,40 @@ def _choose_rate(facts: Facts) -> Choice:
     if facts.start == "fresh":
         return Choice(FRESH_RATE, "the layers are random")
     return Choice(NO_ATTENTION_RATE, "the layers are random and have no attention")
+
+
+def _scale(rate: Choice, growth: float) -> Choice:
+    """Returns a learning rate for batches that are `growth` times as large: times the square root."""
+    if growth == 1:
+        return rate
+    value = float(f"{cast(float, rate.value) * math.sqrt(growth):.2g}")
+    return Choice(value, f"{rate.reason}, and a batch has {BATCH_SIZE * growth:g} examples")
+
+
+def choose_batch_size(settings: TrainerSettings, examples: int, tokens: float, *, compares: bool = False) -> int:
+    """Returns `batch_size` of a student.
+
+    A step of few tokens does not fill a processor. Where there are many examples, fewer and larger steps end
+    with the same metric if the learning rate grows by the square root of their size.
+
+    Args:
+        examples: number of training examples.
+        tokens: mean number of tokens of an example.
+        compares: whether a term compares the examples of a batch with each other.
+    """
+    is_given = "learning_rate" not in settings.unresolved() or settings.batch_tokens is not None
+    is_larger = settings.accumulate * settings.processes() > 1
+    size = BATCH_SIZE
+    if compares or is_given or is_larger or examples <= SMALL_ROWS:
+        return size
+    while size < LARGEST_BATCH and 2 * size * tokens <= STEP_TOKENS:
+        size *= 2
+    return size
+
+
+def with_batch_size(settings: TrainerSettings, size: int = BATCH_SIZE) -> TrainerSettings:
+    """Returns the settings with this `batch_size` if it is `auto`."""
+    return replace(settings, batch_size=size) if settings.chooses_batch_size else settings
 
 
 def _choose_patience(facts: Facts, evaluations: int) -> Choice:
@@ -192,6 +231,7 @@ def _explain_epochs(facts: Facts) -> str:
 
 def resolve(settings: TrainerSettings, facts: Facts) -> tuple[TrainerSettings, dict[str, dict[str, Any]]]:
     """Returns the settings with a value for every option that is `auto`, and those with an effect and their reasons."""
+    settings = with_batch_size(settings)
     names = settings.unresolved()
     epochs = choose_epochs(facts) if "max_epochs" in names else settings.max_epochs
     steps = settings.steps_in(epochs, facts.steps_per_epoch)
@@ -223,6 +263,7 @@ def resolve_finetuning(
     Raises:
         UserError: if batches have a number of tokens, because the steps of an epoch are not known then.
     """
+    settings = with_batch_size(settings)
     names = settings.unresolved()
     if not names:
         return settings, {}
@@ -253,4 +294,4 @@ def for_text(settings: TrainerSettings, start: str | None = None) -> TrainerSett
     """
     table = TEXT | ({} if start is None else {"learning_rate": FRESH_TEXT_RATES[start]})
     values: dict[str, Any] = {name: table[name] for name in settings.unresolved()}
-    return replace(settings, **values)
+    return with_batch_size(replace(settings, **values))

@@ -48,7 +48,7 @@ class TrainerSettings:
 
     Args:
         learning_rate: its peak, reached after the warm-up.
-        batch_size: number of examples of a micro-batch.
+        batch_size: number of examples of a micro-batch; `auto`: more than 32 for many short texts.
         batch_tokens: number of tokens of a micro-batch, padding included. A number replaces `batch_size`.
         accumulate: number of micro-batches of an optimizer step in each process.
         max_epochs: number of passes over the data; None: no limit.
@@ -85,7 +85,7 @@ class TrainerSettings:
     """
 
     learning_rate: Rate
-    batch_size: PositiveInt | None
+    batch_size: OptionalNumber
     batch_tokens: PositiveInt | None = None
     accumulate: PositiveInt = 1
     max_epochs: OptionalNumber = None
@@ -135,23 +135,28 @@ class TrainerSettings:
             )
 
     @classmethod
-    def auto(cls, *, batch_size: int = 32, **options: Any) -> "TrainerSettings":
+    def auto(cls, **options: Any) -> "TrainerSettings":
         """Returns settings whose other options than the given ones are chosen for the data and the student.
 
         Args:
-            batch_size: number of examples of a micro-batch.
             options: fields of `TrainerSettings` that are not chosen, for example `max_epochs=3`.
         """
         chosen: dict[str, Any] = dict.fromkeys(CHOSEN, AUTO)
-        return cls(**chosen | {"batch_size": batch_size} | options)
+        return cls(**chosen | {"batch_size": AUTO} | options)
 
     @property
     def fixed_epochs(self) -> int | None:
         """Returns `max_epochs`, None if the number of epochs follows from the data or `max_steps`."""
         return None if "max_epochs" in self.unresolved() or self.min_steps else self.max_epochs
 
+    @property
+    def chooses_batch_size(self) -> bool:
+        """Returns whether `batch_size` is `auto` and not chosen yet."""
+        value: object = self.batch_size
+        return value == AUTO
+
     def unresolved(self) -> list[str]:
-        """Returns the names of the options that are `auto` and not chosen yet."""
+        """Returns the names of the options besides `batch_size` that are `auto` and not chosen yet."""
         return [name for name in CHOSEN if getattr(self, name) == AUTO]
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -168,7 +173,13 @@ class TrainerSettings:
         return min(end for end in ends if end is not None)
 
     def batches(self) -> BatchOptions:
-        """Returns the size and the order of the batches, for `batching.all_loaders`."""
+        """Returns the size and the order of the batches, for `batching.all_loaders`.
+
+        Raises:
+            ValueError: if their size is not chosen yet.
+        """
+        if self.chooses_batch_size:
+            raise ValueError("batch_size is auto, expected a value: distill.training.auto.with_batch_size chooses one")
         size = self.batch_size if self.batch_tokens is None else None
         return {
             "batch_size": size, "batch_tokens": self.batch_tokens, "accumulate": self.accumulate, "seed": self.seed,

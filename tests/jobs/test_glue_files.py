@@ -27,7 +27,7 @@ LONG, SHORT = "a lovely and moving film", "film"
 
 @pytest.fixture
 def table(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A table of a teacher without a bundle and of a student, on three tasks of GLUE and another one, two seeds each."""
+    """A table of a teacher without a bundle and a student, on three tasks of GLUE and another one, two seeds each."""
     directory, outcomes = tmp_path / "table", []
     for seed, accuracy in enumerate((0.8, 0.7)):
         for task in (*BUNDLES, "other"):

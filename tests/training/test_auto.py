@@ -102,6 +102,47 @@ def test_a_task_may_need_more_epochs_than_large_data_has():
     assert choose_epochs(replace(facts, examples=2_400, steps_per_epoch=75)) == 32  # 2,400 steps.
 
 
+@pytest.mark.parametrize(
+    ("given", "examples", "tokens", "compares", "size"),
+    [
+        ({}, 67_349, 13.4, False, 128),
+        ({}, 18_900, 20.1, False, 64),
+        ({}, 18_900, 20.0, False, 128),
+        ({}, 18_900, 40.1, False, 32),
+        ({}, 10_000, 13.4, False, 32),  # Small data needs many steps.
+        ({}, 67_349, 13.4, True, 32),
+        ({"learning_rate": 2e-4}, 67_349, 13.4, False, 32),
+        ({"batch_tokens": 512}, 67_349, 13.4, False, 32),
+        ({"accumulate": 2}, 67_349, 13.4, False, 32),
+        ({"devices": 2}, 67_349, 13.4, False, 32),
+    ],
+)
+def test_many_short_texts_are_trained_in_larger_batches(
+    given: dict[str, Any], examples: int, tokens: float, compares: bool, size: int
+):
+    settings = TrainerSettings.auto(accelerator="cpu", **given)
+    assert auto.choose_batch_size(settings, examples, tokens, compares=compares) == size
+
+
+def test_passes_over_the_data_stay_as_many_in_larger_batches():
+    small, large = Facts(18_900, 591, "inherited", 384), Facts(18_900, 148, "inherited", 384, growth=4)
+    assert choose_epochs(small) == choose_epochs(large) == 5
+    rates = [auto.resolve(TrainerSettings.auto(), facts)[0].learning_rate for facts in (small, large)]
+    assert rates == [2e-4, 4e-4]
+    reason = auto.resolve(TrainerSettings.auto(), large)[1]["learning_rate"]["reason"]
+    assert reason == "the student has pre-trained layers of width 384, and a batch has 128 examples"
+
+
+def test_batches_have_a_size_before_they_are_made():
+    settings = TrainerSettings.auto()
+    with pytest.raises(ValueError, match="batch_size is auto, expected a value: "):
+        settings.batches()
+    facts = Facts(64, 2, "inherited", 32)
+    assert auto.resolve(settings, facts)[0].batch_size == auto.for_text(settings).batch_size == 32
+    assert auto.resolve_finetuning(settings, 64, width=32)[0].batch_size == 32
+    assert auto.with_batch_size(SETTINGS, 64) == SETTINGS
+
+
 def test_given_values_win_and_chosen_ones_have_reasons():
     facts = Facts(3576, 112, "inherited", 384)
     settings, chosen = auto.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
