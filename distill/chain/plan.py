@@ -207,13 +207,15 @@ def default_objective(task: Task | Tasks) -> Objective:
     return Objective(name="language_model" if info.classes_are_tokens else "distilbert", terms=terms)
 
 
-def choose_batches(plan: Plan, train: Examples | Stream, rows: int) -> Plan:
+def choose_batches(plan: Plan, student: PreTrainedModel, train: Examples | Stream, rows: int) -> Plan:
     """Returns the plan with a number for `trainer.batch_size` if it is `auto`, as `auto.choose_batch_size` says.
 
     Args:
         rows: the number of labelled examples.
     """
-    if not plan.trainer.chooses_batch_size or not isinstance(train, Examples) or len(plan.tasks) > 1:
+    start, _ = auto.describe_student(student)
+    has_layers = start == "inherited" and len(plan.tasks) == 1
+    if not plan.trainer.chooses_batch_size or not isinstance(train, Examples) or not has_layers:
         return replace(plan, trainer=auto.with_batch_size(plan.trainer))
     compares = bool(plan.objective.names_where(lambda term: term.across_examples))
     tokens = float(train.lengths.mean())

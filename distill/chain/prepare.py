@@ -83,8 +83,9 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = several.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
-    plan = choose_batches(plan, examples["train"], rows)
-    model, loaders = create_student(student, tasks, plan, examples)
+    model = _create_model(student, tasks, plan)
+    plan = choose_batches(plan, model, examples["train"], rows)
+    loaders = _create_loaders(plan, examples)
     if isinstance(examples["train"], Examples):
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
@@ -250,6 +251,10 @@ def create_student(
     student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
 ) -> tuple[PreTrainedModel, dict[str, Loader]]:
     """Returns a student with the weights of the plan's seed, and the loaders of its training."""
+    return _create_model(student, tasks, plan), _create_loaders(plan, examples)
+
+
+def _create_model(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreTrainedModel:
     L.seed_everything(plan.seed, verbose=False)
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
@@ -259,8 +264,11 @@ def create_student(
         )  # fmt: skip
         if change is not None:
             print_notice(change)
-    model = share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
-    return model, several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+    return share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
+
+
+def _create_loaders(plan: Plan, examples: EncodedSplits) -> dict[str, Loader]:
+    return several.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
 def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTeacher) -> None:

@@ -176,10 +176,10 @@ def _scale(rate: Choice, growth: float) -> Choice:
 
 
 def choose_batch_size(settings: TrainerSettings, examples: int, tokens: float, *, compares: bool = False) -> int:
-    """Returns `batch_size` of a student.
+    """Returns `batch_size` of a student with pre-trained layers.
 
     A step of few tokens does not fill a processor. Where there are many examples, fewer and larger steps end
-    with the same metric if the learning rate grows by the square root of their size.
+    with the same metric if the learning rate grows by the square root of their size. Random layers need more steps.
 
     Args:
         examples: number of training examples.
