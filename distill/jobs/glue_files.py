@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.console import print_line, print_notice, silence_libraries
 from distill.edge.bundle import Bundle
-from distill.errors import UserError
+from distill.errors import UnreachableError, UserError
 from distill.export.gate import recommended
 from distill.jobs.overrides import refuse_other_options
 from distill.readers.rows import SUFFIXES, Row, read_rows
@@ -44,7 +44,6 @@ class _Best:
 
     bundle: Path
     columns: Sequence[str]
-    seed: int | None
     metric: float
 
 
@@ -67,11 +66,10 @@ def run_glue_test(config: DictConfig) -> None:
     best = _find_bundles(table.outcomes)
     if not best:
         raise UserError(f"{directory} has no bundle of a task of GLUE, expected those of rows with job=distill")
-    sets = _TestSets(data)
     for row, of_tasks in best.items():
         to = directory / TEST / row
         make_directory(to)
-        written = [name for task, of in of_tasks.items() for name in _write(task, of, sets, to)]
+        written = [name for task, of in of_tasks.items() for name in _write(task, of, data, to)]
         print_line(f"{row}: {', '.join(f'{name}.tsv' for name in written) or 'none'} in {to}")
         missing = [name for files in FILES.values() for name in files if name not in written]
         if missing:
@@ -88,42 +86,38 @@ def _find_bundles(outcomes: Sequence[Outcome]) -> dict[str, dict[str, _Best]]:
         record, config = read_record(outcome.directory), OmegaConf.load(outcome.directory / "config.yaml")
         chosen = recommended(record["export"])
         metrics = record["student"]["metrics"] if chosen is None else record["export"][chosen]["metrics"]
-        found = _Best(
-            outcome.directory / "bundle", list(config.task.text), outcome.place.seed, metrics[record["task"]["metric"]]
-        )
+        found = _Best(outcome.directory / "bundle", list(config.task.text), metrics[record["task"]["metric"]])
         known = best[outcome.place.row].get(task)
         if known is None or found.metric > known.metric:
             best[outcome.place.row][task] = found
     return best
 
 
-class _TestSets:
-    """The test sets of GLUE.
+def _read(data: Path | None, task: str, split: str) -> list[Row] | None:
+    """Returns the rows of a split in a directory or, without one, on the Hub; None if the directory lacks it."""
+    if data is None:
+        source = f"the test set {task} of GLUE"
+        try:
+            return list(hub.load_dataset(f"{HUB}:{task}", source, advice="", split=split))
+        except UnreachableError as error:
+            raise UserError(
+                f"{source} is not in the cache and cannot be downloaded from the Hub: add data=DIR, a directory with "
+                f"{task}/{split}.tsv"
+            ) from error
+    paths = [data / task / f"{split}{suffix}" for suffix in SUFFIXES]
+    found = next((path for path in paths if path.is_file()), None)
+    return None if found is None else [row for _, row in read_rows(found)]
+
+
+def _write(task: str, best: _Best, data: Path | None, to: Path) -> Iterator[str]:
+    """Writes the files of a task, and yields the names of those that have a test set.
 
     Args:
         data: the directory with a directory of each task; None for the Hub.
     """
-
-    def __init__(self, data: Path | None) -> None:
-        self.data = data
-
-    def read(self, task: str, split: str) -> list[Row] | None:
-        """Returns the rows of a split; None if the directory lacks it."""
-        if self.data is None:
-            loaded: Any = hub.load_dataset(
-                f"{HUB}:{task}", f"test set {task} of GLUE", advice="or data=DIR", split=split
-            )
-            return list(loaded)
-        paths = [self.data / task / f"{split}{suffix}" for suffix in SUFFIXES]
-        found = next((path for path in paths if path.is_file()), None)
-        return None if found is None else [row for _, row in read_rows(found)]
-
-
-def _write(task: str, best: _Best, sets: _TestSets, to: Path) -> Iterator[str]:
-    """Writes the files of a task, and yields the names of those that have a test set."""
     bundle: Bundle | None = None
     for name, (of_task, split) in FILES[task].items():
-        rows = sets.read(of_task, split)
+        rows = _read(data, of_task, split)
         if rows is None:
             continue
         bundle = bundle or Bundle(best.bundle)

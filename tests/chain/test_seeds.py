@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 import distill as d
 from distill.chain import seeds, task_run
+from distill.chain.shared_baseline import SharedBaseline
 from distill.contracts import Data, Scores
 from distill.errors import Interrupted, OptionError
 from distill.export.bundle import Exported
@@ -163,6 +164,7 @@ def test_interrupted_run_goes_on_with_the_first_unfinished_seed_and_ends_with_th
     distill: Distill, several: tuple[d.Result, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = several
+    monkeypatch.setattr(SharedBaseline, "fetch", lambda *_: None)  # The baselines of the whole run are in the cache.
     with (
         interrupted_at(4, monkeypatch) as seen,
         pytest.raises(Interrupted, match="seeds/4/checkpoints/last.ckpt holds"),

@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
+from distill.errors import UnreachableError
 from distill.records.experiment import Place
 from distill.records.experiment_runs import Outcome, TableRuns, write_runs
 from distill.records.record import Run, create_record
@@ -82,6 +83,14 @@ def test_test_sets_are_those_of_the_hub_by_default(
     monkeypatch.setattr(hub, "load_dataset", load)
     assert command("job=glue_test", f"runs={table}")[0] == 0
     assert asked == [("nyu-mll/glue:cola", "test"), ("nyu-mll/glue:rte", "test"), ("nyu-mll/glue:stsb", "test")]
+
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise UnreachableError("the Hub does not respond")
+
+    monkeypatch.setattr(hub, "load_dataset", fail)
+    code, _, error = command("job=glue_test", f"runs={table}")
+    assert code == 2
+    assert error.strip().endswith("cannot be downloaded from the Hub: add data=DIR, a directory with cola/test.tsv")
 
 
 def test_tables_and_test_sets_that_cannot_be_are_refused(table: Path, tmp_path: Path, command: Command) -> None:

@@ -653,9 +653,9 @@ MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
         _options("trainer.min_steps=9", "trainer.max_steps=8"),
         "got min_steps=9, expected at most max_steps=8: lower min_steps",
     ),
-    "a batch size that is chosen": (
-        _options("trainer.batch_size=auto"),
-        "got trainer.batch_size=auto, expected a whole number of at least 1 or null",
+    "a batch size in words": (
+        _options("trainer.batch_size=large"),
+        "got trainer.batch_size=large, expected a whole number of at least 1, auto or null",
     ),
     "choices for a teacher whose steps are not known": (
         _options("teacher.finetune.max_epochs=auto", "teacher.finetune.batch_tokens=500"),

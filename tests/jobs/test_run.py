@@ -451,6 +451,7 @@ def test_every_cached_file_belongs_to_a_listed_entry(chain: dict[str, Any]) -> N
     files = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
     assert {path.relative_to(cache).parts[0] for path in entries} == {
         "teachers",
+        "baselines",
         "outputs",
         "onnx",
         "tokens",
