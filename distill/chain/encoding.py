@@ -170,6 +170,5 @@ def _steps_per_epoch(trainer: TrainerSettings, rows: int, *, share: float = 0.0)
 
 def _step_size(trainer: TrainerSettings) -> int:
     """Returns the examples of an optimizer step."""
-    size = auto.with_batch_size(trainer).batch_size
-    size = auto.BATCH_SIZE if size is None or trainer.batch_tokens is not None else size
+    size = auto.with_batch_size(trainer).batches()["batch_size"] or auto.BATCH_SIZE
     return size * trainer.accumulate * trainer.processes()

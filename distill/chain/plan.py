@@ -229,7 +229,7 @@ def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, step
     """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
     if not plan.trainer.unresolved():
         return plan
-    growth = (plan.trainer.batch_size or 0) / auto.BATCH_SIZE if "batch_size" in plan.chosen else 1.0
+    growth = plan.chosen["batch_size"]["value"] / auto.BATCH_SIZE if "batch_size" in plan.chosen else 1.0
     infos = [task.info for task in plan.tasks.values()]
     facts = auto.Facts(
         examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=infos[0].sequences,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.console import print_line
-from distill.storage.cache import entry_key, has_intact_entry, new_entry
+from distill.storage.cache import entry_key, has_intact_entry, is_writable, new_entry
 from distill.storage.files import write_json
 from distill.teaching.output_cache import digest_tensors, library_versions
 from distill.training.module import DistillationModule
@@ -48,20 +48,23 @@ class SharedBaseline:
 
     def fetch(self, run_directory: Path) -> float | None:
         """Copies what a run keeps into its directory; returns the seconds of the training, None without an entry."""
-        if not has_intact_entry(self.directory, "the baseline"):
+        if not has_intact_entry(self.directory, "the baseline", needed=False):
             return None
-        for name in _FILES:
-            (run_directory / name).parent.mkdir(parents=True, exist_ok=True)
-            if (self.directory / name).is_file():
-                shutil.copyfile(self.directory / name, run_directory / name)
+        _copy_files(self.directory, run_directory)
         print_line(f"Baseline: trained before, reused from {self.directory}")
         return float(json.loads((self.directory / _METADATA).read_text(encoding="utf-8"))["seconds"])
 
     def save(self, run_directory: Path, seconds: float) -> None:
-        """Caches the baseline that a run has trained."""
+        """Caches the baseline that a run has trained, unless the cache is read-only."""
+        if not is_writable(self.directory):
+            return
         with new_entry(self.directory) as temporary:
-            for name in _FILES:
-                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                if (run_directory / name).is_file():
-                    shutil.copyfile(run_directory / name, temporary / name)
+            _copy_files(run_directory, temporary)
             write_json(temporary / _METADATA, {"seconds": seconds})
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    for name in _FILES:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)

@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from distill.console import print_line, print_notice, silence_libraries
 from distill.edge.bundle import Bundle
+from distill.edge.decoder import Record
 from distill.errors import UnreachableError, UserError
 from distill.export.gate import recommended
 from distill.jobs.overrides import refuse_other_options
@@ -122,8 +123,9 @@ def _write(task: str, best: _Best, data: Path | None, to: Path) -> Iterator[str]
             continue
         bundle = bundle or Bundle(best.bundle)
         columns = _find_columns(rows, best.columns, f"{of_task}/{split}")
-        records = [[str(row[column]) for column in columns] for row in rows]
-        predictions = bundle.predict([record if len(record) > 1 else record[0] for record in records])
+        texts = [[row.get(column) for column in columns] for row in rows]
+        records = cast(list[Record], [of if len(of) > 1 else of[0] for of in texts])  # The decoder checks them.
+        predictions = bundle.predict(records)
         lines = [f"{number}\t{_show(task, bundle, prediction)}" for number, prediction in enumerate(predictions)]
         write_text(to / f"{name}.tsv", "\n".join(["index\tprediction", *lines]) + "\n")
         yield name

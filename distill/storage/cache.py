@@ -42,28 +42,33 @@ def open_cache(directory: Path) -> None:
         make_directory(directory)
 
 
-def has_entry(directory: Path) -> bool:
+def has_entry(directory: Path, *, needed: bool = True) -> bool:
     """Returns whether the cache has this entry and its checksums match; it is then not removed while it is read.
 
+    Args:
+        needed: whether the entry would be computed in vain if it cannot be written.
+
     Raises:
-        UserError: if it has not and cannot be written, because the entry would be computed in vain.
+        UserError: if it is missing, needed, and cannot be written.
     """
     if _read(directory):
         return True
     mirror.try_fetch(directory)
     if _read(directory):
         return True
-    check_writable(directory)
+    if needed:
+        check_writable(directory)
     return False
 
 
-def has_intact_entry(directory: Path, name: str) -> bool:
+def has_intact_entry(directory: Path, name: str, *, needed: bool = True) -> bool:
     """Returns `has_entry`, and says of an entry that is damaged that it is made again.
 
     Args:
         name: of what is cached, in words, such as `the adapted teacher`.
+        needed: as in `has_entry`.
     """
-    if has_entry(directory):
+    if has_entry(directory, needed=needed):
         return True
     if directory.is_dir():
         print_notice(f"{name} {directory} is damaged and made again")
@@ -72,11 +77,21 @@ def has_intact_entry(directory: Path, name: str) -> bool:
 
 def check_writable(directory: Path) -> None:
     """Raises UserError if an entry that is missing cannot be written."""
-    existing = next(parent for parent in directory.absolute().parents if parent.exists())
-    if not os.access(existing, os.W_OK):
+    if not is_writable(directory):
+        existing = _find_parent(directory)
         raise UserError(
             f"the cache lacks {directory}, and {existing} cannot be written: make it writable, or set another cache_dir"
         )
+
+
+def is_writable(directory: Path) -> bool:
+    """Returns whether an entry that is missing can be written."""
+    return os.access(_find_parent(directory), os.W_OK)
+
+
+def _find_parent(directory: Path) -> Path:
+    """Returns the nearest parent that exists."""
+    return next(parent for parent in directory.absolute().parents if parent.exists())
 
 
 @contextmanager

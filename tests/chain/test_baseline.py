@@ -17,6 +17,7 @@ from distill.errors import Interrupted, OptionError, UserError
 from distill.export.bundle import Exported
 from distill.records.record import Run
 from distill.records.shape import first_metric, first_split
+from distill.storage import cache
 from distill.training.statistics import Difference, is_worse
 from tests.chain.test_seeds import NO_TIMING, write_metrics
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
@@ -296,6 +297,19 @@ def test_runs_that_differ_in_the_teachers_part_share_a_baseline(
     assert first.metrics != second.metrics
     for name in ("metrics.csv", "checkpoints/best.ckpt"):
         assert (second.directory / "baseline" / name).read_bytes() == (first.directory / "baseline" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("no_export")
+def test_a_baseline_is_trained_beside_a_cache_that_cannot_be_written(
+    distill: Distill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = distill("writable", steps=5)  # The cache has all but a baseline.
+    root = first.directory.parent / "cache"
+    entries = sorted(root.glob("baselines/*"))
+    monkeypatch.setattr(cache.os, "access", lambda path, _: not Path(path).is_relative_to(root))
+    result = distill("read-only", steps=5, baseline=True)
+    assert result.record["baseline"]["seconds"] > 0
+    assert sorted(root.glob("baselines/*")) == entries
 
 
 @pytest.mark.usefixtures("no_export")
