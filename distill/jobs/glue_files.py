@@ -125,6 +125,11 @@ def _write(task: str, best: _Best, data: Path | None, to: Path) -> Iterator[str]
         columns = _find_columns(rows, best.columns, f"{of_task}/{split}")
         texts = [[row.get(column) for column in columns] for row in rows]
         records = cast(list[Record], [of if len(of) > 1 else of[0] for of in texts])  # The decoder checks them.
+        for number, record in enumerate(records, start=1):
+            try:
+                bundle.decoder.read(record)
+            except UserError as error:
+                raise UserError(f"the test set {of_task}/{split}, row {number}: {error}") from error
         predictions = bundle.predict(records)
         lines = [f"{number}\t{_show(task, bundle, prediction)}" for number, prediction in enumerate(predictions)]
         write_text(to / f"{name}.tsv", "\n".join(["index\tprediction", *lines]) + "\n")

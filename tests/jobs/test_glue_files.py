@@ -95,11 +95,13 @@ def test_test_sets_are_those_of_the_hub_by_default(
 
 def test_tables_and_test_sets_that_cannot_be_are_refused(table: Path, tmp_path: Path, command: Command) -> None:
     write_rows(tmp_path / "glue" / "cola" / "test.tsv", "index\tfirst\tsecond", "0\ta\tb")
+    write_rows(tmp_path / "null" / "cola" / "test.jsonl", '{"sentence": "a film"}', '{"sentence": null}')
     for options, message in (
         ([], "job=glue_test has no table: add runs=DIR, the directory of +experiment=glue"),
         ([f"runs={tmp_path}"], f"{tmp_path} has no table, expected the directory of +experiment=glue"),
         ([f"runs={table}", f"data={tmp_path / 'glue'}"], "the test set cola/test has the columns index, first, second"),
         ([f"runs={table}", "seed=1"], "seed"),
+        ([f"runs={table}", f"data={tmp_path / 'null'}"], "the test set cola/test, row 2: got None, expected a text"),
     ):
         code, _, error = command("job=glue_test", *options)
         assert (code, len(error.strip().splitlines())) == (2, 1), error
