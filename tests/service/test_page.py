@@ -477,6 +477,7 @@ def test_the_page_and_the_service_fit_together(start: Callable[..., Running], op
         {"kind": "metrics", "title": "student", "step": 3, "metrics": {"dev/accuracy": 0.75}},
     )  # fmt: skip
     page.wait_for_selector("figure >> nth=1")
+    page.wait_for_selector("#watch")  # The events come before the reading of the job's state.
     assert page.inner_text("#watch").split("\n") == ["training", "about 9 s left", "student: step 3 of 10, epoch 1"]
     page.click("#cancel")
     page.wait_for_selector("#retry:not([hidden])")
