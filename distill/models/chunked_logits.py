@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 
 from distill.contracts import Items, Outputs
-from distill.models.forward import ENCODE, collect_outputs, run_encoder, run_head
+from distill.models.forward import ENCODE, collect_outputs, run_encoder, run_head, segment_logits
 
 CHUNK_LOGITS = 2**23  # 32 MiB in float32, about 270 tokens of BERT's vocabulary and 170 of GPT-2's.
 
@@ -39,9 +39,8 @@ def run_encoder_pass(
     states = (  # [n, H]
         output.last_hidden_state.flatten(0, 1)[items.index] if select_states is None else select_states(output)
     )
-    segment_logits: Tensor | None = None
-    if segments:  # The head for two segments reads only the pooled output.
-        segment_logits = run_head(model, output, output.last_hidden_state[:, 0]).seq_relationship_logits
+    # The head for two segments reads only the pooled output.
+    order = segment_logits(run_head(model, output, output.last_hidden_state[:, 0])) if segments else None
 
     def decode(states: Tensor) -> Tensor:
         logits: Tensor = run_head(model, output, states).logits[0]
@@ -49,7 +48,7 @@ def run_encoder_pass(
 
     return replace(
         collect_outputs(output),
-        segment_logits=segment_logits,
+        segment_logits=order,
         last_hidden_state=output.last_hidden_state,
         decode=decode,
         states=states,

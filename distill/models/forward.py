@@ -100,6 +100,12 @@ def output_logits(model: PreTrainedModel, output: ModelOutput, attention_mask: T
     return logits
 
 
+def segment_logits(output: ModelOutput) -> Tensor | None:
+    """Returns the logits `[B, 2]` of a head for two segments as BERT and ALBERT name them, None without one."""
+    logits: Tensor | None = output.get("seq_relationship_logits", output.get("sop_logits"))
+    return logits
+
+
 def run_exported(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor:
     """Returns the logits of a model's exported file, from the inputs `exported_inputs`.
 

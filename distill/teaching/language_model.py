@@ -16,6 +16,7 @@ from distill.losses import Objective
 from distill.models import checks
 from distill.models.added_words import AUTO, AddWords, Growth, can_grow, plan_growth
 from distill.models.causality import check_causal
+from distill.models.forward import segment_logits
 from distill.models.heads import heads_of
 from distill.models.loading import CAUSAL, Start
 from distill.models.tokenizer import adopt_special_tokens
@@ -115,9 +116,7 @@ def load_language_model(weights: Weights, task: MaskedLM | CausalLM, data: TextD
     if not weights.is_new and not start.fits:
         print_notice(f"teacher {weights.resolved()} gets a head with random weights")
     checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
-    if "pair_labels" in task.info.label_columns and not hasattr(
-        checks.run_sample(start.model), "seq_relationship_logits"
-    ):
+    if "pair_labels" in task.info.label_columns and segment_logits(checks.run_sample(start.model)) is None:
         raise UserError(
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "
             f"{type(start.model).__name__} has none: set task.pair=null, or three_way"

@@ -77,6 +77,7 @@ def run(
 
 
 PRETRAIN = ("job=pretrain", "+teacher=bert_tiny", "teacher.vocabulary=300", "teacher.hidden_size=32")
+NEW = ("job=pretrain", "+teacher=new", "teacher.layers=2", "teacher.heads=2", *PRETRAIN[2:])
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +213,13 @@ def test_finetune_adds_a_language_model_head_to_an_encoder(run: Run, encoder_dir
     assert after < before
 
 
-@pytest.mark.parametrize("pair", ["nsp", "sop"])
-def test_pretraining_on_pairs_trains_and_scores_the_pair_term(run: Run, pair: str) -> None:
-    code, text, directory = run(*PRETRAIN, "task.packing=segment_pair", f"task.pair={pair}", "task.max_length=48")
+@pytest.mark.parametrize(
+    ("model", "pair"),
+    [(PRETRAIN, "nsp"), (PRETRAIN, "sop"), ((*NEW, "teacher.family=albert"), "sop")],
+    ids=["bert-nsp", "bert-sop", "albert-sop"],
+)
+def test_pretraining_on_pairs_trains_and_scores_the_pair_term(run: Run, model: tuple[str, ...], pair: str) -> None:
+    code, text, directory = run(*model, "task.packing=segment_pair", f"task.pair={pair}", "task.max_length=48")
     assert code == 0, text
     assert read_record(directory)["objective"]["terms"].keys() == {"mlm", pair}
     columns = (directory / "metrics.csv").read_text().splitlines()[0].split(",")

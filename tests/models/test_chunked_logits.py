@@ -148,23 +148,34 @@ def test_unknown_positions_are_refused() -> None:
 # Pairs
 
 
-def test_the_loss_includes_the_order_of_segments_and_the_tokens() -> None:
-    config = BertConfig(**SMALL)
+@pytest.mark.parametrize(
+    ("create", "name"),
+    [
+        (lambda: BertForPreTraining(BertConfig(**SMALL)), "seq_relationship"),
+        (lambda: transformers.AlbertForPreTraining(transformers.AlbertConfig(embedding_size=16, **SMALL)), "sop"),
+    ],
+    ids=["bert", "albert"],
+)
+def test_the_loss_includes_the_order_of_segments_and_the_tokens(
+    create: Callable[[], PreTrainedModel], name: str
+) -> None:
     torch.manual_seed(0)
-    model, batch = BertForPreTraining(config).eval(), batch_of()
+    model, batch = create().eval(), batch_of()
     batch["pair_labels"] = torch.tensor([0, 1, -100])
     objective = Objective(name="pairs", terms={"mlm": MaskedLanguageModelling(), "nsp": SegmentOrder()})
     whole, predicted = run_model(model, batch), batch["labels"] != IGNORED
     expected = torch.stack([
         torch.nn.functional.cross_entropy(whole.prediction_logits[predicted], batch["labels"][predicted]),
-        torch.nn.functional.cross_entropy(whole.seq_relationship_logits[:2], batch["pair_labels"][:2]),
+        torch.nn.functional.cross_entropy(whole[f"{name}_logits"][:2], batch["pair_labels"][:2]),
     ]).sum()  # fmt: skip
     module = DistillationModule(student=model, objective=objective, task=TASK)
     model.eval()
     loss, _ = module.losses(batch)
     torch.testing.assert_close(loss, expected)
     loss.backward()
-    assert model.cls.seq_relationship.weight.grad.abs().sum() > 0
+    [head] = [weight for key, weight in model.named_parameters() if name in key and key.endswith("weight")]
+    assert head.grad is not None
+    assert head.grad.abs().sum() > 0
 
 
 def test_segment_order_is_a_cross_entropy_over_pairs() -> None:
