@@ -173,15 +173,24 @@ def _sentences(table: ExperimentTable, effects: Sequence[Effect]) -> Iterator[st
     if signs:
         counts = ", ".join(f"{signs.count(sign)} {sign}" for sign in dict.fromkeys(signs))
         yield f"Signs of {len(signs)} published differences: {counts}."
-    for row, of in table.cells.items():
-        for column, cell in of.items():
-            if cell.errors:
-                yield f"Missing from {row}, {column}: {hide_in_text('; '.join(cell.errors))}."
+    yield from _missing_cells(table)
     cut = experiment.describe_cut()
     if cut is not None:
         yield f"Cut here: {hide_in_text(cut)}. The same command with experiment.cut=null cuts nothing."
     if experiment.differs:
         yield f"What differs: {experiment.differs.strip()}"
+
+
+def _missing_cells(table: ExperimentTable) -> Iterator[str]:
+    """Yields the cells that are missing, those of one column for one reason together."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for row, of in table.cells.items():
+        for column, cell in of.items():
+            if cell.errors:
+                rows.setdefault((column, "; ".join(cell.errors)), []).append(row)
+    for (column, why), of_rows in rows.items():
+        where = "every row" if len(of_rows) == len(table.cells) else ", ".join(of_rows)
+        yield f"{column} is missing from {where}: {hide_in_text(why)}."
 
 
 def _plain_values(table: ExperimentTable) -> list[list[object]]:
