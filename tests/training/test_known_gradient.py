@@ -88,7 +88,7 @@ def test_loss_and_gradients_are_those_of_the_whole(
     assert max(seen) == min(tokens_at_once, 21)
     gradients = gradients_of(module, 3 * loss)
     assert sum(seen) == 21  # Every token but the first of a sequence, once.
-    torch.testing.assert_close((loss, sums), (expected, expected_sums), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close((loss, sums), (expected, expected_sums), atol=1e-6, rtol=1e-5)
     assert gradients.keys() == wanted.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, wanted[name], atol=1e-6, rtol=1e-5, msg=name)
