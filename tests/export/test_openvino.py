@@ -173,7 +173,9 @@ def test_static_int8_for_several_processors_is_right_on_the_least_of_them(
         calibration=3,
     )  # fmt: skip
     assert {name: row["target"] for name, row in rows.items()} == {"fp32": "avx2", "openvino-full": "avx2"}
-    assert rows["openvino-full"]["batch_sensitivity"]["max_probability_diff"] < 0.02
+    sensitivity = rows["openvino-full"]["batch_sensitivity"]
+    assert sensitivity["changed"] == 0
+    assert sensitivity["max_probability_diff"] < 0.1  # Other products are in bf16 where a processor has it.
 
 
 def find_reader(node: Any) -> str:
