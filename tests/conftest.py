@@ -36,6 +36,7 @@ from distill.edge import cores
 from distill.export.settings import ExportSettings
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
+from distill.models.forward import segment_logits
 from distill.records import figures
 from distill.tasks import Classification
 from distill.teaching.output_cache import Cached
@@ -273,7 +274,7 @@ def outputs_at_items(output: Any, items: Items) -> Outputs:
     return Outputs(
         logits=logits.flatten(0, 1)[items.index],
         hidden_states=output.get("hidden_states"),
-        segment_logits=output.get("seq_relationship_logits"),
+        segment_logits=segment_logits(output),
     )
 
 

@@ -165,17 +165,16 @@ def test_int8_of_weights_and_activations_has_the_bits_of_the_target_and_ignores_
 
 @needs_openvino
 def test_static_int8_for_several_processors_is_right_on_the_least_of_them(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
     student = from_teacher(toy_bert(len(tokenizer), layers=2), layers=[0, 1]).eval()
     rows = write(
         tmp_path, student, tokenizer, max_drop=1.0, formats=("fp32", "openvino-full"), target=("vnni", "avx2"),
         calibration=3,
     )  # fmt: skip
     assert {name: row["target"] for name, row in rows.items()} == {"fp32": "avx2", "openvino-full": "avx2"}
-    sensitivity = rows["openvino-full"]["batch_sensitivity"]
-    assert sensitivity["changed"] == 0
-    assert sensitivity["max_probability_diff"] < 0.1  # Other products are in bf16 where a processor has it.
+    assert rows["openvino-full"]["batch_sensitivity"]["max_probability_diff"] < 0.02
 
 
 def find_reader(node: Any) -> str:
