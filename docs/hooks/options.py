@@ -280,7 +280,8 @@ def _find_page(option: Option) -> str:
 
 
 def _folder(file: Path) -> str:
-    return str(file.parent.relative_to(config_directory())).replace(".", "")
+    """Returns the folder in `conf` that has the file, or has it further below; empty for `conf` itself."""
+    return next(iter(file.parent.relative_to(config_directory()).parts), "")
 
 
 def render_page(page: str, options: list[Option]) -> str:

@@ -75,14 +75,15 @@ def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
 def read_tables() -> dict[str, tuple[Experiment, Experiment]]:
     """Returns the experiments whose tables have tasks of their own, without what is cut and with it."""
     found = {}
-    for file in sorted((CONF / "experiment").glob("*.yaml")):
-        config = OmegaConf.load(file)
-        if OmegaConf.select(config, "experiment.tasks") is not None:
-            config.experiment.data = "data"
-            content = OmegaConf.to_container(OmegaConf.create({"experiment": config.experiment}), resolve=True)
-            assert isinstance(content, dict)
-            whole = read_experiment({**content["experiment"], "cut": None})
-            found[file.stem] = whole, read_experiment(content["experiment"])
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for name in sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")):
+            experiment = compose("config", [f"+experiment={name}"]).get("experiment")
+            if experiment is not None and "tasks" in experiment:
+                experiment.data = "data"
+                content = OmegaConf.to_container(OmegaConf.create({"experiment": experiment}), resolve=True)
+                assert isinstance(content, dict)
+                whole = read_experiment({**content["experiment"], "cut": None})
+                found[name] = whole, read_experiment(content["experiment"])
     return found
 
 
