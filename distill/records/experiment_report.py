@@ -158,8 +158,10 @@ def _format_difference(table: ExperimentTable, effect: Effect) -> str:
 def _sentences(table: ExperimentTable, effects: Sequence[Effect]) -> Iterator[str]:
     """Yields how to read the table, and what it lacks."""
     experiment = table.experiment
+    is_mean = any(len(cell.values) > 1 for of in table.cells.values() for cell in of.values())
+    seeds = f"mean ± standard deviation over {table.seeds()}" if is_mean else f"of {table.seeds()}"
     yield (
-        f"Numbers are in percent where more is better, mean ± standard deviation over {table.seeds()}. Differences "
+        f"Numbers are in percent where more is better, {seeds}. Differences "
         f"are from {experiment.reference}, with 95% intervals: paired by seed, or over examples for one seed, "
         "where a mean over tasks has that of independent tasks if each has one."
     )

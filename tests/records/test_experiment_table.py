@@ -153,3 +153,12 @@ def test_a_run_of_several_seeds_is_read_once(tmp_path: Path) -> None:
     twice = ExperimentTable(table.experiment, [outcome, Outcome(Place("base", "a", 1), outcome.directory)], [])
     assert twice.cells["base"]["a"].values == {0: 0.5}
     assert twice.directories == [outcome.directory]
+
+
+def test_the_table_says_what_its_numbers_are_of(tmp_path: Path) -> None:
+    one, three = (
+        describe_table(create_table(tmp_path / str(len(values)), {"base": {"a": values}, "other": {"a": values}}))
+        for values in ([0.5], [0.5, 0.6, 0.7])
+    )
+    assert "where more is better, of seed 0. Differences" in one.sentences[0]
+    assert "where more is better, mean ± standard deviation over 3 seeds (0, 1, 2). Differences" in three.sentences[0]
