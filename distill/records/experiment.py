@@ -52,7 +52,8 @@ class Published:
     Attributes:
         source: title, arXiv id and table.
         metric: of the figures, with its unit.
-        values: of each row, the figure of each column. A single number is that of the mean, or of the only column.
+        values: of each row, the figure of each column. A single number is that of the mean, or of the only
+            column or task.
         reference: the row from which the figures are differences; None for figures that are no differences.
         selects: whether more or less of them is better; None for what is better in our column.
     """

@@ -162,3 +162,14 @@ def test_the_table_says_what_its_numbers_are_of(tmp_path: Path) -> None:
     )
     assert "where more is better, of seed 0. Differences" in one.sentences[0]
     assert "where more is better, mean ± standard deviation over 3 seeds (0, 1, 2). Differences" in three.sentences[0]
+
+
+def test_the_only_task_beside_a_perplexity_has_the_published_figures_of_the_mean(tmp_path: Path) -> None:
+    values = {"base": {"loss": [6.0], "a": [0.5]}, "other": {"loss": [5.0], "a": [0.9]}}
+    table = create_table(tmp_path, values, published=[block({"base": 80.0, "other": 82.0})])
+    for row in values:
+        path = tmp_path / row / "loss" / "0" / "run.json"
+        path.write_text(path.read_text().replace('"selects": "max"', '"selects": "min"'))
+    assert table.averaged == ["a"]
+    assert (table.published("other", "a"), table.published("other", "loss")) == (82.0, None)
+    assert find(table, "other", "a").sign == SEEN
