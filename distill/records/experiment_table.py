@@ -140,7 +140,7 @@ class ExperimentTable:
         return next((value for _, value in self._find_published(row, column)), None)
 
     def _find_published(self, row: str, column: str) -> Iterator[tuple[Published, float]]:
-        """Yields the figures of a cell with their blocks. The only column has those of the mean, as has the only task."""
+        """Yields the figures of a cell with their blocks. The only column or task has those of the mean."""
         is_summary = column == MEAN or len(self.experiment.columns) == 1 or self.averaged == [column]
         for block in self.experiment.published:
             figures = figures_of(block.values.get(row, {}))
