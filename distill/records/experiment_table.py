@@ -31,11 +31,13 @@ class Cell:
         values: by seed; empty if it is missing.
         task: of run.json, with the metric of the column.
         errors: the reasons why runs have no number.
+        any_seed: whether its model is the same with every seed of the experiment.
     """
 
     values: Values = field(default_factory=dict)
     task: JsonObject = field(default_factory=dict)
     errors: Sequence[str] = ()
+    any_seed: bool = False
 
     @property
     def mean(self) -> float | None:
@@ -46,6 +48,12 @@ class Cell:
     def median(self) -> float | None:
         """Returns the median over seeds; None without values."""
         return statistics.median(self.values.values()) if self.values else None
+
+    def values_beside(self, other: "Cell") -> Values:
+        """Returns the values for a comparison: one that no seed changes stands beside each of the other cell."""
+        if self.any_seed and len(self.values) == 1 and len(other.values) > 1:
+            return dict.fromkeys(other.values, next(iter(self.values.values())))
+        return self.values
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,8 @@ class ExperimentTable:
             if not found:
                 errors.append(f"its run has no {metric_name(task, of.split) if task else 'result'}")
             values |= found
-        return Cell(values, task, list(dict.fromkeys(errors)))
+        any_seed = len(read) == 1 < len(self.experiment.seeds) and not errors
+        return Cell(values, task, list(dict.fromkeys(errors)), any_seed)
 
     def published(self, row: str, column: str) -> float | None:
         """Returns the figure of a paper; None without one."""
@@ -188,7 +197,8 @@ class ExperimentTable:
     def _compare(self, row: str, column: str) -> Effect:
         cell, other = self.cells[row][column], self.cells[self.experiment.reference][column]
         split = self.experiment.columns[column].split if column in self.experiment.columns else ""
-        ours = compare_values(cell.values, other.values, count_examples(cell.task, split))
+        examples = count_examples(cell.task, split)
+        ours = compare_values(cell.values_beside(other), other.values_beside(cell), examples)
         if column == MEAN and ours is not None and ours["interval"] is None:
             ours = _combine(ours, [self._compare(row, task).ours for task in self.averaged])
         published, block = self._published_difference(row, column)
@@ -290,7 +300,7 @@ def _average_row(cells: Sequence[Cell]) -> Cell:
     values = {seed: statistics.fmean(cell.values[seed] for cell in cells) for seed in seeds}
     if not values:
         values = {0: statistics.fmean(cell.mean or 0.0 for cell in cells)}
-    return Cell(values, {"metric": MEAN, "selects": "max"})
+    return Cell(values, {"metric": MEAN, "selects": "max"}, any_seed=all(cell.any_seed for cell in cells))
 
 
 def _sign_of(task: JsonObject, block: Published | None = None) -> float:

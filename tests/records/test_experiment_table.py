@@ -1,5 +1,6 @@
 """Tests of the numbers of an experiment's table: differences, signs, orders, and the mean over tasks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,15 @@ def test_the_only_task_beside_a_perplexity_has_the_published_figures_of_the_mean
     assert table.averaged == ["a"]
     assert (table.published("other", "a"), table.published("other", "loss")) == (82.0, None)
     assert find(table, "other", "a").sign == SEEN
+
+
+def test_a_model_that_no_seed_changes_is_compared_with_every_seed_of_another(tmp_path: Path) -> None:
+    table = create_table(tmp_path, {"trained": {"a": [0.70, 0.71, 0.72]}, "as_it_is": {"a": [0.5, 0.0, 0.0]}})
+    outcomes = [
+        replace(of, directory=tmp_path / "as_it_is" / "a" / "0") if of.place.row == "as_it_is" else of
+        for of in table.outcomes
+    ]
+    ours = find(replace(table, outcomes=outcomes), "as_it_is", "a").ours
+    assert ours is not None
+    assert (ours["difference"], ours["over"], ours["number"]) == (pytest.approx(-0.21), "seeds", 3)
+    assert ours["interval"] == pytest.approx([-0.21 - 0.02484, -0.21 + 0.02484], abs=1e-4)
