@@ -75,15 +75,14 @@ def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
 def read_tables() -> dict[str, tuple[Experiment, Experiment]]:
     """Returns the experiments whose tables have tasks of their own, without what is cut and with it."""
     found = {}
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for name in sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")):
-            experiment = compose("config", [f"+experiment={name}"]).get("experiment")
-            if experiment is not None and "tasks" in experiment:
-                experiment.data = "data"
-                content = OmegaConf.to_container(OmegaConf.create({"experiment": experiment}), resolve=True)
-                assert isinstance(content, dict)
-                whole = read_experiment({**content["experiment"], "cut": None})
-                found[name] = whole, read_experiment(content["experiment"])
+    for name in sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")):
+        experiment = compose_config(f"+experiment={name}").get("experiment")
+        if experiment is not None and "tasks" in experiment:
+            experiment.data = "data"
+            content = OmegaConf.to_container(OmegaConf.create({"experiment": experiment}), resolve=True)
+            assert isinstance(content, dict)
+            whole = read_experiment({**content["experiment"], "cut": None})
+            found[name] = whole, read_experiment(content["experiment"])
     return found
 
 
