@@ -266,10 +266,23 @@ class _Depth(TypedDict, total=False):
     fits: bool
 
 
+class _Delivered(TypedDict):
+    format: str
+    file: str
+    recipe: str | None
+    bytes: int
+    p50_ms: float
+    length: int
+    threads: int
+    disturbed: bool
+    fits: bool
+
+
 class _Budget(TypedDict, total=False):
     mb: float | None
     ms: float | None
     tried: list[_Depth]
+    delivered: _Delivered | None
 
 
 class _Environment(TypedDict, total=False):
