@@ -250,8 +250,8 @@ FILES = {
         ({"mb": 2.0}, ("fp32",), "model.onnx has 4.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), more "
          "than budget.mb=2; no int8 file passed its gate"),
         ({"ms": 1.0}, ("fp32", "int8"), "model.int8.onnx has 1.00 MB and takes 2.50 ms (one text of 32 tokens, 1 "
-         "threads), more than budget.ms=1: its recipe is weight_only, and that of the file before the training was dynamic: set "
-         "a smaller student.depth, or export.recipes=[dynamic]"),
+         "threads), more than budget.ms=1: its recipe is weight_only, and that of the file before the training was dynamic: "
+         "set a smaller student.depth, or export.recipes=[dynamic]"),
         ({"mb": 0.99}, ("int8",), "model.int8.onnx has 1.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), "
          "more than budget.mb=0.99: its recipe is weight_only"),
     ],
