@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
@@ -149,26 +148,30 @@ def time_file(
 
 
 def measure_delivered(
-    plan: Plan, record: Mapping[str, Any], directory: Path, inputs: Sequence[str], choices: int | None
+    plan: Plan,
+    record: Mapping[str, Any],
+    directory: Path,
+    *,
+    inputs: Sequence[str],
+    vocabulary: int,
+    choices: int | None,
 ) -> dict[str, Any] | None:
-    """Returns the `budget` of run.json with the recommended file of the bundle `directory`, timed as the others were.
+    """Returns the size and the time of the recommended file of a bundle, timed as the student was before the training.
 
-    The file may have another recipe than the one that was measured before the training, or other numbers.
-    None without a budget or a recommended file.
+    Its recipe may be another one. None without a recommended file.
     """
-    budget, chosen = record.get("budget"), recommended(record["export"])
-    if budget is None or budget.get("chosen") is None or chosen is None:
+    chosen = recommended(record["export"])
+    if chosen is None:
         return None
-    file, before = record["export"][chosen], budget["chosen"]
+    file, before = record["export"][chosen], record["budget"]["chosen"]
     row = time_file(
         directory / file["file"], inputs, length=before["length"], threads=before["threads"],
-        seconds=plan.benchmark.longest(), choices=choices,
-        vocabulary=Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size(),
+        seconds=plan.benchmark.longest(), vocabulary=vocabulary, choices=choices,
     )  # fmt: skip
     delivered = {"format": chosen, "file": file["file"], "recipe": file.get("recipe"), "bytes": file["bytes"]}
     delivered |= {name: row[name] for name in ("p50_ms", "length", "threads", "disturbed")}
     fits = plan.budget.allows(size=file["bytes"], p50_ms=row["p50_ms"])
-    return {**budget, "delivered": delivered | {"fits": fits}}
+    return delivered | {"fits": fits}
 
 
 def warn_of_budget(budget: Budget, delivered: Mapping[str, Any] | None) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.comparison import compare_models
@@ -298,16 +299,19 @@ class TaskRun:
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
         run.update(benchmark=self._time(student, exported.formats, within=within))
-        inputs = exported_inputs(student, self.teacher.tokenizer)
-        if (budget := measure_delivered(self.plan, run.record, self.bundle, inputs, self.data.choices)) is not None:
-            run.update(budget=budget)
+        if run.record.get("budget"):
+            delivered = measure_delivered(
+                self.plan, run.record, self.bundle, inputs=exported_inputs(student, self.teacher.tokenizer),
+                vocabulary=self._count_pieces(), choices=self.data.choices,
+            )  # fmt: skip
+            run.update(budget={**run.record["budget"], "delivered": delivered})
         if self.plan.benchmark.enabled and self.plan.benchmark.dev_pass:
             dev = self.examples["dev"]
             assert isinstance(dev, Examples)  # No split that is scored is a stream.
             run.update(
                 dev_pass=time_dev_pass(
                     self._timed_models(student, exported.formats), dev, tokenizer=self.teacher.tokenizer,
-                    threads=self.plan.benchmark.threads,
+                    threads=self.plan.benchmark.threads, vocabulary=self._count_pieces(),
                 )
             )  # fmt: skip
         if (lengths := self.plan.benchmark.max_lengths) is not None:
@@ -381,9 +385,14 @@ class TaskRun:
         start = time.perf_counter()
         return compare_models(
             self._timed_models(student, formats), tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark,
-            choices=self.data.choices,
+            choices=self.data.choices, vocabulary=self._count_pieces(),
             within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
         )  # fmt: skip
+
+    def _count_pieces(self) -> int:
+        """Returns the number of pieces of the bundle, which may have fewer than the teacher."""
+        tokenizer = Tokenizer.from_file(str(self.bundle / "tokenizer.json"))
+        return min(len(self.teacher.tokenizer), tokenizer.get_vocab_size())
 
     def _timed_models(
         self, student: PreTrainedModel, formats: Mapping[str, ExportedFile]

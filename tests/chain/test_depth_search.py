@@ -243,15 +243,14 @@ FILES = {
     ("limits", "formats", "expected"),
     [
         ({"mb": 2.0, "ms": 3.0}, ("fp32", "int8"), None),
-        ({}, ("fp32", "int8"), None),
         ({"mb": 2.0}, (), None),
         ({"mb": 4.0}, ("fp32",), "model.onnx has 4.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), within "
          "budget.mb=4; no int8 file passed its gate"),
         ({"mb": 2.0}, ("fp32",), "model.onnx has 4.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), more "
          "than budget.mb=2; no int8 file passed its gate"),
         ({"ms": 1.0}, ("fp32", "int8"), "model.int8.onnx has 1.00 MB and takes 2.50 ms (one text of 32 tokens, 1 "
-         "threads), more than budget.ms=1: its recipe is weight_only, and that of the file before the training was dynamic: "
-         "set a smaller student.depth, or export.recipes=[dynamic]"),
+         "threads), more than budget.ms=1: its recipe is weight_only, and that of the file before the training was "
+         "dynamic: set a smaller student.depth, or export.recipes=[dynamic]"),
         ({"mb": 0.99}, ("int8",), "model.int8.onnx has 1.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), "
          "more than budget.mb=0.99: its recipe is weight_only"),
     ],
@@ -261,11 +260,9 @@ def test_the_delivered_file_is_measured_and_compared_with_the_budget(
     formats: tuple[str, ...],
     expected: str | None,
     tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tokenizer.save_pretrained(tmp_path)
     timed: list[dict[str, Any]] = []
 
     def time_file(path: Path, inputs: Any, **options: Any) -> dict[str, Any]:
@@ -274,17 +271,17 @@ def test_the_delivered_file_is_measured_and_compared_with_the_budget(
 
     monkeypatch.setattr(depth_search, "time_file", time_file)
     plan = plan_of(**limits)
-    before = {"chosen": {"depth": 2, "length": 32, "threads": 1}, "tried": []} if limits else None
-    content = {"budget": before, "export": {name: FILES[name] for name in formats}}
-    budget = measure_delivered(plan, content, tmp_path, ["input_ids"], None)
-    delivered = None if budget is None else budget["delivered"]
+    content = {
+        "budget": {"chosen": {"depth": 2, "length": 32, "threads": 1}, "tried": []},
+        "export": {name: FILES[name] for name in formats},
+    }
+    delivered = measure_delivered(plan, content, tmp_path, inputs=["input_ids"], vocabulary=99, choices=None)
     warn_of_budget(plan.budget, delivered)
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith(f"Notice: the recommended file {expected}") if expected else printed == ""
     if delivered is not None:
         assert timed[0]["path"] == tmp_path / delivered["file"]
-        assert (timed[0]["length"], timed[0]["threads"]) == (32, 1)
-        assert timed[0]["vocabulary"] == len(tokenizer)
+        assert (timed[0]["length"], timed[0]["threads"], timed[0]["vocabulary"]) == (32, 1, 99)
 
 
 def test_a_budget_needs_an_export() -> None:
