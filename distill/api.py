@@ -523,7 +523,7 @@ def distill(
     callbacks: Callback | Sequence[Callback] = (),
     seed: int | None = None,
     seeds: int = 1,
-    baseline: bool | Literal["auto"] = "auto",
+    baseline: bool | Literal["auto", "same_start"] = "auto",
     directory: str | Path | None = None,
     resume: bool = False,
 ) -> Result:
@@ -544,7 +544,8 @@ def distill(
         callbacks: one or several of Lightning's callbacks for the training of the student, copies for its baseline.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
-        baseline: trains the same student without the teacher too; `auto`: on small data, if about a third of the run.
+        baseline: trains the student from the pre-trained encoder without the teacher too, `same_start` from its own
+            weights; `auto`: on small data, if about a third of the run.
         directory, resume: a new directory under `runs/` by default; with `resume`, that of the run to go on with.
 
     Raises:
@@ -571,7 +572,7 @@ class PlanOptions(TypedDict, total=False):
     augment: Augmentation | AutoAugmentation | Literal["auto"] | None
     seed: int | None
     seeds: int
-    baseline: bool | Literal["auto"]
+    baseline: bool | Literal["auto", "same_start"]
 
 
 def plan(

@@ -98,6 +98,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sends the tests of a fixture that takes many seconds to one worker, so that it is built once."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
     for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(0))
         for fixture in EXPENSIVE:
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}.{fixture}"))

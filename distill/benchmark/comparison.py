@@ -26,6 +26,7 @@ def compare_models(
     settings: BenchmarkSettings,
     choices: int | None = None,
     within: float = math.inf,
+    vocabulary: int | None = None,
 ) -> list[dict[str, Any]]:
     """Measures all models and returns the `benchmark` of run.json.
 
@@ -34,6 +35,7 @@ def compare_models(
         tokenizer: determines the size of the vocabulary and the longest input.
         choices: number of choices of an example, for models of choices.
         within: time for all measurements, in s.
+        vocabulary: pieces that all of the models and files have; None for those of the tokenizer.
     """
     threads = settings.threads or cores.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
@@ -47,7 +49,7 @@ def compare_models(
     with torch_threads(threads):
         rows = latency.measure_latency(
             candidates, batches=settings.batches, lengths=lengths, threads=threads,
-            seconds=settings.longest(), vocabulary=len(tokenizer), choices=choices, within=within,
+            seconds=settings.longest(), vocabulary=vocabulary or len(tokenizer), choices=choices, within=within,
         )  # fmt: skip
     if disturbance := latency.describe_disturbance(rows):
         print_notice(disturbance)

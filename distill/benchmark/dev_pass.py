@@ -24,6 +24,7 @@ def time_dev_pass(
     *,
     tokenizer: PreTrainedTokenizerBase,
     threads: int | None,
+    vocabulary: int | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the `dev_pass` of run.json: the seconds of each model for all examples, without their tokenization.
 
@@ -34,9 +35,11 @@ def time_dev_pass(
     Args:
         models: each model by name, with its ONNX files by format.
         threads: of each runtime; None for as many as the process may use cores.
+        vocabulary: pieces that all of the models and files have, the last of which is read in place of further ones;
+            None for those of the tokenizer.
     """
     threads = threads or cores.count_cores()
-    feeds = list(_read_feeds(examples))
+    feeds = list(_read_feeds(examples, vocabulary or len(tokenizer)))
     tokens = sum(int(feed["attention_mask"].sum()) for feed in feeds)
     print_line(f"Timing a pass over {len(feeds):,} examples of dev, {tokens / len(feeds):.1f} tokens each")
     candidates = load_candidates(models, tokenizer, threads)
@@ -51,11 +54,12 @@ def time_dev_pass(
     ]  # fmt: skip
 
 
-def _read_feeds(examples: Examples) -> Iterator[dict[str, np.ndarray]]:
+def _read_feeds(examples: Examples, vocabulary: int) -> Iterator[dict[str, np.ndarray]]:
     """Yields the inputs `[S, L]` of each example, without the columns that are padding alone."""
     for [batch] in loader(examples, [[[index]] for index in range(len(examples))]):
         read = batch["attention_mask"].bool().any(dim=0)
-        yield {name: batch[name][:, read].numpy() for name in _INPUTS if name in batch}
+        feed = {name: batch[name][:, read].numpy() for name in _INPUTS if name in batch}
+        yield feed | {"input_ids": np.minimum(feed["input_ids"], vocabulary - 1)}
 
 
 def _time_in_turns(candidates: Sequence[latency.Candidate], feeds: Feeds) -> list[float]:

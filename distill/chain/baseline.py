@@ -1,4 +1,4 @@
-"""Whether the baseline, the same student without a teacher, is trained: `baseline=auto` counts the work of the run."""
+"""Whether the baseline, the student without a teacher, is trained: `baseline=auto` counts the work of the run."""
 
 import math
 from dataclasses import astuple, dataclass, replace
@@ -6,6 +6,8 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
+from distill.chain.plan import SAME_START
+from distill.chain.pruning import Pruning
 from distill.chain.task_run import TaskRun
 from distill.chain.train import Prepared
 from distill.contracts import EncodedSplits, Examples
@@ -53,7 +55,8 @@ def choose_baseline(prepared: Prepared) -> Prepared:
     """Returns the training with a plan whose `baseline` is true or false, and records the choice."""
     choice = _choose(prepared)
     prepared.run.update(baseline_choice=choice)
-    return replace(prepared, plan=replace(prepared.plan, baseline=choice["trained"]))
+    trained = SAME_START if choice["trained"] and prepared.plan.baseline == SAME_START else choice["trained"]
+    return replace(prepared, plan=replace(prepared.plan, baseline=trained))
 
 
 def _choose(prepared: Prepared) -> JsonObject:
@@ -61,12 +64,12 @@ def _choose(prepared: Prepared) -> JsonObject:
     plan, record = prepared.plan, prepared.run.record
     if plan.baseline == AUTO and plan.resume and record.get("teacher_outputs"):  # Its training has begun.
         return cast(JsonObject, record["baseline_choice"])
-    obstacle = None if plan.baseline is True else _find_obstacle(prepared)
+    obstacle = None if plan.wants_baseline else _find_obstacle(prepared)
     if obstacle is not None or plan.baseline is False:
         return {"trained": False, "reason": obstacle or "baseline=false", "share": None, "possible": obstacle is None}
     share = count_work(prepared).share
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in prepared.tasks)
-    trained, reason = (True, describe_share(share)) if plan.baseline is True else decide(share, rows)
+    trained, reason = (True, describe_share(share)) if plan.wants_baseline else decide(share, rows)
     return {"trained": trained, "reason": reason, "share": share, "possible": True}
 
 
@@ -106,14 +109,16 @@ def count_work(prepared: Prepared) -> Work:
     Padding, attention and the loss are left out, of which student and baseline have as much.
     """
     plan, without = prepared.plan, prepared.without_unlabelled()
-    parameters = plan.seeds * _count_parameters(next(iter(heads_of(prepared.model).values())))
+    pruning = Pruning.of(prepared.student)
+    trainings = plan.seeds * (1 if pruning is None else 1 + pruning.extra)
+    parameters = _count_parameters(next(iter(heads_of(prepared.model).values())))
     files = len(plan.export.formats) if plan.exports else 0
     return Work(
         teacher=sum(_count_fine_tuning(task_run) for task_run in prepared.tasks),
         outputs=_count_outputs(prepared),
-        student=parameters * _count_training(prepared.examples, plan.trainer),
-        baseline=parameters * _count_training(without.examples, without.plan.trainer),
-        export=parameters * files * _count_scored(prepared.examples),
+        student=trainings * parameters * _count_training(prepared.examples, plan.trainer),
+        baseline=trainings * parameters * _count_training(without.examples, without.plan.trainer),
+        export=plan.seeds * parameters * files * _count_scored(prepared.examples),
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from distill.chain.prepare import create_student
 from distill.chain.task_run import BASELINE
 from distill.chain.train import Prepared, Trained
 from distill.console import console, print_line
@@ -85,8 +84,7 @@ def deliver_baselines(prepared: Prepared) -> None:
     if not any(task_run.is_worse for task_run in prepared.tasks):
         return
     with prepared.run.timed("baseline"):
-        student, _ = create_student(prepared.student, prepared.tasks, prepared.plan, prepared.examples)
-        _, module = prepared.supervise(student)
+        _, module = prepared.supervise(prepared.load_baseline())
         averaging.load_best_weights(module, prepared.run.directory / BASELINE / "checkpoints")
         scores = prepared.evaluate(module.student.cpu().eval())
         heads = heads_of(module.student)

@@ -18,6 +18,7 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark import latency
+from distill.benchmark.budget import Budget
 from distill.chain.plan import Plan, Student
 from distill.console import console, print_line, print_notice
 from distill.contracts import Data, Task
@@ -26,6 +27,7 @@ from distill.edge.model_files import count_bytes
 from distill.edge.processor import weight_bits
 from distill.errors import UserError
 from distill.export.bundle import FILES, export_float32
+from distill.export.gate import recommended
 from distill.export.quantization import Material, write_dynamic
 from distill.models.checks import longest
 from distill.models.forward import exported_inputs
@@ -105,9 +107,8 @@ class DepthSearch:
             )  # fmt: skip
             bits = weight_bits(self.plan.export.targets()[0])
             write_dynamic(Material(fp32, bits, ties=self.task.info.generates), int8)
-            candidate = latency.load_candidate("student", "int8", int8, exported_inputs(model, tokenizer), threads)
-            [row] = latency.measure_latency(
-                [candidate], batches=[1], lengths=[length], threads=threads, seconds=settings.longest(),
+            row = time_file(
+                int8, exported_inputs(model, tokenizer), length=length, threads=threads, seconds=settings.longest(),
                 vocabulary=len(tokenizer), choices=self.data.choices,
             )  # fmt: skip
             if row["disturbed"]:
@@ -127,17 +128,69 @@ class DepthSearch:
         )
 
 
-def warn_of_budget(plan: Plan, formats: Mapping[str, Mapping[str, Any]], chosen: str | None) -> None:
-    """Prints a notice if the recommended file is not within the budget, which is that of another int8 file."""
-    budget = plan.budget
-    if not budget.is_set or chosen is None:
+def time_file(
+    path: Path,
+    inputs: Sequence[str],
+    *,
+    length: int,
+    threads: int,
+    seconds: float,
+    vocabulary: int,
+    choices: int | None,
+) -> dict[str, Any]:
+    """Returns the row of a benchmark of an exported file, for one text of `length` tokens."""
+    candidate = latency.load_candidate("student", path.stem, path, inputs, threads)
+    [row] = latency.measure_latency(
+        [candidate], batches=[1], lengths=[length], threads=threads, seconds=seconds, vocabulary=vocabulary,
+        choices=choices,
+    )  # fmt: skip
+    return row
+
+
+def measure_delivered(
+    plan: Plan,
+    record: Mapping[str, Any],
+    directory: Path,
+    *,
+    inputs: Sequence[str],
+    vocabulary: int,
+    choices: int | None,
+) -> dict[str, Any] | None:
+    """Returns the size and the time of the recommended file of a bundle, timed as the student was before the training.
+
+    Its recipe may be another one. None without a recommended file.
+    """
+    chosen = recommended(record["export"])
+    if chosen is None:
+        return None
+    file, before = record["export"][chosen], record["budget"]["chosen"]
+    row = time_file(
+        directory / file["file"], inputs, length=before["length"], threads=before["threads"],
+        seconds=plan.benchmark.longest(), vocabulary=vocabulary, choices=choices,
+    )  # fmt: skip
+    delivered = {"format": chosen, "file": file["file"], "recipe": file.get("recipe"), "bytes": file["bytes"]}
+    delivered |= {name: row[name] for name in ("p50_ms", "length", "threads", "disturbed")}
+    fits = plan.budget.allows(size=file["bytes"], p50_ms=row["p50_ms"])
+    return delivered | {"fits": fits}
+
+
+def warn_of_budget(budget: Budget, delivered: Mapping[str, Any] | None) -> None:
+    """Prints a notice if the recommended file is not within the budget, or not the int8 file that it is about."""
+    if delivered is None or (delivered["fits"] and delivered["format"] == "int8"):
         return
-    size = f"the recommended file {formats[chosen]['file']} has {formats[chosen]['bytes'] / 1e6:.2f} MB"
-    is_too_large = not budget.allows(size=formats[chosen]["bytes"], p50_ms=0.0)
-    if chosen != "int8" and (is_too_large or budget.ms is not None):
-        print_notice(f"{size}, and {budget} is of the int8 file, which did not pass its gate")
-    elif is_too_large:
-        print_notice(f"{size}, more than {budget}, because its recipe adds bytes to the file that was measured")
+    measured = (
+        f"the recommended file {delivered['file']} has {delivered['bytes'] / 1e6:.2f} MB and takes "
+        f"{delivered['p50_ms']:.2f} ms (one text of {delivered['length']} tokens, {delivered['threads']} threads)"
+    )
+    if delivered["format"] != "int8":
+        within = "within" if delivered["fits"] else "more than"
+        print_notice(f"{measured}, {within} {budget}; no int8 file passed its gate")
+        return
+    busy = ", and the machine was busy" if delivered["disturbed"] else ""
+    print_notice(
+        f"{measured}, more than {budget}: its recipe is {delivered['recipe']}, and that of the file before the "
+        f"training was dynamic{busy}: set a smaller student.depth, or export.recipes=[dynamic]"
+    )
 
 
 def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequence[float]) -> dict[Size, Student]:

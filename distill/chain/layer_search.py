@@ -170,7 +170,7 @@ class _Search:
     def evaluate(self, student: Student) -> float:
         """Returns the metric of a student on dev before any training."""
         run = self.task_run
-        loaders = all_loaders({name: run.examples[name] for name in ("train", "dev")}, **run.plan.trainer.batches())
+        loaders = all_loaders({name: run.examples[name] for name in ("train", "dev")}, **run.batches())
         scores = evaluate_splits(self._make(student), run.task, run.scoring, {"dev": loaders["dev"]})
         return float(split_metrics(run.scoring, scores)[run.scoring.metric])
 

@@ -51,6 +51,7 @@ from distill.training.settings import AUTO, TrainerSettings, check_budget, check
 
 # Builds a student; `task` and `origins` are given to a function that has parameters of these names.
 StudentFactory = Callable[..., PreTrainedModel]
+SAME_START: Literal["same_start"] = "same_start"  # A value of `baseline`.
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class Plan:
         tasks: the tasks of the student, one or several.
         seed: sets the student's fresh weights.
         seeds: number of students, with the seeds `seed`, `seed` + 1, ... of the weights and of the training.
-        baseline: whether to train the same student from the same start without the teacher too; `auto` does on small
-            data if it is a small share of the run.
+        baseline: whether to train the same student from the pre-trained encoder without the teacher too; `auto` does on
+            small data if it is a small share of the run, and `same_start` from the weights of the student.
         budget: limits of the exported student, which choose its depth.
         record: determines what the run's directory holds.
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
@@ -85,7 +86,7 @@ class Plan:
     record: RecordSettings = field(default_factory=RecordSettings)
     seed: int = 0
     seeds: int = 1
-    baseline: bool | Literal["auto"] = False
+    baseline: bool | Literal["auto", "same_start"] = False
     resume: bool = False
     dry_run: bool = False
     chosen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -98,6 +99,11 @@ class Plan:
         """Returns whether the student is exported."""
         has_decoders = all(task.info.decoder in DECODERS for task in self.tasks.values())
         return self.export.enabled is not False and has_decoders
+
+    @property
+    def wants_baseline(self) -> bool:
+        """Returns whether a baseline was asked for, and is not left to `auto`."""
+        return self.baseline in (True, SAME_START)
 
     @property
     def trains_pieces(self) -> bool:
@@ -263,8 +269,8 @@ def choose_augmentation(plan: Plan, source: TeacherSource) -> Plan:
 def check_plan(source: TeacherSource, plan: Plan) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
     tasks = plan.tasks
-    if plan.baseline not in (True, False, AUTO):
-        raise OptionError("baseline", show_value(plan.baseline), "auto, true or false")
+    if plan.baseline not in (True, False, AUTO, SAME_START):
+        raise OptionError("baseline", show_value(plan.baseline), "auto, true, false or same_start")
     if len(tasks) > 1:
         _check_several(plan)
     if source.by_task and source.by_task.keys() != tasks.keys():
@@ -308,10 +314,10 @@ def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
             f"teacher.keep=nearest chooses by the target, and a text of task={info.name} may go on in many ways: set "
             "teacher.keep=1"
         )
-    if plan.baseline is True:
+    if plan.wants_baseline:
         raise UserError(
-            f"{option} puts the teacher's texts in the place of the labels that baseline=true would learn from: train "
-            "the baseline in a run without it"
+            f"{option} puts the teacher's texts in the place of the labels that baseline={show_value(plan.baseline)} "
+            "would learn from: train the baseline in a run without it"
         )
 
 
@@ -348,8 +354,11 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
             f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
             f"job=finetune task={info.name} trains a model further, which then teaches another task by teacher.path"
         )
-    if info.raw_text and plan.baseline is True:
-        raise UserError(f"baseline=true is for other tasks than task={info.name}: +ablation=mlm_alone has no teacher")
+    if info.raw_text and plan.wants_baseline:
+        raise UserError(
+            f"baseline={show_value(plan.baseline)} is for other tasks than task={info.name}: +ablation=mlm_alone has "
+            "no teacher"
+        )
     if source.others and (info.classes_are_tokens or info.likelihood == "vector"):
         raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
     if info.raw_text and info.pair:

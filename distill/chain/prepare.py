@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-import lightning as L
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import seeds
@@ -27,6 +26,7 @@ from distill.chain.plan import (
 from distill.chain.pruning import check_pruning
 from distill.chain.task_run import TaskRun, joint_record, joint_scoring, task_record
 from distill.chain.train import Prepared
+from distill.chain.untrained import create_model, make_student
 from distill.console import print_notice, silence_libraries
 from distill.contracts import Data, EncodedSplits, Examples, Loader, Task
 from distill.data import several
@@ -42,7 +42,7 @@ from distill.export.vectors import check_dimensions
 from distill.export.vocabulary import Cut, check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
-from distill.models.heads import check_encoder, share_encoder
+from distill.models.heads import check_encoder
 from distill.models.long_texts import check_exportable
 from distill.models.origins import Origins
 from distill.models.padding import choose_padding_side
@@ -83,7 +83,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = several.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
-    model = _create_model(student, tasks, plan)
+    model = create_model(student, tasks, plan)
     plan = choose_batches(plan, model, examples["train"], rows)
     loaders = _create_loaders(plan, examples)
     if isinstance(examples["train"], Examples):
@@ -174,7 +174,7 @@ class _Reading:
         """
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
-        model, _ = _make_student(student, teacher, task, self.data, tokenizer, Origins(tokenizer))
+        model, _ = make_student(student, teacher, task, self.data, tokenizer, Origins(tokenizer))
         _check_student(model, student.name, plan, task, teacher, tokenizer)
         check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
@@ -231,7 +231,7 @@ def _check_data(data: Data, plan: Plan, task: Task) -> None:
     check_dev(sizes.get("dev", 0), plan.export.abstain)
     if plan.exports and "train" in sizes:
         check_calibration(sizes["train"], plan.export)
-    if plan.baseline is True:
+    if plan.wants_baseline:
         supervised_objective(data.terms, task=task.info.name)
 
 
@@ -251,20 +251,7 @@ def create_student(
     student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
 ) -> tuple[PreTrainedModel, dict[str, Loader]]:
     """Returns a student with the weights of the plan's seed, and the loaders of its training."""
-    return _create_model(student, tasks, plan), _create_loaders(plan, examples)
-
-
-def _create_model(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreTrainedModel:
-    L.seed_everything(plan.seed, verbose=False)
-    models: dict[str, PreTrainedModel] = {}
-    for task_run in tasks:
-        models[task_run.name], change = _make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer,
-            Origins(task_run.teacher.tokenizer) if plan.dry_run else task_run.start,
-        )  # fmt: skip
-        if change is not None:
-            print_notice(change)
-    return share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
+    return create_model(student, tasks, plan), _create_loaders(plan, examples)
 
 
 def _create_loaders(plan: Plan, examples: EncodedSplits) -> dict[str, Loader]:
@@ -285,19 +272,6 @@ def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTea
         join_scores(teacher, scoring)
         run.update(task=joint_record(plan.tasks, scoring, tasks), teacher=teacher.record())
     run.update(objective=plan.objective.record())
-
-
-def _make_student(
-    student: Student,
-    teacher: PreTrainedModel,
-    task: Task,
-    data: Data,
-    tokenizer: PreTrainedTokenizerBase,
-    origins: Origins,
-) -> tuple[PreTrainedModel, str | None]:
-    """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task, data, origins)
-    return model, checks.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
 
 
 def _check_student(

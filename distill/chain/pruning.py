@@ -178,6 +178,7 @@ class Pruner:
         last: a student of the sizes at the end.
         dev: the loader of dev.
         train: trains a student between two removals, in a directory and with a title.
+        importance: that of the teacher's heads and inner neurons, by which the first ones are removed.
     """
 
     student: Student
@@ -185,6 +186,7 @@ class Pruner:
     task_run: TaskRun
     dev: Loader
     train: Callable[[PreTrainedModel, Path, str], None]
+    importance: Callable[[], Importance]
 
     def run(self) -> PreTrainedModel:
         """Returns the student after the last removal, before the training that follows it.
@@ -196,7 +198,7 @@ class Pruner:
         schedule, student = create_schedule(self.student, self.last, teacher, task_run.task, task_run.data)
         size = _count_in_layers(student)
         rows: list[dict[str, Any]] = list(task_run.run.record.get("pruning") or []) or [self._describe_teacher(teacher)]
-        importance = task_run.importance
+        importance = self.importance
         for step in range(1, schedule.steps + 1):
             directory = task_run.run.directory / DIRECTORY / str(step)
             if step < len(rows):
@@ -217,8 +219,14 @@ class Pruner:
             importance = partial(task_run.rank, student)
         return student.train()
 
+    def load_last(self) -> PreTrainedModel:
+        """Returns the student after the last removal of an earlier `run`."""
+        pruning = Pruning.of(self.student)
+        assert pruning is not None
+        return self._load(self.task_run.run.directory / DIRECTORY / str(pruning.steps))
+
     def _describe_teacher(self, teacher: PreTrainedModel) -> dict[str, Any]:
-        sizes, metric = Sizes.of(teacher), self.task_run.teacher.metrics[self.task_run.scoring.metric]
+        sizes, metric = Sizes.of(teacher), self.task_run.teacher.metrics.get(self.task_run.scoring.metric)
         return {
             "step": 0, "layers": list(range(len(sizes.heads))), "heads": sizes.heads, "neurons": sizes.neurons,
             "removed": 0.0, "before": None, "after": metric,

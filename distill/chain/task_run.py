@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.benchmark.comparison import compare_models
 from distill.benchmark.dev_pass import time_dev_pass
 from distill.chain import seeds, summary
-from distill.chain.depth_search import warn_of_budget
+from distill.chain.depth_search import measure_delivered, warn_of_budget
 from distill.chain.lengths import break_down_by_length, score_cuts
 from distill.chain.origins import OriginSource
 from distill.chain.plan import Plan
 from distill.chain.written_texts import TeacherTexts, compare_texts, list_columns, open_teacher_texts
 from distill.console import print_line, print_notice
-from distill.contracts import Data, EncodedSplits, Examples, Scores, Signal, Task
+from distill.contracts import BatchOptions, Data, EncodedSplits, Examples, Scores, Signal, Task
 from distill.data.mixing import MixedExamples, labelled_only
 from distill.edge.decode import DECODERS
 from distill.edge.model_files import session
@@ -66,6 +67,7 @@ from distill.tasks.scoring import Scoring
 from distill.teaching.importance import labelled_loader, measure_importance
 from distill.teaching.outputs import measure_sureness
 from distill.teaching.prepared import PreparedTeacher
+from distill.training.auto import with_batch_size
 from distill.training.evaluate import split_metrics
 from distill.training.statistics import is_worse
 
@@ -109,6 +111,10 @@ class TaskRun:
         """Returns what its students may start from besides the teacher."""
         return replace(self.origins.of(self.teacher.tokenizer), importance=self.importance)
 
+    def batches(self) -> BatchOptions:
+        """Returns the size and the order of batches before `trainer.batch_size=auto` is chosen for the training."""
+        return with_batch_size(self.plan.trainer).batches()
+
     def importance(self) -> Importance:
         """Returns the importance of the teacher's heads and inner neurons for the task, measured in the first call.
 
@@ -129,7 +135,7 @@ class TaskRun:
         objective = supervised_objective(self.data.terms, task=self.task.info.name)
         size, device = checks.encoder_size(model), self.plan.trainer.device()
         objective.connect(size, size)
-        loader = labelled_loader(labelled_only(self.examples)["train"], **self.plan.trainer.batches())
+        loader = labelled_loader(labelled_only(self.examples)["train"], **self.batches())
         model = model if device.type == "cpu" else copy.deepcopy(model).to(device)
         with torch.random.fork_rng(devices=[]):  # The student's weights are drawn next.
             return measure_importance(model, self.task, objective, loader)
@@ -293,13 +299,19 @@ class TaskRun:
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
         run.update(benchmark=self._time(student, exported.formats, within=within))
+        if run.record.get("budget"):
+            delivered = measure_delivered(
+                self.plan, run.record, self.bundle, inputs=exported_inputs(student, self.teacher.tokenizer),
+                vocabulary=self._count_pieces(), choices=self.data.choices,
+            )  # fmt: skip
+            run.update(budget={**run.record["budget"], "delivered": delivered})
         if self.plan.benchmark.enabled and self.plan.benchmark.dev_pass:
             dev = self.examples["dev"]
             assert isinstance(dev, Examples)  # No split that is scored is a stream.
             run.update(
                 dev_pass=time_dev_pass(
                     self._timed_models(student, exported.formats), dev, tokenizer=self.teacher.tokenizer,
-                    threads=self.plan.benchmark.threads,
+                    threads=self.plan.benchmark.threads, vocabulary=self._count_pieces(),
                 )
             )  # fmt: skip
         if (lengths := self.plan.benchmark.max_lengths) is not None:
@@ -331,7 +343,7 @@ class TaskRun:
             print_notice(f"no exported file {self._of_task}passed its gate; report.md has the differences")
         elif not undecided and (attempt := closest(self.run.record["attempts"])) is not None:
             print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(attempt)}")
-        warn_of_budget(self.plan, formats, chosen)
+        warn_of_budget(self.plan.budget, (self.run.record.get("budget") or {}).get("delivered"))
         warn_of_text(self.run.record["task"], formats if chosen is None else {chosen: formats[chosen]})
         if chosen is not None and formats[chosen].get("batch_sensitivity"):
             file = formats[chosen]
@@ -373,9 +385,14 @@ class TaskRun:
         start = time.perf_counter()
         return compare_models(
             self._timed_models(student, formats), tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark,
-            choices=self.data.choices,
+            choices=self.data.choices, vocabulary=self._count_pieces(),
             within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
         )  # fmt: skip
+
+    def _count_pieces(self) -> int:
+        """Returns the number of pieces of the bundle, which may have fewer than the teacher."""
+        tokenizer = Tokenizer.from_file(str(self.bundle / "tokenizer.json"))
+        return min(len(self.teacher.tokenizer), tokenizer.get_vocab_size())
 
     def _timed_models(
         self, student: PreTrainedModel, formats: Mapping[str, ExportedFile]

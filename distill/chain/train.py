@@ -2,7 +2,7 @@
 
 import copy
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from distill.chain.plan import Plan, Student
 from distill.chain.pruning import Pruner, Pruning, record_end
 from distill.chain.shared_baseline import SharedBaseline
 from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
+from distill.chain.untrained import create_baseline, name_start, untaught
 from distill.console import print_notice
 from distill.contracts import EncodedSplits, Loader, Scores, Signal
 from distill.data import several
@@ -145,11 +146,9 @@ class Prepared:
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
         pruning = Pruning.of(self.student)
-        extra = 0.0 if pruning is None else pruning.extra
-        stages.expect(
-            training=seconds * (1 + extra) * plan.seeds, baseline=seconds * plan.seeds if plan.baseline else 0.0
-        )
-        seconds *= plan.seeds * ((2 if plan.baseline else 1) + extra)
+        seconds *= plan.seeds * (1 if pruning is None else 1 + pruning.extra)
+        stages.expect(training=seconds, baseline=seconds if plan.baseline else 0.0)
+        seconds *= 2 if plan.baseline else 1
         first = self.tasks[0].teacher
         return [
             *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
@@ -189,13 +188,15 @@ class Prepared:
         return scores
 
     def train_baseline(self, student: PreTrainedModel) -> dict[str, Scores]:
-        """Trains the same student from the same start, with the same steps, on the hard labels alone.
+        """Trains the student that `create_baseline` returns with the same steps, on the hard labels alone.
 
-        A baseline without callbacks that another run has trained is taken from the cache. Returns its scores on every
-        split that is scored.
+        It is pruned as the student is. A baseline without callbacks that another run has trained is taken from the
+        cache. Returns its scores on every split that is scored.
         """
-        prepared, module = self.supervise(student)
         directory = self.run.directory / BASELINE
+        if Pruning.of(self.student) is not None:
+            student = self._baseline_pruner(student).run()
+        prepared, module = self.supervise(student)
         shared = None if prepared.plan.callbacks else prepared._share_baseline(module)
         seconds = None if shared is None else shared.fetch(directory)
         if seconds is None:
@@ -206,10 +207,17 @@ class Prepared:
         else:
             averaging.load_best_weights(module, directory / "checkpoints")
         scores = self.evaluate(module.student.cpu())
-        self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), "seconds": seconds})
+        about = {"seconds": seconds, "start": name_start(self.student, self.tasks, self.plan)}
+        pruned = {name: rows for name, rows in (self.run.record["baseline"] or {}).items() if name == "pruning"}
+        self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), **about, **pruned})
         for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():
-            task_run.run.update(baseline={"metrics": split_metrics(task_run.scoring, task_scores), "seconds": seconds})
+            task_run.run.update(baseline={"metrics": split_metrics(task_run.scoring, task_scores), **about})
         return scores
+
+    def load_baseline(self) -> PreTrainedModel:
+        """Returns the baseline before its training, which was pruned in steps if the student was."""
+        student = create_baseline(self.student, self.tasks, self.plan)
+        return student if Pruning.of(self.student) is None else self._baseline_pruner(student).load_last()
 
     def _share_baseline(self, module: DistillationModule) -> SharedBaseline:
         """Returns the place of the baseline in the cache."""
@@ -263,7 +271,27 @@ class Prepared:
 
     def prune(self, signal: Signal) -> PreTrainedModel:
         """Returns the student that is pruned in steps to the sizes of `model`, with distillation between them."""
-        pruning, [task_run] = Pruning.of(self.student), self.tasks
+        [task_run] = self.tasks
+        return self._pruner(
+            self.model, task_run, lambda prepared, student: (prepared, prepared.prepare_training(student, signal))
+        ).run()
+
+    def _baseline_pruner(self, student: PreTrainedModel) -> Pruner:
+        """Returns the pruner of the baseline, whose trainings learn from labels alone."""
+        [task_run] = untaught(self.tasks, self.plan)
+        record = self.run.record["baseline"] or {"metrics": {}}
+        self.run.record["baseline"] = record
+        own = replace(task_run, run=Run(self.run.directory / BASELINE, record, parent=self.run))
+        return self._pruner(student, own, lambda prepared, model: prepared.supervise(model))
+
+    def _pruner(
+        self,
+        last: PreTrainedModel,
+        task_run: TaskRun,
+        prepare: "Callable[[Prepared, PreTrainedModel], tuple[Prepared, DistillationModule]]",
+    ) -> Pruner:
+        """Returns the pruner to the sizes of `last`; `prepare` returns the module of a training between two steps."""
+        pruning = Pruning.of(self.student)
         assert pruning is not None
         steps = max(1, round(pruning.share * self.plan.trainer.total_steps(len(self.loaders["train"]))))
 
@@ -272,11 +300,11 @@ class Prepared:
                 self.plan.trainer, max_epochs=None, max_steps=steps, min_steps=None, soup=1, ema=0.0, patience=None
             )
             plan = replace(self.plan, trainer=settings, objective=copy.deepcopy(self.plan.objective), callbacks=())
-            prepared = replace(self, plan=plan)
-            module = prepared.prepare_training(student.train(), signal)
+            prepared, module = prepare(replace(self, plan=plan), student.train())
             prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title=title)
 
-        return Pruner(self.student, self.model, task_run, self.loaders["dev"], train_between).run()
+        ranked = self.tasks[0].importance  # The parts that the student loses first, the baseline loses too.
+        return Pruner(self.student, last, task_run, self.loaders["dev"], train_between, ranked)
 
     @property
     def is_joint(self) -> bool:
@@ -327,7 +355,7 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
     """
     plan, run = prepared.plan, prepared.run
     has_baseline = plan.baseline and not plan.dry_run
-    start = copy.deepcopy(prepared.model) if has_baseline else None
+    start = create_baseline(prepared.student, prepared.tasks, plan) if has_baseline else None
     callbacks = copy_callbacks(plan.callbacks) if has_baseline else ()
     with run.timed("teacher"):
         module = prepared.prepare_training(prepared.model)

@@ -1,6 +1,7 @@
 """Creates the objects of a job from the configuration."""
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -45,6 +46,21 @@ def name_classes(config: DictConfig) -> None:
         return
     if "labels" in config.task and config.task.labels is None:
         OmegaConf.update(config, "task.labels", list(labels), force_add=True)
+
+
+def name_teacher(config: DictConfig) -> None:
+    """Names a teacher after the directory of its weights if they are not those that its YAML is named after.
+
+    `+teacher=bert_base teacher.path=models/my_encoder` is filed as `my_encoder`. A `teacher.name` of the command stays,
+    and so does the name where the directory is called like the model, as `bert-base-uncased`, or is its cache.
+    """
+    path, model = (OmegaConf.select(config, f"teacher.{name}") for name in ("path", "id"))
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    if not path or not model or any(option.lstrip("+").startswith("teacher.name=") for option in given):
+        return
+    directory, name = Path(str(path)), str(model).rpartition("/")[2]
+    if directory.name.lower() != name.lower() and f"models--{str(model).replace('/', '--')}" not in directory.parts:
+        config.teacher.name = re.sub(r"[^\w.-]+", "-", directory.name) or config.teacher.name
 
 
 def cache_dir(config: DictConfig) -> Path:

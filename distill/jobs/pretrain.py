@@ -114,9 +114,10 @@ def _check(
         raise UserError(f"job={config.job.name} is not for task={task.info.name}: take a task over text, task=mlm")
     check_source(source, task)
     check_option(build.added_words(config), "adapt.add_words")
-    if config.baseline is True:
+    if config.baseline in (True, "same_start"):
         raise UserError(
-            f"baseline=true is for other tasks than task={task.info.name}: +ablation=mlm_alone has no teacher"
+            f"baseline={str(config.baseline).lower()} is for other tasks than task={task.info.name}: "
+            "+ablation=mlm_alone has no teacher"
         )
     if export.enabled is True:
         check_export(export, task)

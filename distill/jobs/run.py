@@ -64,6 +64,7 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
     """
     limit_threads()
     build.name_classes(config)
+    build.name_teacher(config)
     for place in (config.cache_dir, config.output_dir):
         mirror.check(mirror.local_path(place))
     if config.dry_run:

@@ -109,14 +109,20 @@ def _describe_result(record: JsonObject, verdict: Verdict) -> str:
     shown = _value(verdict.student) + (f" ({'; '.join(further)})" if further else "")
     teacher = "the teacher" if verdict.case == verdicts.UNTAUGHT else "its teacher"
     against = [
-        *([_describe_against(verdict.baseline, "the same student trained without a teacher", task)]
-          if verdict.baseline else []),
+        *([_describe_against(verdict.baseline, describe_baseline(record), task)] if verdict.baseline else []),
         *([_describe_against(verdict.teacher, teacher, task, share=verdict.share)] if verdict.teacher else []),
     ]  # fmt: skip
     compared = "".join(f", {words}" for words in [" and ".join(against)] if words)
     return (
         f"On {verdict.split} ({counted}{separator}{chose}) the student has {task['metric']}{lesser} {shown}{compared}."
     )
+
+
+def describe_baseline(record: JsonObject) -> str:
+    """Returns the baseline in words, with the weights that it started from."""
+    starts = {"pretrained": " from the pre-trained encoder", "teacher": " from the teacher's own layers"}
+    start = starts.get((record.get("baseline") or {}).get("start") or "", "")
+    return f"the same student trained without a teacher{start}"
 
 
 def _describe_against(against: Against, other: str, task: JsonObject, *, share: float | None = None) -> str:

@@ -172,9 +172,22 @@ class _Attempt(TypedDict, total=False):
     chosen: bool | None
 
 
+class _Step(TypedDict, total=False):
+    step: Required[int]
+    layers: Required[list[int]]
+    heads: Required[list[int]]
+    neurons: Required[list[int]]
+    removed: Required[float]
+    before: float | None
+    after: float | None
+
+
 class _Baseline(TypedDict, total=False):
     metrics: Required[Metrics]
     export: dict[str, _File] | None
+    seconds: float | None
+    start: str | None
+    pruning: list[_Step] | None
 
 
 class _BaselineChoice(TypedDict, total=False):
@@ -253,20 +266,23 @@ class _Depth(TypedDict, total=False):
     fits: bool
 
 
+class _Delivered(TypedDict):
+    format: str
+    file: str
+    recipe: str | None
+    bytes: int
+    p50_ms: float
+    length: int
+    threads: int
+    disturbed: bool
+    fits: bool
+
+
 class _Budget(TypedDict, total=False):
     mb: float | None
     ms: float | None
     tried: list[_Depth]
-
-
-class _Step(TypedDict, total=False):
-    step: Required[int]
-    layers: Required[list[int]]
-    heads: Required[list[int]]
-    neurons: Required[list[int]]
-    removed: Required[float]
-    before: float | None
-    after: float | None
+    delivered: _Delivered | None
 
 
 class _Environment(TypedDict, total=False):

@@ -163,6 +163,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         device=preparation.device, model=model, notices=notices,
         features=None if source.features is None else source.features.record(),
         trained_by=None if origin in (AS_IT_IS, RESCALED) else source.finetune,
+        load_untrained=None if origin in (AS_IT_IS, RESCALED) else partial(_reload, source, task, splits, None),
     )  # fmt: skip
 
 

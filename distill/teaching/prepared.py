@@ -19,6 +19,8 @@ from distill.teaching.constants import Comparison
 from distill.training.module import freeze
 from distill.training.settings import TrainerSettings
 
+PRETRAINED, TEACHER = "pretrained", "teacher"  # What a student without a teacher starts from.
+
 
 class PreparedTeacher:
     """A teacher that fits its task, the mean of several, or the teachers of several tasks, with their scores and size.
@@ -29,7 +31,8 @@ class PreparedTeacher:
     adaptation to a text before that, None without one. `members` are the teachers of an ensemble, else the teacher
     itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
     for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
-    beside which `model` is the encoder; None for a teacher whose logits are those of its model. `parameters` is None
+    beside which `model` is the encoder; None for a teacher whose logits are those of its model. `load_untrained` loads
+    the model as it was before its training on the task; None for one that was not trained. `parameters` is None
     without `has_size`, for a teacher that runs no model. `whole` is the teacher before `with_vocabulary`, else None.
     `precision_reason` is that of a precision that a probe chose, None for one that was given.
     """
@@ -56,6 +59,7 @@ class PreparedTeacher:
         shares: tuple[float, ...] = (1.0,),
         by_task: "Mapping[str, PreparedTeacher] | None" = None,
         load_labels: Callable[[], nn.Module] | None = None,
+        load_untrained: Callable[[], PreTrainedModel] | None = None,
         has_size: bool = True,
     ) -> None:
         self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
@@ -70,7 +74,7 @@ class PreparedTeacher:
         self.adapted = adapted
         self._members, self.by_task = members, by_task or {}
         self.whole: PreparedTeacher | None = None
-        self._load, self._load_labels = load, load_labels
+        self._load, self._load_labels, self._load_untrained = load, load_labels, load_untrained
         self._model = None if model is None else freeze(model)
         self._running: PreTrainedModel | None = None
         sizes = [teacher.parameters for teacher in self._teachers()] or [count_parameters(self.model)]
@@ -114,6 +118,20 @@ class PreparedTeacher:
         """Returns whether the logits are those of `model`, which can be exported and timed."""
         return self._load_labels is None
 
+    @property
+    def start(self) -> str:
+        """Returns the weights of `untrained`: PRETRAINED ones, or those of the TEACHER, which was not trained here."""
+        return PRETRAINED if self._load_untrained is not None or not self.has_head else TEACHER
+
+    def untrained(self) -> "PreparedTeacher":
+        """Returns the teacher as it was before its training on the task; as it is if it was not trained."""
+        if self._load_untrained is None:
+            return self
+        other = copy.copy(self)
+        other._load, other._model, other._running = self._load_untrained, None, None
+        other.metrics, other.scores = {}, {}
+        return other
+
     def release(self) -> None:
         """Frees the model's memory."""
         for teacher in self._teachers():
@@ -140,6 +158,8 @@ class PreparedTeacher:
         other.tokenizer, other.weights = tokenizer, digest_parts([self.weights, digest])
         other._members = [member.with_vocabulary(tokenizer, cut, digest) for member in self._members]
         other._load = load if not other._members else lambda: other._members[0].model
+        before = self._load_untrained
+        other._load_untrained = None if before is None else lambda: cut(before())
         other._model = other._running = None
         other.whole = self
         other.notices = list(self.notices)
@@ -178,6 +198,7 @@ def join_members(members: Sequence[PreparedTeacher], shares: tuple[float, ...], 
         weights=digest_parts([*(member.fingerprint for member in members), *shares]), device=first.device,
         seconds=sum(member.seconds for member in members),
         notices=[notice for member in members for notice in member.notices], members=members, shares=shares,
+        load_untrained=first._load_untrained,
     )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """Tests of the baseline: when `auto` trains it, the split of the comparison, and its bundle if the student is worse."""
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import baseline, task_run
+from distill.chain import baseline, task_run, untrained
+from distill.chain.plan import Student
 from distill.contracts import Data, Scores
 from distill.edge import __main__ as edge
 from distill.errors import Interrupted, OptionError, UserError
@@ -18,6 +21,7 @@ from distill.export.bundle import Exported
 from distill.records.record import Run
 from distill.records.shape import first_metric, first_split
 from distill.storage import cache
+from distill.training import fitting
 from distill.training.statistics import Difference, is_worse
 from tests.chain.test_seeds import NO_TIMING, write_metrics
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
@@ -212,7 +216,7 @@ def test_resumed_training_keeps_its_choice(distill: Distill, monkeypatch: pytest
 
 @pytest.mark.parametrize(("value", "got"), [("maybe", "maybe"), (None, "null"), ("true", "'true'")])
 def test_other_values_are_refused(distill: Distill, value: Any, got: str) -> None:
-    with pytest.raises(OptionError, match=f"got baseline={got}, expected auto, true or false"):
+    with pytest.raises(OptionError, match=f"got baseline={got}, expected auto, true, false or same_start"):
         distill(f"refused-{value}", baseline=value)
 
 
@@ -279,6 +283,50 @@ def test_baseline_of_an_equal_student_is_not_exported(distill: Distill, capsys: 
     assert "Baseline  " not in capsys.readouterr().out
     with pytest.raises(UserError, match="the baseline was not exported, because the student is not worse: take bundle"):
         _ = equal.baseline_bundle
+
+
+@pytest.mark.usefixtures("no_export")
+@pytest.mark.parametrize(("value", "start"), [(True, "pretrained"), ("same_start", "teacher")])
+def test_a_baseline_starts_from_the_pretrained_encoder_or_with_same_start_from_the_student(
+    distill: Distill, monkeypatch: pytest.MonkeyPatch, value: Any, start: str
+) -> None:
+    begun = dict[str, dict[str, Any]]()
+    fit = fitting.fit
+
+    def record(module: Any, *arguments: Any, title: str, **options: Any) -> Any:
+        begun[title] = copy.deepcopy(module.student.state_dict())
+        return fit(module, *arguments, title=title, **options)
+
+    monkeypatch.setattr(fitting, "fit", record)
+    result = distill(f"start-{start}", steps=4, fits=False, baseline=value)
+    table = "distilbert.embeddings.word_embeddings.weight"
+    pretrained = toy_bert(begun["student"][table].shape[0]).base_model.get_input_embeddings().weight
+    assert torch.equal(begun["baseline"][table], pretrained) is (start == "pretrained")
+    assert not torch.equal(begun["student"][table], pretrained)
+    is_same = all(torch.equal(tensor, begun["student"][name]) for name, tensor in begun["baseline"].items())
+    assert is_same is (start == "teacher")
+    assert result.record["baseline"]["start"] == start
+    words = {"pretrained": "from the pre-trained encoder", "teacher": "from the teacher's own layers"}[start]
+    assert f"the same student trained without a teacher {words} (" in result.verdict
+
+
+def test_a_baseline_has_nothing_that_was_fitted_to_the_teacher() -> None:
+    tensors = (torch.ones(2, 2), torch.ones(2))
+    built = list[Student]()
+
+    def build(student: Student, *_: Any) -> str:
+        built.append(student)
+        return "model"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(untrained, "create_model", build)
+        for choice in (True, "same_start"):
+            plan: Any = SimpleNamespace(baseline=choice)
+            student = Student("mine", build, head=tensors, encoder_changes={"layer": torch.ones(2)})
+            assert untrained.create_baseline(student, [], plan) == "model"
+    assert [(student.head, student.encoder_changes) for student in built] == [
+        (None, None), (tensors, {"layer": built[1].encoder_changes["layer"]}),
+    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_export")

@@ -12,7 +12,8 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain.depth_search import DepthSearch, warn_of_budget
+from distill.chain import depth_search
+from distill.chain.depth_search import DepthSearch, measure_delivered, warn_of_budget
 from distill.chain.plan import Plan, Student, check_plan, default_objective
 from distill.edge.model_files import count_bytes
 from distill.errors import UserError
@@ -232,30 +233,55 @@ def test_the_measured_size_is_that_of_the_cut_vocabulary(
     assert whole["fp32_bytes"] - smaller["fp32_bytes"] == pytest.approx(saved, rel=0.02)
 
 
+FILES = {
+    "fp32": {"file": "model.onnx", "bytes": 4_000_000, "gate": "passed", "recipe": None},
+    "int8": {"file": "model.int8.onnx", "bytes": 1_000_000, "gate": "passed", "recipe": "weight_only"},
+}
+
+
 @pytest.mark.parametrize(
-    ("limits", "chosen", "expected"),
+    ("limits", "formats", "expected"),
     [
-        ({}, "fp32", None),
-        ({"mb": 2.0, "ms": 1.0}, "int8", None),
-        ({"mb": 2.0}, None, None),
-        ({"mb": 4.0}, "fp32", None),
-        ({"mb": 2.0}, "fp32", "model.onnx has 4.00 MB, and budget.mb=2 is of the int8 file, which did not pass its"),
-        ({"ms": 2.0}, "fp32", "model.onnx has 4.00 MB, and budget.ms=2 is of the int8 file, which did not pass its"),
-        (
-            {"mb": 0.99}, "int8",
-            "model.int8.onnx has 1.00 MB, more than budget.mb=0.99, because its recipe adds bytes to the file that was",
-        ),
+        ({"mb": 2.0, "ms": 3.0}, ("fp32", "int8"), None),
+        ({"mb": 2.0}, (), None),
+        ({"mb": 4.0}, ("fp32",), "model.onnx has 4.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), within "
+         "budget.mb=4; no int8 file passed its gate"),
+        ({"mb": 2.0}, ("fp32",), "model.onnx has 4.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), more "
+         "than budget.mb=2; no int8 file passed its gate"),
+        ({"ms": 1.0}, ("fp32", "int8"), "model.int8.onnx has 1.00 MB and takes 2.50 ms (one text of 32 tokens, 1 "
+         "threads), more than budget.ms=1: its recipe is weight_only, and that of the file before the training was "
+         "dynamic: set a smaller student.depth, or export.recipes=[dynamic]"),
+        ({"mb": 0.99}, ("int8",), "model.int8.onnx has 1.00 MB and takes 2.50 ms (one text of 32 tokens, 1 threads), "
+         "more than budget.mb=0.99: its recipe is weight_only"),
     ],
 )  # fmt: skip
-def test_a_recommended_file_that_is_not_within_the_budget_is_reported(
-    limits: dict[str, float], chosen: str | None, expected: str | None, capsys: pytest.CaptureFixture[str]
+def test_the_delivered_file_is_measured_and_compared_with_the_budget(
+    limits: dict[str, float],
+    formats: tuple[str, ...],
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    formats = {
-        "fp32": {"file": "model.onnx", "bytes": 4_000_000}, "int8": {"file": "model.int8.onnx", "bytes": 1_000_000},
-    }  # fmt: skip
-    warn_of_budget(plan_of(**limits), formats, chosen)
+    timed: list[dict[str, Any]] = []
+
+    def time_file(path: Path, inputs: Any, **options: Any) -> dict[str, Any]:
+        timed.append({"path": path, **options})
+        return {"p50_ms": 2.5, "length": options["length"], "threads": options["threads"], "disturbed": False}
+
+    monkeypatch.setattr(depth_search, "time_file", time_file)
+    plan = plan_of(**limits)
+    content = {
+        "budget": {"chosen": {"depth": 2, "length": 32, "threads": 1}, "tried": []},
+        "export": {name: FILES[name] for name in formats},
+    }
+    delivered = measure_delivered(plan, content, tmp_path, inputs=["input_ids"], vocabulary=99, choices=None)
+    warn_of_budget(plan.budget, delivered)
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith(f"Notice: the recommended file {expected}") if expected else printed == ""
+    if delivered is not None:
+        assert timed[0]["path"] == tmp_path / delivered["file"]
+        assert (timed[0]["length"], timed[0]["threads"], timed[0]["vocabulary"]) == (32, 1, 99)
 
 
 def test_a_budget_needs_an_export() -> None:

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import config_directory, expand_tasks
+from distill.jobs import build
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from tests import documents
@@ -128,6 +129,23 @@ def test_runs_with_different_seeds_share_one_teacher() -> None:
     one, two = compose_config("+teacher=minilm", "seed=1"), compose_config("+teacher=minilm", "seed=2")
     assert (one.trainer.seed, two.trainer.seed) == (1, 2)
     assert one.teacher.finetune == two.teacher.finetune
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("+teacher=bert_base", "teacher.path=models/my encoder/"), "my-encoder"),
+        (("+teacher=bert_base", "teacher.path=models/bert-base-uncased"), "bert_base"),
+        (("+teacher=bert_base", "teacher.path=hub/models--google-bert--bert-base-uncased/snapshots/1f3a"), "bert_base"),
+        (("+teacher=bert_base",), "bert_base"),
+        (("+teacher=pretrained", "teacher.path=models/other"), "pretrained"),
+        ((), None),
+    ],
+)
+def test_a_teacher_is_not_named_after_weights_that_it_does_not_have(options: tuple[str, ...], name: str | None) -> None:
+    config = compose_config(*options)
+    build.name_teacher(config)
+    assert OmegaConf.select(config, "teacher.name") == name
 
 
 def test_terms_of_several_objectives_make_one_together() -> None:
