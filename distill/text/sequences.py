@@ -430,8 +430,11 @@ def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreT
 def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], bool]:
     """Returns the function that tells by its key whether a document is held out: at least one and never all.
 
-    Reads the keys up to the first document that is held out and the first one that is not.
+    Of a folder with files of dev those are held out. Else reads the keys up to the first document that is held out and
+    the first one that is not.
     """
+    if corpus.has_dev:
+        return corpus.is_of_dev
     is_drawn = partial(is_held_out, fraction=settings.dev_fraction, seed=settings.seed)
     keys: list[str] = []
     for key in corpus.read_keys():
