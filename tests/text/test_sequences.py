@@ -295,8 +295,8 @@ def test_memory_for_writing_does_not_grow_with_the_corpus(
 
     class GeneratedCorpus:
         """Some MB of text, generated on demand."""
-        has_dev = False
 
+        has_dev = False
 
         def read_documents(self, **_: Any) -> Iterator[Document]:
             return (Document(f"a#{number}", 0, paragraph) for number in range(size))
