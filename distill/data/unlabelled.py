@@ -18,6 +18,7 @@ from distill.data.readers import Table
 from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
 from distill.readers.cleaning import WebCleaner, check_left, describe_cleaning
+from distill.readers.equal_texts import normalize_text
 from distill.storage import hub
 
 if TYPE_CHECKING:
@@ -282,11 +283,7 @@ def describe_removed(removed: Mapping[str, int]) -> str:
 
 def _keys(rows: Split) -> Iterator[tuple[str, ...]]:
     """Yields the normalized texts that are compared."""
-    return (tuple(map(_normalize, texts)) for texts in rows.compared_texts())
-
-
-def _normalize(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return (tuple(map(normalize_text, texts)) for texts in rows.compared_texts())
 
 
 def _read_texts(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The splits that the names of files tell: `train.txt`, `wiki.valid.tokens`, `test-00000-of-00002.parquet`, `dev/a.txt`."""
+"""The splits that the names of files tell: `train.txt`, `wiki.valid.tokens`, `test-00000-of-00002.parquet`."""
 
 import re
 from collections.abc import Mapping, Sequence

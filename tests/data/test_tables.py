@@ -124,7 +124,7 @@ def test_the_parts_of_a_split_are_read_in_their_order(read: Read, suffix: str, t
         ),
         (
             {"train-00000-of-00002.tsv": ROWS, "train-00001-of-00002.tsv": "sentence\tstars\na\t1\n"},
-            r"train-00001-of-00002.tsv has the columns sentence, stars, and .*train-00000-of-00002.tsv has sentence, label",
+            r"train-00001-of-00002.tsv has the columns sentence, stars, and .*00000-of-00002.tsv has sentence, label",
         ),
     ],
 )

@@ -210,7 +210,8 @@ def test_a_folder_with_files_of_dev_trains_on_the_others_alone(
     assert sentences(streamed["dev"]) == set(range(30, 36))
     documents = record_documents(monkeypatch)
     stream = make_stream(root, tokenizer, steps=1, **options)
-    assert sentences(stream.sample) == set(range(30)) and {key.partition("#")[0] for key in documents} == {"train.txt"}
+    assert sentences(stream.sample) == set(range(30))
+    assert {key.partition("#")[0] for key in documents} == {"train.txt"}
 
 
 def test_files_of_dev_are_no_files_of_a_process(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
