@@ -239,8 +239,8 @@ class Corpus:
         of = {split: [name for name in names if splits[name] == split] for split in ("train", "dev", "test")}
         if not of["train"]:
             raise UserError(
-                f"{self.describe()} has {_list_files([*of['dev'], *of['test']])}, which are dev and test by their names, and "
-                "no file of train: add train.txt, or rename them"
+                f"{self.describe()} has {_list_files([*of['dev'], *of['test']])}, which are dev and test by their "
+                "names, and no file of train: add train.txt, or rename them"
             )
         dev = f"dev is {_list_files(of['dev'])}" if of["dev"] else "dev is held out from train"
         left_out = f", and not read are {_list_files(of['test'])}" if of["test"] else ""
