@@ -32,8 +32,8 @@ def find_own(queries: IdTexts, corpus: IdTexts) -> dict[int, int]:
         return {}
     if 2 * same < len(both):
         print_notice(
-            f"{queries.path}: {len(both):,} queries have the id of a document, and {len(both) - same:,} of them another "
-            "text than it: the ids are taken for equal by chance, so that such a document can be found"
+            f"{queries.path}: {len(both):,} queries have the id of a document, and {len(both) - same:,} of them another"
+            " text than it: the ids are taken for equal by chance, so that such a document can be found"
         )
         return {}
     print_notice(
