@@ -18,6 +18,7 @@ import numpy as np
 from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import read_text_column
+from distill.data.held_out import keep_together, number_units, text_keys
 from distill.data.own_documents import Gains, IdTexts, find_equal, find_own, leave_out_own, list_own
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, compute_digest
@@ -126,7 +127,7 @@ def read_judged(source: TableSource) -> JudgedTexts:
     own = find_own(queries, corpus)
     judged = {split: leave_out_own(split, of, own) for split, of in judged.items()}
     if "dev" not in judged:
-        judged["train"], judged["dev"] = _hold_out(judged["train"], source)
+        judged["train"], judged["dev"] = _hold_out(judged["train"], queries.texts, source)
     judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
     return JudgedTexts(corpus, queries, judged, own)
 
@@ -238,8 +239,10 @@ def _read_gain(score: str, path: Path, line: int) -> int:
         raise UserError(f"{path}, line {line}: the score {score!r} is no whole number") from error
 
 
-def _hold_out(judged: Mapping[int, Gains], source: TableSource) -> tuple[dict[int, Gains], dict[int, Gains]]:
-    """Returns the judgements of train and of dev, the same in every run."""
+def _hold_out(
+    judged: Mapping[int, Gains], texts: Sequence[str], source: TableSource
+) -> tuple[dict[int, Gains], dict[int, Gains]]:
+    """Returns the judgements of train and of dev, the same in every run. Queries of equal texts are on one side."""
     queries = np.random.default_rng(0).permutation(list(judged)).tolist()
     number = max(1, round(source.dev_fraction * len(queries)))
     if number >= len(queries):
@@ -247,7 +250,8 @@ def _hold_out(judged: Mapping[int, Gains], source: TableSource) -> tuple[dict[in
             f"{source.data_dir} has {len(queries)} queries to train on, of which "
             f"task.dev_fraction={source.dev_fraction} cannot hold out dev: give qrels/dev.tsv, or more queries"
         )
-    held = set(queries[:number])
+    units = number_units([text_keys([texts[query] for query in queries])], len(queries))
+    held = {queries[row] for row in keep_together(np.arange(number), units)}
     train = {query: gains for query, gains in judged.items() if query not in held}
     return train, {query: gains for query, gains in judged.items() if query in held}
 

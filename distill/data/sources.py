@@ -1,6 +1,6 @@
 """Sources of labelled rows: data in memory, a directory, a single file, the Hub, or the built-in data."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import numpy as np
 
 from distill.data import readers
+from distill.data.held_out import Keys, keep_together, number_units
 from distill.data.readers import Table, show_names
 from distill.errors import UserError
 from distill.readers.split_names import read_shard
@@ -136,14 +137,16 @@ class TableSource:
         groups: Sequence[str] | None = None,
         group: str = "group",
         train: Sequence[int] = (),
+        together: Iterable[Keys] = (),
     ) -> dict[str, Table]:
-        """Splits a table into train and dev, the same in every run.
+        """Splits a table into train and dev, the same in every run. Rows of equal texts are on one side.
 
         Args:
             classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
             groups: of the rows; those of one group are in one split. None has no groups.
             group: the name of a group in messages.
             train: rows that are not held out; there are none with classes or groups.
+            together: keys of the rows, such as their texts; those with an equal key are in one split.
 
         Raises:
             UserError: if train or dev would lack rows, a class, or a group.
@@ -165,6 +168,12 @@ class TableSource:
                 f"{path} cannot be split with {option}{condition} ({error}): give a directory with train and dev "
                 "instead"
             ) from error
+        dev = keep_together(dev, number_units(together, len(table)), classes=classes, fixed=train)
+        if not len(dev):
+            raise UserError(
+                f"{path} cannot be split with {option} so that equal texts are on one side, because too few of its "
+                f"{len(table):,} rows have different texts: give a directory with train and dev instead"
+            )
         sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
         return {
             name: table.select(np.sort(indices).tolist(), sources[name])
