@@ -214,6 +214,21 @@ def test_a_folder_with_files_of_dev_trains_on_the_others_alone(
     assert {key.partition("#")[0] for key in documents} == {"train.txt"}
 
 
+def test_a_stream_leaves_out_the_texts_of_dev(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    """Every document is there twice, and most copies of those of dev are documents of train."""
+    texts = [make_text(number, 4) for number in range(40)]
+    (tmp_path / "a.txt").write_text("\n".join([*texts, *texts]))
+    splits = encode(make_task(tmp_path / "a.txt", streaming=True, packing="sentence"), tokenizer, tmp_path)
+    of_dev = set(map(tuple, unmask_all(splits["dev"])))
+    assert of_dev
+    trained = set(map(tuple, unmask_all(splits["train"].sample())))
+    assert not trained & of_dev
+    for step in splits["train"].training_loader(steps=6, **BATCHES):
+        assert not {text for batch in step for text in map(tuple, unmask(batch))} & of_dev
+    alone = make_streamed_text(make_task(tmp_path / "a.txt", streaming=True, packing="sentence"), tokenizer)
+    assert set(map(tuple, unmask_all(alone.sample()))) & of_dev
+
+
 def test_files_of_dev_are_no_files_of_a_process(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     """With enough files each process has its own, which are all of train."""
     root = tmp_path / "folder"
