@@ -28,19 +28,25 @@ class TextSides:
         self._is_drawn, self._compares = is_drawn, compares
         self._dev, self._train = set[int](), set[int]()
         self._key, self._is_held_out = "", False
+        self._moved = 0
 
     def __call__(self, document: Document) -> bool:
         if document.key != self._key:
             self._key, self._is_held_out = document.key, self._divide(document)
         return self._is_held_out
 
+    def describe(self) -> str:
+        """Returns the number of documents that were drawn to be held out and are not, for the end of a message."""
+        return f" ({self._moved:,} more have the text of one to train on, and stay with it)" if self._moved else ""
+
     def _divide(self, document: Document) -> bool:
         if not self._compares:
             return self._is_drawn(document.key)
         digest = digest_text(document.text)
-        if digest in self._dev or digest in self._train:
-            return digest in self._dev
         is_drawn = self._is_drawn(document.key)
+        if digest in self._dev or digest in self._train:
+            self._moved += is_drawn and digest in self._train
+            return digest in self._dev
         if len(self._dev) + len(self._train) < MOST:
             (self._dev if is_drawn else self._train).add(digest)
         return is_drawn

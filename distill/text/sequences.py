@@ -392,7 +392,7 @@ def _cache_tokens(
                 for sequence in packer.finish():
                     writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
                 if not len(writers[split]):
-                    raise UserError(too_short_message(corpus, settings, split))
+                    raise UserError(too_short_message(corpus, settings, split) + divide.describe())
                 writers[split].close()
             if cleaner is not None:
                 write_json(temporary / _CLEANING, cleaner.record())
