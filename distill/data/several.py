@@ -211,9 +211,9 @@ def report_shared_texts(splits: Mapping[str, Mapping[str, Split]]) -> None:
             trained = set(of_other["train"])
             if shared := sum(key in trained for key in of_task["dev"]):
                 print_notice(
-                    f"{shared:,} of {len(of_task['dev']):,} rows of dev of task {name} have the text of a row that task "
-                    f"{other} trains on, so that the scores of {name} may be too high: give train and dev of both tasks "
-                    "as files that divide the texts alike"
+                    f"{shared:,} of {len(of_task['dev']):,} rows of dev of task {name} have the text of a row that "
+                    f"task {other} trains on, so that the scores of {name} may be too high: give train and dev of "
+                    "both tasks as files that divide the texts alike"
                 )
 
 
