@@ -225,8 +225,8 @@ class LengthBuckets(Sampler[Step]):
     shows at once.
 
     A micro-batch has `batch_size` examples, of a fraction one of the whole numbers beside it, so that the mean is met.
-    Or it has as many as fit into `batch_tokens` tokens including padding. With `batch_tokens` all examples are one pool,
-    so that every epoch has the same number of steps.
+    Or it has as many as fit into `batch_tokens` tokens including padding. With `batch_tokens` all examples are one
+    pool, so that every epoch has the same number of steps.
 
     In epoch `e`, the index of example `i` of `n` is `i + n * (e % visits)`, or `i + n * e` without `visits`. A data
     set can thus mask the same example differently in each visit.
