@@ -8,6 +8,7 @@ Where the only judgements are those of the split, its queries are the share of t
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from distill.data.retrieval import Gains, read_retrieval
 from distill.tasks import Embedding
-from distill.tasks.rankings import DEPTH, METRICS, score_rankings
+from distill.tasks.rankings import DEPTH, METRICS, drop_own, score_rankings
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,22 @@ class Split:
         texts: those of the documents.
         documents: the number of each document; one without a text is missing.
         gains: the judgements of each query.
+        own: the document that a query is itself, by the place of the query.
     """
 
     queries: np.ndarray
     texts: np.ndarray
     documents: np.ndarray
     gains: list[Gains]
+    own: Mapping[int, int]
 
     def score(self, found: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns each metric of each query, from positions `[queries, k]` of documents, best first."""
-        return score_rankings(self.documents[found], self.gains)
+        """Returns each metric of each query, from positions `[queries, k]` of documents, best first.
+
+        A query may find itself, and so one document more is needed than the metrics count.
+        """
+        rankings = drop_own(self.documents[found], np.arange(len(found)), self.own)
+        return score_rankings(rankings, self.gains)
 
 
 def read_split(directory: Path, name: str, dev_fraction: float) -> Split:
@@ -49,12 +56,14 @@ def read_split(directory: Path, name: str, dev_fraction: float) -> Split:
     data, judgements = read_retrieval(task.source)
     split = data.splits[name if name in data.splits else "dev"]
     is_query = split.labels >= 0
+    numbers = split.labels[is_query].astype(int).tolist()
     texts = np.array([group[0] for group in split["texts"]], dtype=object)
     return Split(
         queries=texts[is_query],
         texts=texts[~is_query],
         documents=-1 - split.labels[~is_query].astype(int),
-        gains=[judgements.gains[int(number)] for number in split.labels[is_query]],
+        gains=[judgements.gains[number] for number in numbers],
+        own={place: judgements.own[number] for place, number in enumerate(numbers) if number in judgements.own},
     )
 
 
@@ -77,7 +86,7 @@ def main() -> None:
 
     model = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
     model.index(tokenize(split.texts), show_progress=False)
-    found, _ = model.retrieve(tokenize(split.queries), k=DEPTH, show_progress=False)
+    found, _ = model.retrieve(tokenize(split.queries), k=DEPTH + 1, show_progress=False)
     values = split.score(np.asarray(found))
     for name, of_queries in values.items():
         Console().print(f"{name} {of_queries.mean():.4f} ({len(of_queries)} queries)")

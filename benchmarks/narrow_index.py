@@ -32,7 +32,7 @@ def main() -> None:
     Console().print(f"{len(documents):,} documents, {len(queries):,} queries, {documents.shape[1]} dimensions")
     means: list[float] = []
     for precision, rescore in VARIANTS:
-        _, positions = Index(documents, precision=precision).search(queries, 10, rescore=rescore)
+        _, positions = Index(documents, precision=precision).search(queries, 11, rescore=rescore)
         means.append(split.score(positions)["ndcg@10"].mean())
         kept = means[-1] / means[0]
         Console().print(f"{precision:8} rescore={rescore} nDCG@10 {means[-1]:.4f}, {kept:.1%} of float32")

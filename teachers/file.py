@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from distill.console import print_notice
 from distill.contracts import Data, Examples, Task
 from distill.data.labelled_text import LabelledText
 from distill.data.tables import text_split
@@ -16,12 +17,15 @@ from distill.data.token_cache import tokenize_split
 from distill.errors import UserError
 from distill.models.known_logits import KnownLogits
 from distill.readers.columns import SUFFIXES, Table, read_table
+from distill.readers.equal_texts import normalize_text
+from distill.readers.lines import name_row
 from distill.readers.rows import show_names
 
 from .pretrained import Pretrained
 
 ID = "id"
 PROBABILITIES = "probabilities"
+EQUAL = 1e-6  # Difference of equal probabilities.
 TOLERANCE = 0.01  # Of a sum of probabilities, which files have with few digits.
 BATCH = 1024  # Texts that are compared with those of the file at once.
 
@@ -84,8 +88,8 @@ class ProbabilityFile:
         """Returns the module that gives the logits of the texts of the file.
 
         Raises:
-            UserError: for other classes than the task's, values that are no probabilities, and texts of the task
-                without probabilities.
+            UserError: for other classes than the task's, values that are no probabilities, texts and ids that are there
+                twice with different values, and texts of the task without probabilities.
         """
         independent = task.info.likelihood == "sigmoid"
         table = read_table(self.path)
@@ -96,6 +100,7 @@ class ProbabilityFile:
         split = text_split(*columns)
         tokens = tokenize_split(split, tokenizer, task.info.max_length)
         ids = np.split(tokens.columns["input_ids"], tokens.offsets[1:-1])
+        check_repeated(table, columns, ids, probabilities, data.labels)
         known = KnownLogits(ids, probabilities, independent=independent)
         for name, examples in task.encode(data, tokenizer, cache_dir).items():
             assert isinstance(examples, Examples)  # A stream has no labels.
@@ -118,7 +123,7 @@ class ProbabilityFile:
                 f"{texts.source} has no column {show_names(missing)}: it has {show_names(texts.names)}, expected "
                 f"{show_names((ID, *text))}"
             )
-        by_id = {str(id): of_id for id, of_id in zip(texts.columns[ID], _iterate_texts(texts, text), strict=True)}
+        by_id = map_ids(texts, text)
         for row, id in enumerate(table.columns[ID]):
             if str(id) not in by_id:
                 raise UserError(f"{table.place(row)}: {texts.source} has no row with the id {id}, expected its text")
@@ -140,6 +145,65 @@ class ProbabilityFile:
                 f"{self.path} has no probabilities for {len(missing):,} of {len(examples):,} texts of {name}, the "
                 f"first of them {first_text}: add their rows, or leave the texts out of the data"
             )
+
+
+def map_ids(table: Table, text: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the texts of each id.
+
+    Raises:
+        UserError: for an id with two different texts.
+    """
+    by_id: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for row, (id, values) in enumerate(zip(table.columns[ID], _iterate_texts(table, text), strict=True)):
+        first, of_id = by_id.setdefault(str(id), (row, values))
+        if of_id != values:
+            raise UserError(
+                f"{table.place(first)}, and {name_row(row, table.lines)}: the id {id} is there twice with different "
+                f"texts, {reprlib.repr(of_id[0])} and {reprlib.repr(values[0])}, expected it once: take one of them out"
+            )
+    return {id: values for id, (_, values) in by_id.items()}
+
+
+def check_repeated(
+    table: Table,
+    columns: Sequence[list[str]],
+    ids: Sequence[np.ndarray],
+    probabilities: np.ndarray,
+    labels: Sequence[str],
+) -> None:
+    """Raises UserError for a text that the table has twice with different probabilities.
+
+    A text in other letters is the same one if the encoder reads the same tokens of both. A notice counts the other
+    texts of equal tokens, such as those of the same beginning, which get the mean of their probabilities.
+
+    Args:
+        columns: the texts of the rows, one column or those of pairs.
+        ids: the tokens of each row.
+    """
+    first: dict[object, int] = {}
+    first_of_tokens: dict[bytes, int] = {}
+    different: list[tuple[int, int]] = []
+    alike = 0
+    for row, (texts, tokens) in enumerate(zip(zip(*columns, strict=True), ids, strict=True)):
+        key = tokens.tobytes()
+        earlier = first.setdefault((key, *map(normalize_text, texts)), row)
+        if np.abs(probabilities[row] - probabilities[earlier]).max() > EQUAL:
+            different.append((earlier, row))
+        alike += bool(np.abs(probabilities[row] - probabilities[first_of_tokens.setdefault(key, row)]).max() > EQUAL)
+    if different:
+        [one, other], number = different[0], len(different)
+        more = f"; {number:,} rows of the file are such repetitions" if number > 1 else ""
+        raise UserError(
+            f"{table.place(one)}, and {name_row(other, table.lines)}: the text {reprlib.repr(columns[0][other])} is "
+            f"there twice with different probabilities, {_show(labels, probabilities[one])} and "
+            f"{_show(labels, probabilities[other])}, expected them once: take one of them out, or give both the "
+            f"mean{more}"
+        )
+    if alike:
+        print_notice(
+            f"{table.source}: texts that the encoder cannot tell from an earlier one, because it reads the same tokens "
+            f"of both, have other probabilities: {alike:,}; the mean is taken"
+        )
 
 
 def _iterate_texts(table: Table, text: Sequence[str]) -> Iterator[tuple[str, ...]]:

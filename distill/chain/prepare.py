@@ -75,6 +75,8 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
             _read(name, task, source.of_task(name), student, plan, run.section(name))
             for name, task in plan.tasks.items()
         ]
+    if len(readings) > 1:
+        several.report_shared_texts({reading.name: cast(LabelledData, reading.data).splits for reading in readings})
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     with run.timed("teacher"):
         prepared = [reading.prepare() for reading in readings]

@@ -224,8 +224,9 @@ class LengthBuckets(Sampler[Step]):
     on the seed and the epoch. Without `shuffle`, all examples are sorted, the longest first, so that too little memory
     shows at once.
 
-    A micro-batch has `batch_size` examples, or as many as fit into `batch_tokens` tokens including padding. With
-    `batch_tokens` all examples are one pool, so that every epoch has the same number of steps.
+    A micro-batch has `batch_size` examples, of a fraction one of the whole numbers beside it, so that the mean is met.
+    Or it has as many as fit into `batch_tokens` tokens including padding. With `batch_tokens` all examples are one
+    pool, so that every epoch has the same number of steps.
 
     In epoch `e`, the index of example `i` of `n` is `i + n * (e % visits)`, or `i + n * e` without `visits`. A data
     set can thus mask the same example differently in each visit.
@@ -238,7 +239,7 @@ class LengthBuckets(Sampler[Step]):
         self,
         lengths: np.ndarray,
         *,
-        batch_size: int | None = None,
+        batch_size: float | None = None,
         batch_tokens: int | None = None,
         accumulate: int = 1,
         shuffle: bool = True,
@@ -262,8 +263,10 @@ class LengthBuckets(Sampler[Step]):
         self.visits, self.rank, self.world = visits, rank, world
         self.skip = 0  # Steps of the next epoch that a resumed training has finished.
         self.sampler = self  # Lightning calls its `set_epoch`.
-        bounds = self._bounds(np.sort(lengths))
-        self._micro_batches = -(-len(lengths) // (batch_size * world)) if batch_size else len(bounds)
+        self._micro_batches = len(self._bounds(np.sort(lengths)))
+        if batch_size:
+            pools, remaining = divmod(len(lengths), self._size_of(pool))
+            self._micro_batches = pools * pool + sum(self._size_of(number) < remaining for number in range(pool))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -298,7 +301,7 @@ class LengthBuckets(Sampler[Step]):
             return self._split(np.argsort(self.lengths, kind="stable"))[::-1]
         random = np.random.default_rng([self.seed, self.epoch])
         order = random.permutation(len(self.lengths))
-        size = self.pool * self.batch_size * self.world if self.batch_size else len(order)
+        size = self._size_of(self.pool) if self.batch_size else len(order)
         starts = list(range(0, len(order), size))
         if len(starts) > 1 and len(order) - starts[-1] < self.world:  # Too few for a separate pool.
             starts.pop()
@@ -313,17 +316,25 @@ class LengthBuckets(Sampler[Step]):
         """Splits examples, sorted by length with the shortest first, into micro-batches."""
         return [order[first:last] for first, last in self._bounds(self.lengths[order])]
 
+    def _size_of(self, number: int) -> int:
+        """Returns the examples of this number of micro-batches of all ranks, 0 with `batch_tokens`."""
+        return self.world * int(number * (self.batch_size or 0) + 1e-9)
+
     def _bounds(self, lengths: np.ndarray) -> list[tuple[int, int]]:
         """Returns the first and last (exclusive) example of each micro-batch; only the one of the shortest is smaller.
 
         Raises:
             UserError: if a rank would have no example in one of them.
         """
-        bounds = []
+        bounds: list[tuple[int, int]] = []
         last = len(lengths)
         while last:
             length = padded_length(lengths[last - 1], self.longest)
-            size = self.world * (self.batch_size or self.batch_tokens // length)  # type: ignore[operator]
+            number = len(bounds)
+            size = self._size_of(number + 1) - self._size_of(number)
+            if not size:
+                assert self.batch_tokens is not None
+                size = self.world * (self.batch_tokens // length)
             bounds.append((max(0, last - size), last))
             last = bounds[-1][0]
         bounds.reverse()

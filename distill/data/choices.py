@@ -12,6 +12,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data.columns import get_labels, is_labelled, leave_out_unlabelled, read_text_column
+from distill.data.held_out import text_key
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns, missing_columns
 from distill.data.tables import LabelledData, Split, create_data
@@ -26,6 +27,7 @@ from distill.edge.choices import (
     split_choices,
 )
 from distill.errors import UserError
+from distill.readers.equal_texts import normalize_text
 from distill.readers.labels import LabelColumn, is_without_label
 from distill.readers.problems import show_lines
 
@@ -142,7 +144,12 @@ class ChoiceColumns:
         return leave_out_unlabelled(table, self.answer)
 
     def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
-        return source.hold_out_dev(self._check(table))
+        table = self._check(table)
+        questions = self.read_rows(table)
+        contexts = questions.columns.get("context", [""] * len(questions))
+        rows = zip(contexts, questions["question"], questions["choices"], strict=True)
+        texts = [text_key([context, question, *choices]) for context, question, choices in rows]
+        return source.hold_out_dev(table, together=[[normalize_text(of) or None for of in contexts], texts])
 
 
 def _find(table: Table, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from distill.console import print_notice
 from distill.contracts import IGNORED
 from distill.data.columns import get_labels, is_labelled, lacks_labels, read_text_column, stack_labels
+from distill.data.held_out import text_keys
 from distill.data.missing_rows import Kind, Missing, RowRules
 from distill.data.readers import Table
 from distill.data.sources import SINGLE, TableSource, check_columns
@@ -125,20 +126,20 @@ class LabelledText:
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         """Splits a table into train and dev, stratified by class; of several labels train has every one."""
+        together = [text_keys(*(table.columns[name] for name in self.text))]
         if self._kind == "number" or lacks_labels(table, self.label):
-            return self.source.hold_out_dev(table)
+            return self.source.hold_out_dev(table, together=together)
         if self._kind == "classes":
             [column] = _get_label_lists(self, {"train": table}, _ignore).values()
-            return self.source.hold_out_dev(table, train=first_rows(column))
+            return self.source.hold_out_dev(table, train=first_rows(column), together=together)
         columns = {"train": get_labels(table, self.label)}
         words = to_words(columns, self.label_names)
         join_spellings(columns, words, self.label_names or (), _ignore)
         [column], [classes] = columns.values(), words.values()
         self._check_classes(table, classes)
         # Rows are drawn class by class, and indices in the order of their numbers as text.
-        return self.source.hold_out_dev(
-            table, classes=classes if column.classes is None else list(map(str, column.values))
-        )
+        by_class = classes if column.classes is None else list(map(str, column.values))
+        return self.source.hold_out_dev(table, classes=by_class, together=together)
 
     def _check_classes(self, table: Table, classes: Sequence[str]) -> None:
         """Raises UserError if train or dev would lack a class of these rows."""

@@ -140,7 +140,8 @@ class MixedBuckets(Sampler[Step]):
     """Samples the steps of an epoch, which is one pass over the labelled examples.
 
     The labelled examples are in micro-batches of `LengthBuckets`, smaller by the share. Each of them gets unlabelled
-    examples of similar rank in length, so that all together have `batch_size` examples. With `batch_tokens` the
+    examples of similar rank in length, so that all together have `batch_size` examples. Where the share leaves no whole
+    number of labelled examples in a micro-batch, the two numbers beside it take turns. With `batch_tokens` the
     labelled ones take their share of the tokens, and the unlabelled ones follow in further micro-batches of at most
     `batch_tokens` where they do not fit. Texts that are much longer than the labelled ones get micro-batches of their
     own, which saves padding and changes no step, because a step divides by the counts of all its micro-batches.
@@ -178,8 +179,8 @@ class MixedBuckets(Sampler[Step]):
             raise UserError(
                 f"got batch_tokens={batch_tokens}, expected at least {self.longest}, the length of the longest example"
             )
-        size = None if batch_size is None else int(batch_size * (1 - share) + 1e-9)
-        if size == 0 and batch_size is not None:
+        size = None if batch_size is None else round(batch_size * (1 - share), 9)
+        if size is not None and size < 1:
             raise UserError(
                 f"got trainer.batch_size={batch_size} and task.unlabelled_share={share:g}, which leaves no labelled "
                 f"example in a batch: expected a batch_size of at least {int(np.ceil(1 / (1 - share) - 1e-9))}"
@@ -188,7 +189,7 @@ class MixedBuckets(Sampler[Step]):
         self._buckets = LengthBuckets(
             lengths[:labelled], batch_size=size, batch_tokens=tokens, seed=seed, world=world
         )  # fmt: skip
-        self.batch_tokens, self.accumulate, self.seed = batch_tokens, accumulate, seed
+        self.batch_size, self.batch_tokens, self.accumulate, self.seed = batch_size, batch_tokens, accumulate, seed
         self.rank, self.world, self.skip, self.epoch = rank, world, 0, 0
         self.sampler = self  # Lightning calls its `set_epoch`.
         self._draws = world * int(labelled * ratio(share) / world + 1e-9)
@@ -227,7 +228,13 @@ class MixedBuckets(Sampler[Step]):
         labelled = self._buckets.sample_epoch()
         drawn = self._draw()
         # Multiples of the ranks, which all get as many.
-        shares = np.cumsum([len(rows) for rows in labelled]) * ratio(self.share) / self.world
+        shown = np.cumsum([len(rows) for rows in labelled])
+        shares = shown * ratio(self.share) / self.world
+        size = self._buckets.batch_size
+        if self.batch_size is not None and size is not None and size % 1:
+            # The rest of each micro-batch, as far as the share of the epoch goes.
+            rest = self.world * self.batch_size * np.arange(1, len(shown) + 1) - shown
+            shares = rest * (shares[-1] / rest[-1])
         ends = self.world * np.floor(shares + 1e-9).astype(int)
         starts = np.concatenate([[0], ends[:-1]])
         stream = np.concatenate([*drawn, np.empty(0, dtype=int)])

@@ -38,7 +38,7 @@ def profile_data(data: str, given: Chosen | None = None, stems: Mapping[str, Seq
     """
     path = Path(data).expanduser()
     if path.is_file():
-        return profile_files({"data": path}, given)
+        return profile_files({"data": (path,)}, given)
     if not path.is_dir():
         raise UserError(f"{data} does not exist, expected a file with rows, or a directory with train and dev")
     files = find_files(path, stems)

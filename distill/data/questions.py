@@ -17,6 +17,7 @@ import numpy as np
 from distill.console import print_notice
 from distill.contracts import IGNORED
 from distill.data.columns import read_text_column
+from distill.data.held_out import text_keys
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, create_data
@@ -92,9 +93,12 @@ def _check_questions(table: Table) -> None:
 
 
 def _hold_out_contexts(source: TableSource, table: Table) -> dict[str, Table]:
-    """Splits a table into train and dev, which have no context in common."""
+    """Splits a table into train and dev, which have no context in common, and no article if there are enough."""
     _check_questions(table)
-    return source.hold_out_dev(table, groups=list(map(str, table.columns["context"])), group="context")
+    contexts = list(map(str, table.columns["context"]))
+    titles = [str(title).strip() or None if title is not None else None for title in table.columns.get(TITLE, ())]
+    together = [text_keys(contexts), titles] if len(set(titles)) * source.dev_fraction >= 1 else [text_keys(contexts)]
+    return source.hold_out_dev(table, groups=contexts, group="context", together=together)
 
 
 def _read_questions(table: Table) -> Split:

@@ -13,6 +13,7 @@ from distill.errors import UserError, first_line
 from distill.readers.columns import SAMPLED, is_string, read_table
 from distill.readers.columns import SUFFIXES as SUFFIXES
 from distill.readers.columns import Table as Table
+from distill.readers.columns import join_tables as join_tables
 from distill.readers.lines import iterate_lines, reading_errors
 from distill.readers.lines import lone_carriage_return as lone_carriage_return
 from distill.readers.lines import read_lines as read_lines

@@ -9,7 +9,15 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data.candidates import find_candidates
-from distill.data.retrieval import Gains, JudgedTexts, Judgements, read_judged, report_shared_queries
+from distill.data.retrieval import (
+    Gains,
+    JudgedTexts,
+    Judgements,
+    find_equal,
+    list_own,
+    read_judged,
+    report_shared_queries,
+)
 from distill.data.sources import TableSource
 from distill.data.tables import LabelledData, Split, compute_digest
 from distill.errors import UserError
@@ -49,6 +57,7 @@ def read_lists(
     A row of train is a query with a relevant document, which is the first one and has the label 0, and documents that
     are drawn from its candidates and not relevant. A row of another split is a query with its candidates, and its label
     is the number of the query. The relevant documents that are no candidates count in the metrics: nothing finds them.
+    A document that the query is itself is no candidate, and one with its text no negative.
 
     Args:
         first_stage: as for `find_candidates`.
@@ -62,10 +71,14 @@ def read_lists(
     found = read_judged(source)
     numbers = sorted({query for of_split in found.judged.values() for query in of_split})
     queries, documents = found.queries.texts, found.corpus.texts
-    rankings = find_candidates(first_stage, [queries[number] for number in numbers], documents, top, cache_dir)
-    candidates = dict(zip(numbers, rankings, strict=True))
+    depth = top + bool(found.own)  # Of which one may be the query itself.
+    rankings = find_candidates(first_stage, [queries[number] for number in numbers], documents, depth, cache_dir)
+    candidates = {
+        number: [document for document in ranking if document != found.own.get(number)][:top]
+        for number, ranking in zip(numbers, rankings, strict=True)
+    }
     train = _create_train(found, candidates, negatives, source)
-    splits, gains, listed = {"train": train}, list[Gains](), list[tuple[int, ...]]()
+    splits, gains, listed, scored_queries = {"train": train}, list[Gains](), list[tuple[int, ...]](), list[int]()
     scored = {name: of for name, of in found.judged.items() if name != "train"}
     for name, judged in sorted(scored.items(), key=lambda pair: pair[0] != "dev"):
         _check_candidates(name, judged, candidates, found, first_stage=first_stage, top=top)
@@ -74,10 +87,12 @@ def read_lists(
         labels = np.arange(len(gains), len(gains) + len(judged))
         splits[name] = list_split([queries[query] for query in judged], texts, labels)
         gains += judged.values()
+        scored_queries += judged
         listed += [tuple(candidates[query]) for query in judged]
     content = ([name, of.records(), of.labels.tolist()] for name, of in splits.items())
-    digest = compute_digest([[list(of.items()) for of in gains], *content])
-    judgements = Judgements(tuple(gains), documents=tuple(found.corpus.numbers))
+    own = found.own_of(scored_queries)
+    digest = compute_digest([[list(of.items()) for of in gains], *content, *list_own(own)])
+    judgements = Judgements(tuple(gains), documents=tuple(found.corpus.numbers), own=own)
     return LabelledData(labels=(SCORE,), splits=splits, sha256=digest), Lists(judgements, tuple(listed))
 
 
@@ -87,8 +102,10 @@ def _create_train(
     """Returns a row for each pair of a query and a relevant document, the same in every run."""
     random, documents = np.random.default_rng(0), found.corpus.texts
     queries, lists, alone = list[str](), list[list[str]](), 0
+    find_itself = find_equal(found.queries.texts, documents, found.own)
     for query, gains in found.judged["train"].items():
-        others = [number for number in candidates[query] if number not in gains]
+        excluded = {*gains, *find_itself(query)}
+        others = [number for number in candidates[query] if number not in excluded]
         alone += not others
         for positive in gains if others else ():
             if documents[positive]:

@@ -3,10 +3,13 @@
 `corpus.jsonl` has `_id`, `text` and maybe `title`, and `queries.jsonl` has `_id` and `text`; both may be `.gz`.
 `qrels/train.tsv`, `dev.tsv` and `test.tsv` have the columns `query-id`, `corpus-id` and `score`. A score is a whole
 number: above 0 it is the gain of a relevant document, else the document is not relevant.
+
+Where the queries are documents themselves (ArguAna, Quora), the document with the id of a query is neither found for it
+nor a negative, as in BEIR's evaluation (`ignore_identical_ids`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +18,8 @@ import numpy as np
 from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import read_text_column
+from distill.data.held_out import keep_together, number_units, text_keys
+from distill.data.own_documents import Gains, IdTexts, find_equal, find_own, leave_out_own, list_own
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, compute_digest
 from distill.data.text_groups import IS_QUERY, group_split, list_content
@@ -30,7 +35,7 @@ T = TypeVar("T")
 Compare = Callable[[int], np.ndarray]
 # Share of the similarity of a query to its relevant documents, above which a document that is not judged may be one.
 LIKELY = 0.95
-Gains = Mapping[int, int]  # Of the relevant documents of a query, by the number of the document.
+
 
 
 @dataclass(frozen=True)
@@ -40,30 +45,32 @@ class Judgements:
     Args:
         gains: of each query by its number.
         documents: the ids of the documents by their number.
+        own: the document that each query is itself, by their numbers, for those queries that are one.
         training: the judgements of train, of which its groups are made.
     """
 
     gains: tuple[Gains, ...]
     documents: tuple[str, ...]
+    own: Mapping[int, int] = field(default_factory=dict)
     training: "TrainingPairs | None" = None
 
 
 @dataclass(frozen=True)
-class _Texts:
-    """The texts of a file in their order, and their numbers by id. The text of a document without any is empty."""
-
-    path: Path
-    texts: list[str]
-    numbers: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class JudgedTexts:
-    """The texts of a retrieval set, and the gains of the queries of each split by the number of the query."""
+    """The texts of a retrieval set, and the gains of the queries of each split by the number of the query.
 
-    corpus: _Texts
-    queries: _Texts
+    Args:
+        own: the document that each query is itself, by their numbers, as `find_own` returns it.
+    """
+
+    corpus: IdTexts
+    queries: IdTexts
     judged: dict[str, dict[int, Gains]]
+    own: Mapping[int, int]
+
+    def own_of(self, queries: Sequence[int]) -> dict[int, int]:
+        """The documents that these queries are themselves, by the place of the query."""
+        return {place: self.own[query] for place, query in enumerate(queries) if query in self.own}
 
 
 def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[LabelledData, Judgements]:
@@ -84,15 +91,18 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     found = read_judged(source)
     corpus, queries, judged = found.corpus, found.queries, found.judged
     gains: list[Gains] = []
-    training = TrainingPairs(judged.pop("train"), queries, corpus, source, negatives)
+    training = TrainingPairs(judged.pop("train"), queries, corpus, source, negatives, found.own)
     splits = {"train": training.create_split(training.compare_words() if negatives else None)}
     of_train = {group[0] for group in splits["train"]["texts"]}
+    numbers: list[int] = []
     for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
         report_shared_queries(name, gains_of_split, queries.texts, list(queries.numbers), of_train)
         splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
         gains += gains_of_split.values()
-    digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits)])
-    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers), training=training)
+        numbers += gains_of_split
+    own = found.own_of(numbers)
+    digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits), *list_own(own)])
+    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers), own=own, training=training)
     return LabelledData(labels=(), splits=splits, sha256=digest), judgements
 
 
@@ -114,10 +124,12 @@ def read_judged(source: TableSource) -> JudgedTexts:
     judged = {
         split: _read_judgements(path, queries, corpus) for split, path in _find_judgements(directory, source).items()
     }
+    own = find_own(queries, corpus)
+    judged = {split: leave_out_own(split, of, own) for split, of in judged.items()}
     if "dev" not in judged:
-        judged["train"], judged["dev"] = _hold_out(judged["train"], source)
+        judged["train"], judged["dev"] = _hold_out(judged["train"], queries.texts, source)
     judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
-    return JudgedTexts(corpus, queries, judged)
+    return JudgedTexts(corpus, queries, judged, own)
 
 
 def replace_train(data: LabelledData, train: Split) -> LabelledData:
@@ -163,7 +175,7 @@ def _find_judgements(directory: Path, source: TableSource) -> dict[str, Path]:
     return found
 
 
-def _read_texts(path: Path, columns: Sequence[str]) -> _Texts:
+def _read_texts(path: Path, columns: Sequence[str]) -> IdTexts:
     """Reads the columns of every row, which are joined with a space."""
     table = readers.read_file(path, ("_id", *columns))
     check_columns(table, [("_id",), ("text",)], LAYOUT)
@@ -180,10 +192,10 @@ def _read_texts(path: Path, columns: Sequence[str]) -> _Texts:
     texts = [" ".join(part for part in parts if part.strip()) for parts in zip(*read, strict=True)]
     if empty := texts.count(""):
         print_notice(f"{path}: texts that are empty, which no search finds: {empty:,}")
-    return _Texts(path, texts, numbers)
+    return IdTexts(path, texts, numbers)
 
 
-def _read_judgements(path: Path, queries: _Texts, corpus: _Texts) -> dict[int, Gains]:
+def _read_judgements(path: Path, queries: IdTexts, corpus: IdTexts) -> dict[int, Gains]:
     """Returns the gains of every query with a relevant document, by the number of the query."""
     judged: dict[int, dict[int, int]] = {}
     lines = readers.read_lines(path)
@@ -214,7 +226,7 @@ def _read_judgements(path: Path, queries: _Texts, corpus: _Texts) -> dict[int, G
     return found
 
 
-def _look_up(name: str, texts: _Texts, path: Path, line: int) -> int:
+def _look_up(name: str, texts: IdTexts, path: Path, line: int) -> int:
     if name not in texts.numbers:
         raise UserError(f"{path}, line {line}: {name!r} is no id of {texts.path.name}, expected one")
     return texts.numbers[name]
@@ -227,8 +239,10 @@ def _read_gain(score: str, path: Path, line: int) -> int:
         raise UserError(f"{path}, line {line}: the score {score!r} is no whole number") from error
 
 
-def _hold_out(judged: Mapping[int, Gains], source: TableSource) -> tuple[dict[int, Gains], dict[int, Gains]]:
-    """Returns the judgements of train and of dev, the same in every run."""
+def _hold_out(
+    judged: Mapping[int, Gains], texts: Sequence[str], source: TableSource
+) -> tuple[dict[int, Gains], dict[int, Gains]]:
+    """Returns the judgements of train and of dev, the same in every run. Queries of equal texts are on one side."""
     queries = np.random.default_rng(0).permutation(list(judged)).tolist()
     number = max(1, round(source.dev_fraction * len(queries)))
     if number >= len(queries):
@@ -236,7 +250,8 @@ def _hold_out(judged: Mapping[int, Gains], source: TableSource) -> tuple[dict[in
             f"{source.data_dir} has {len(queries)} queries to train on, of which "
             f"task.dev_fraction={source.dev_fraction} cannot hold out dev: give qrels/dev.tsv, or more queries"
         )
-    held = set(queries[:number])
+    units = number_units([text_keys([texts[query] for query in queries])], len(queries))
+    held = {queries[row] for row in keep_together(np.arange(number), units)}
     train = {query: gains for query, gains in judged.items() if query not in held}
     return train, {query: gains for query, gains in judged.items() if query in held}
 
@@ -255,13 +270,15 @@ class TrainingPairs:
     Args:
         judged: the relevant documents of each query.
         negatives: documents for each pair.
+        own: the document that each query is itself.
     """
 
     judged: Mapping[int, Gains]
-    queries: _Texts
-    corpus: _Texts
+    queries: IdTexts
+    corpus: IdTexts
     source: TableSource
     negatives: int
+    own: Mapping[int, int]
 
     def compare_words(self) -> Compare:
         """Returns the cosines of TF-IDF.
@@ -321,12 +338,13 @@ class TrainingPairs:
         return group_split(_choose(groups, self.source.train_examples))
 
     def _find_negatives(self, compare: Compare) -> dict[int, list[int | None]]:
-        """Returns the most similar documents of each query that are not relevant."""
+        """Returns the most similar documents of each query that are not relevant and are not the query itself."""
         found: dict[int, list[int | None]] = {}
         empty = [document for document, text in enumerate(self.corpus.texts) if not text]
+        equal = find_equal(self.queries.texts, self.corpus.texts, self.own)
         for query, gains in self.judged.items():
             similarities = compare(query).astype(np.float64)
-            similarities[[*empty, *gains]] = -1
+            similarities[[*empty, *gains, *equal(query)]] = -1
             order = np.argsort(-similarities, kind="stable")[: self.negatives]
             found[query] = [int(document) for document in order if similarities[document] > -1]
         if alone := sum(not documents for documents in found.values()):
@@ -355,7 +373,7 @@ def report_shared_queries(
         )
 
 
-def _create_split(judged: Mapping[int, Gains], queries: _Texts, corpus: _Texts, *, first: int) -> Split:
+def _create_split(judged: Mapping[int, Gains], queries: IdTexts, corpus: IdTexts, *, first: int) -> Split:
     """Returns the queries, which have numbers from `first` on, and the corpus, each a group of one text.
 
     A label is the number of a query, or `-1 - d` for the document with the number `d`. A query is followed by its

@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from distill.console import print_notice
 from distill.contracts import TASK_ID, BatchOptions, EncodedSplits, Examples, Loader
 from distill.data import batching
 from distill.data.batching import Batch, LengthBuckets, Step
+from distill.data.held_out import text_key
 from distill.data.mixing import MixedBuckets, labelled_only
+from distill.data.tables import Split
 
 
 class SeveralExamples:
@@ -189,6 +192,29 @@ def join_splits(parts: Sequence[EncodedSplits], *, sampling: float) -> EncodedSp
         )
         for name in names
     }
+
+
+def report_shared_texts(splits: Mapping[str, Mapping[str, Split]]) -> None:
+    """Prints how many rows of dev of a task have the text of a row that another task trains on.
+
+    Args:
+        splits: of each task by its name.
+    """
+    keys = {
+        name: {split: list(map(text_key, of[split].compared_texts())) for split in ("train", "dev")}
+        for name, of in splits.items()
+    }
+    for name, of_task in keys.items():
+        for other, of_other in keys.items():
+            if other == name:
+                continue
+            trained = set(of_other["train"])
+            if shared := sum(key in trained for key in of_task["dev"]):
+                print_notice(
+                    f"{shared:,} of {len(of_task['dev']):,} rows of dev of task {name} have the text of a row that "
+                    f"task {other} trains on, so that the scores of {name} may be too high: give train and dev of "
+                    "both tasks as files that divide the texts alike"
+                )
 
 
 def all_loaders(

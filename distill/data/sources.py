@@ -1,6 +1,6 @@
 """Sources of labelled rows: data in memory, a directory, a single file, the Hub, or the built-in data."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import numpy as np
 
 from distill.data import readers
+from distill.data.held_out import Keys, keep_together, number_units
 from distill.data.readers import Table, show_names
 from distill.errors import UserError
+from distill.readers.split_names import read_shard
 from distill.storage import hub
 
 if TYPE_CHECKING:
     import datasets
 
 # The file or Hub names of each split.
-STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation"), "test": ("test",)}
+STEMS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train",),
+    "dev": ("dev", "validation", "valid"),
+    "test": ("test",),
+}
 # Splits a table, the only one of a source or its train, into train and dev.
 HoldOut = Callable[[Table], dict[str, Table]]
 SINGLE = "data"  # The name of the only table of a source, of which dev is held out.
@@ -131,14 +137,16 @@ class TableSource:
         groups: Sequence[str] | None = None,
         group: str = "group",
         train: Sequence[int] = (),
+        together: Iterable[Keys] = (),
     ) -> dict[str, Table]:
-        """Splits a table into train and dev, the same in every run.
+        """Splits a table into train and dev, the same in every run. Rows of equal texts are on one side.
 
         Args:
             classes: of the rows, by which the split is stratified; None draws dev from all rows alike.
             groups: of the rows; those of one group are in one split. None has no groups.
             group: the name of a group in messages.
             train: rows that are not held out; there are none with classes or groups.
+            together: keys of the rows, such as their texts; those with an equal key are in one split.
 
         Raises:
             UserError: if train or dev would lack rows, a class, or a group.
@@ -160,6 +168,12 @@ class TableSource:
                 f"{path} cannot be split with {option}{condition} ({error}): give a directory with train and dev "
                 "instead"
             ) from error
+        dev = keep_together(dev, number_units(together, len(table)), classes=classes, fixed=train)
+        if not len(dev):
+            raise UserError(
+                f"{path} cannot be split with {option} so that equal texts are on one side, because too few of its "
+                f"{len(table):,} rows have different texts: give a directory with train and dev instead"
+            )
         sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
         return {
             name: table.select(np.sort(indices).tolist(), sources[name])
@@ -204,7 +218,11 @@ class TableSource:
         for split in self._needed:
             if split not in files:
                 raise missing_file(directory, self.stems[split], self.suffixes)
-        return {split: self.read_file(path, self.wanted) for split, path in files.items()}
+        return {split: self._read_parts(paths) for split, paths in files.items()}
+
+    def _read_parts(self, paths: Sequence[Path]) -> Table:
+        """Returns the rows of a file, or of all of its parts."""
+        return readers.join_tables([self.read_file(path, self.wanted) for path in paths])
 
     def _read_further(self, name: str, content: "str | datasets.Dataset") -> Table:
         """Returns the table of a set of `transfer`: a file, or the one of test, or else of dev, in a directory."""
@@ -215,7 +233,7 @@ class TableSource:
             files = find_files(path, {split: self.stems[split] for split in ("test", "dev")}, self.suffixes)
             if not files:
                 raise missing_file(path, [*self.stems["test"], *self.stems["dev"]], self.suffixes)
-            path = files.get("test") or files["dev"]
+            return self._read_parts(files.get("test") or files["dev"])
         if not path.is_file():
             raise UserError(f"task.transfer.{name}={content} does not exist, expected a file, or a directory with test")
         if not path.name.endswith(self.suffixes):
@@ -242,24 +260,42 @@ class TableSource:
 
 def find_files(
     directory: Path, stems: Mapping[str, Sequence[str]], suffixes: Sequence[str] = readers.SUFFIXES
-) -> dict[str, Path]:
-    """Returns the file of each split that a directory has.
+) -> dict[str, tuple[Path, ...]]:
+    """Returns the file of each split that a directory has, or its parts: `train-00000-of-00002.parquet` and the next.
 
     Raises:
-        UserError: for several files of one split.
+        UserError: for several files of one split that are no parts of one, and for parts that are not all there.
     """
+    parts = _find_parts(directory, suffixes)
     files = {}
     for split, names in stems.items():
         candidates = (directory / f"{stem}{suffix}" for stem in names for suffix in suffixes)
-        paths = [candidate for candidate in candidates if candidate.is_file()]
+        paths = [(candidate,) for candidate in candidates if candidate.is_file()]
+        paths += [of for stem in names for (name, _), of in parts.items() if name == stem]
         if len(paths) > 1:
             raise UserError(
-                f"{directory} has {' and '.join(path.name for path in paths)}, expected one file for {split}: "
+                f"{directory} has {' and '.join(of[0].name for of in paths)}, expected one file for {split}: "
                 "move the others away"
             )
         if paths:
             files[split] = paths[0]
+    for (stem, count), of in parts.items():
+        if of in files.values() and len(of) != count:
+            raise UserError(
+                f"{directory} has {len(of)} of the {count} files {stem}-...-of-{count:05} (found "
+                f"{', '.join(path.name for path in of[:5])}), expected all of them"
+            )
     return files
+
+
+def _find_parts(directory: Path, suffixes: Sequence[str]) -> dict[tuple[str, int], tuple[Path, ...]]:
+    """Returns the parts of files in their order, by the name and the number of all parts."""
+    found: dict[tuple[str, int], list[Path]] = {}
+    for path in sorted(directory.iterdir()):
+        part = read_shard(path, suffixes)
+        if part is not None and path.name.endswith(tuple(suffixes)) and path.is_file():
+            found.setdefault((part[0], part[2]), []).append(path)
+    return {key: tuple(paths) for key, paths in found.items()}
 
 
 def missing_file(directory: Path, stems: Sequence[str], suffixes: Sequence[str] = readers.SUFFIXES) -> UserError:

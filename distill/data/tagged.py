@@ -13,6 +13,7 @@ from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import check_surrogates
 from distill.data.conll import BLANK, read_conll
+from distill.data.held_out import text_keys
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, create_data
@@ -112,7 +113,8 @@ class TaggedText:
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         self._check_columns(table)
-        return self.source.hold_out_dev(table)
+        sentences = [" ".join(map(str, of)) if isinstance(of, list) else of for of in table.columns[self.tokens]]
+        return self.source.hold_out_dev(table, together=[text_keys(sentences)])
 
     def _is_tagged(self, table: Table) -> bool:
         """Returns whether a split has tags. The hidden tags of a test split may be missing, or all -1."""

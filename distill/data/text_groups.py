@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data.columns import get_labels, is_labelled, read_text_column
+from distill.data.held_out import text_keys
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import Column, LabelledData, Split, create_data, text_split
@@ -78,7 +80,9 @@ class GroupColumns:
             UnreachableError: if the data is not in the cache and cannot be downloaded.
         """
         tables = source.read(
-            cache_dir, source.hold_out_dev, lambda table: read_labels is not None or is_labelled(table, self.label)
+            cache_dir,
+            partial(self._hold_out_dev, source),
+            lambda table: read_labels is not None or is_labelled(table, self.label),
         )
         groups = self._read_train(tables["train"])
         classes, numbers = self._read_train_labels(tables["train"], len(groups))
@@ -100,6 +104,10 @@ class GroupColumns:
         known = replace(data, splits={name: text_split(_known_texts(split)) for name, split in data.splits.items()})
         pool = UnlabelledText(source, text=self.text[:1], label=self.label).add_to(known).pool
         return replace(data, pool=replace(pool, rows=group_split([[text] for text in pool.rows.texts])))
+
+    def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
+        columns = [table.columns[name] for name in (*self.text, *self.train_text) if name in table.columns]
+        return source.hold_out_dev(table, together=[text_keys(*columns)] if columns else ())
 
     def _read_train(self, table: Table) -> list[list[str]]:
         """Returns the groups of a table to train on, of those columns that it has."""

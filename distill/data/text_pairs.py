@@ -13,6 +13,7 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data.columns import check_surrogates, read_text_column
+from distill.data.held_out import text_keys
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, create_data
@@ -61,7 +62,7 @@ class TextPairs:
 
     def _hold_out(self, table: Table) -> dict[str, Table]:
         check_columns(table, [(self.source,), (self.target,)], ADVICE)
-        return self.rows.hold_out_dev(table)
+        return self.rows.hold_out_dev(table, together=[text_keys(table.columns[self.source])])
 
     def _has_targets(self, table: Table) -> bool:
         """Returns whether a split has targets at all: those of a test split may be hidden, which a notice says."""

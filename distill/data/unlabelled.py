@@ -18,6 +18,8 @@ from distill.data.readers import Table
 from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
 from distill.readers.cleaning import WebCleaner, check_left, describe_cleaning
+from distill.readers.equal_texts import normalize_text
+from distill.readers.sentences import split_sentences
 from distill.storage import hub
 
 if TYPE_CHECKING:
@@ -246,22 +248,30 @@ def clean_pool(data: LabelledData) -> LabelledData:
     return replace(data, pool=replace(data.pool.add(kept, OWN_ROWS, "the task's own table"), removed=removed))
 
 
-def clean(rows: Split, data: LabelledData) -> tuple[Split, dict[str, int]]:
+def clean(rows: Split, data: LabelledData, *, by_sentence: bool = False) -> tuple[Split, dict[str, int]]:
     """Returns the rows that are not empty and new, each once, and the number of those removed by reason.
 
     Texts are compared without their case and their white space. Reasons are `empty`, a split that has the row,
-    scored splits before train, and `doubled` for a row of the pool or an earlier one.
+    scored splits before train, and `doubled` for a row of the pool or an earlier one. Of the scored splits no row stays
+    in another order of its texts, such as a pair with its texts exchanged, and no single text of several.
+
+    Args:
+        by_sentence: whether no sentence of a text of the scored splits stays either.
     """
-    found: dict[object, str] = {}
-    for name, split in {**data.scored(), "train": data.splits["train"]}.items():
-        for key in _keys(split):
-            found.setdefault(key, name)
+    scored: dict[object, str] = {}
+    for name, split in data.scored().items():
+        for texts in split.compared_texts():
+            scored.setdefault(tuple(sorted(map(normalize_text, texts))), name)
+            sentences = [of for text in texts for of in split_sentences(" ".join(text.split()))] if by_sentence else []
+            for text in (*texts, *sentences):
+                scored.setdefault((normalize_text(text),), name)
+    found: dict[object, str] = dict.fromkeys(_keys(data.splits["train"]), "train")
     for key in _keys(data.pool.rows) if len(data.pool) else ():
         found.setdefault(key, "doubled")
     removed: dict[str, int] = dict.fromkeys(("empty", *data.scored(), "train", "doubled"), 0)
     chosen = []
     for row, key in enumerate(_keys(rows)):
-        reason = "empty" if data.is_empty(key) else found.get(key)
+        reason = "empty" if data.is_empty(key) else scored.get(tuple(sorted(key)), found.get(key))
         if reason is None:
             chosen.append(row)
             found[key] = "doubled"
@@ -282,11 +292,7 @@ def describe_removed(removed: Mapping[str, int]) -> str:
 
 def _keys(rows: Split) -> Iterator[tuple[str, ...]]:
     """Yields the normalized texts that are compared."""
-    return (tuple(map(_normalize, texts)) for texts in rows.compared_texts())
-
-
-def _normalize(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return (tuple(map(normalize_text, texts)) for texts in rows.compared_texts())
 
 
 def _read_texts(path: Path) -> Iterator[str]:

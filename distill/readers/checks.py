@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 
 from distill.readers import problems
 from distill.readers.columns import Table, has_mark
@@ -36,13 +35,13 @@ def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterato
         yield Problem(
             f"{len(lines):,} {noun} cannot be read ({show_lines(range(len(lines)), lines)})", reason, is_error=True
         )
-    if is_delimited(Path(file.source)) and (names := _find_values_in_header(columns)):
+    if is_delimited(file.path) and (names := _find_values_in_header(columns)):
         yield Problem(
             f"line 1 looks like a row and not like the names of the columns ({', '.join(map(repr, names))})",
             "write a line with names such as text,label above it",
             is_error=True,
         )
-    if has_mark(Path(file.source)):
+    if has_mark(file.path):
         yield Problem("the file begins with a byte order mark", "it is left out, which needs no action")
 
 

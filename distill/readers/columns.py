@@ -33,6 +33,7 @@ class Table:
         samples: the first values of the other columns.
         unreadable: the errors of lines that are left out.
         schema: of a Parquet file, None for others.
+        parts: the files of several parts.
     """
 
     source: str
@@ -43,6 +44,12 @@ class Table:
     samples: Mapping[str, Sequence[object]] = field(default_factory=dict)
     unreadable: Skipped = field(default_factory=dict)
     schema: Any = None
+    parts: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """Returns the file, of several parts the first one."""
+        return Path(self.parts[0] if self.parts else self.source)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -77,12 +84,39 @@ def read_table(path: Path, wanted: Collection[str] | None = None, skipped: Skipp
         return (_read_fields if is_delimited(path) else _read_objects)(path, wanted, skipped)
 
 
-def read_columns(path: Path) -> Table:
-    """Reads all columns of a file of a type in `SUFFIXES`, without the lines that have no clear meaning.
+def join_tables(tables: Sequence[Table]) -> Table:
+    """Returns the rows of one table, or of all parts of one, whose rows are counted from the first part on.
 
     Raises:
-        UserError: if the file cannot be read at all, or has columns with another delimiter.
+        UserError: for parts with other columns or classes than the first one.
     """
+    first, *others = tables
+    if not others:
+        return first
+    for other in others:
+        if set(other.names) != set(first.names) or other.classes != first.classes:
+            raise UserError(
+                f"{other.source} has the columns {', '.join(other.names)}, and {first.source} has "
+                f"{', '.join(first.names)}: expected the same columns and classes in all parts of a file"
+            )
+    columns = {name: [value for of in tables for value in of.columns[name]] for name in first.columns}
+    unreadable = {line: error for of in tables for line, error in of.unreadable.items()}
+    return replace(
+        first, source=f"{first.source} and {len(others)} more", columns=columns, lines=None, unreadable=unreadable,
+        parts=tuple(of.source for of in tables),
+    )  # fmt: skip
+
+
+def read_columns(*paths: Path) -> Table:
+    """Reads all columns of a file of a type in `SUFFIXES`, or of its parts, without the lines of no clear meaning.
+
+    Raises:
+        UserError: if a file cannot be read at all, or has columns with another delimiter.
+    """
+    return join_tables([_read_all_columns(path) for path in paths])
+
+
+def _read_all_columns(path: Path) -> Table:
     if not path.name.lower().endswith(SUFFIXES):
         raise UserError(
             f"{path} is of no known kind, expected one of {', '.join(SUFFIXES)}; others are checked by a dry run"

@@ -75,8 +75,8 @@ class Profile:
         }
 
 
-def profile_files(paths: Mapping[str, Path], given: Chosen | None = None) -> Profile:
-    """Returns the profile of the file of each split, train first, or of a single one under the name `data`.
+def profile_files(paths: Mapping[str, Sequence[Path]], given: Chosen | None = None) -> Profile:
+    """Returns the profile of the file of each split, or of its parts, train first; `data` is the name of a single one.
 
     Args:
         given: columns and a task that are no guesses.
@@ -85,10 +85,10 @@ def profile_files(paths: Mapping[str, Path], given: Chosen | None = None) -> Pro
         UserError: for a file that cannot be read at all, and for a given column that it lacks.
     """
     given = given or Chosen()
-    files = {split: read_columns(path) for split, path in paths.items()}
+    files = {split: read_columns(*of_split) for split, of_split in paths.items()}
     first = next(iter(files))
     columns = tuple(describe_column(name, values) for name, values in files[first].columns.items())
-    chosen = choose_columns(columns, given, str(paths[first]))
+    chosen = choose_columns(columns, given, files[first].source)
     splits, unreadable = read_splits(files, chosen)
     marks = checks.find_label_marks(splits, chosen)
     classes = {} if chosen.task == "regression" else _count_classes(splits, chosen, marks)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS = 400  # Of a scatter plot, which would be slow to open with more.
+BARS = 24  # Of a histogram, at most.
 LENGTHS = 3  # From which on times are drawn against the length.
 
 
@@ -217,13 +218,24 @@ def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -
     return draw(caption, plot, name="cost-by-length")
 
 
+def bin_lengths(shortest: int, longest: int) -> list[int]:
+    """Returns the edges of at most `BARS` bars for whole numbers, each of which has equally many of them.
+
+    Bars of 2 and of 1 numbers in turns would look like gaps that the lengths do not have.
+
+    >>> bin_lengths(3, 5), bin_lengths(1, 50)[:3]
+    ([3, 4, 5, 6], [1, 4, 7])
+    """
+    width = max(1, -(-(longest - shortest + 1) // BARS))
+    return [*range(shortest, longest + 1, width), shortest + width * -(-(longest - shortest + 1) // width)]
+
+
 def draw_lengths(lengths: Sequence[int]) -> Figure:
     """Returns the histogram of the words of the examples."""
 
     def plot(axes: "Axes") -> None:
         top = int(np.quantile(lengths, 0.99)) + 1
-        bins = np.unique(np.linspace(min(lengths), max(top, min(lengths) + 1), 25).astype(int))
-        axes.hist(np.minimum(lengths, top), bins=[*bins, bins[-1] + 1], color=SERIES[0], alpha=0.7)
+        axes.hist(np.minimum(lengths, top), bins=bin_lengths(min(lengths), top), color=SERIES[0], alpha=0.7)
         median = float(np.median(lengths))
         axes.axvline(median, color=INK, linestyle="--", linewidth=1, label=f"median {median:g}")
         axes.set_xlabel("words of an example of dev")

@@ -37,7 +37,7 @@ def preview_rows(paths: Mapping[str, Path]) -> Preview:
     with tempfile.TemporaryDirectory(dir=next(iter(paths.values())).parent, prefix=".") as temporary:
         try:
             samples = {split: _sample(path, Path(temporary, path.name)) for split, path in paths.items()}
-            profile = profile_files({split: sample.path for split, sample in samples.items()})
+            profile = profile_files({split: (sample.path,) for split, sample in samples.items()})
             table = read_columns(next(iter(samples.values())).path)
         except UserError as error:
             raise UserError(str(error).replace(f"{temporary}/", "")) from error

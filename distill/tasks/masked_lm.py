@@ -114,8 +114,8 @@ class TextData:
         if cache_dir is None:
             raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
         if is_streamed(self.settings, self.corpus):
-            dev = dev_of_stream(self.corpus, self.settings, tokenizer)
-            return {"train": StreamedText(self.corpus, self.settings, tokenizer), "dev": dev}
+            dev, texts = dev_of_stream(self.corpus, self.settings, tokenizer)
+            return {"train": StreamedText(self.corpus, self.settings, tokenizer, texts), "dev": dev}
         return dict(keep_sequences(self.corpus, self.settings, tokenizer, cache_dir))
 
     def describe_cleaning(self) -> dict[str, Any]:

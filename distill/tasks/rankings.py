@@ -6,6 +6,7 @@ import numpy as np
 
 DEPTH = 100  # Documents of a ranking that are scored.
 METRICS = ("ndcg@10", "recall@10", "recall@100", "mrr@10")
+NO_DOCUMENT = -1  # In place of a document, where a ranking has fewer than others.
 
 
 def score_rankings(rankings: np.ndarray, gains: Sequence[Mapping[int, int]]) -> dict[str, np.ndarray]:
@@ -35,6 +36,21 @@ def score_rankings(rankings: np.ndarray, gains: Sequence[Mapping[int, int]]) -> 
         "recall@100": hits[:, :100].sum(axis=1) / relevant,
         "mrr@10": (hits[:, :10] / ranks).max(axis=1, initial=0),
     }
+
+
+def drop_own(rankings: np.ndarray, queries: np.ndarray, own: Mapping[int, int]) -> np.ndarray:
+    """Returns rankings `[Q, k]` of documents without those that the queries are themselves, as BEIR evaluates them.
+
+    The later documents move up, and `NO_DOCUMENT` is behind the last one.
+
+    Args:
+        queries: the numbers of the queries, `[Q]`.
+        own: the document that a query is itself, by their numbers.
+    """
+    of_query = np.array([own.get(int(query), NO_DOCUMENT - 1) for query in queries])
+    is_own = rankings == of_query[:, None]
+    order = np.argsort(is_own, axis=1, kind="stable")
+    return np.take_along_axis(np.where(is_own, NO_DOCUMENT, rankings), order, axis=1)
 
 
 def _discount(gains: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from distill.losses.term import mask_logits, scatter_logits
 from distill.options import check_arguments
 from distill.tasks import rankings, rows
 from distill.tasks.overview import ShownTask
+from distill.tasks.rankings import NO_DOCUMENT
 from distill.tasks.scoring import Scoring, largest_difference, share_within_range
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from distill.data.batching import TokenizedExamples
 
 SHOWN = 10  # Documents of a ranking in predictions.parquet.
-NO_DOCUMENT = -1  # In place of a candidate, where a query has fewer than others.
 Metrics = Annotated[
     Sequence[Literal["ndcg@10", "mrr@10", "recall@10"]],
     Field(min_length=1, description="a list of some of ndcg@10, mrr@10, recall@10"),

@@ -215,7 +215,7 @@ class RankingScores(VectorScores):
         found = []
         for form in forms:
             index = Index(vectors[documents], precision=form.precision)
-            _, nearest = index.search(queries, rankings.DEPTH, rescore=form.rescore)
+            _, nearest = index.search(queries, rankings.DEPTH + bool(self._data().own), rescore=form.rescore)
             found.append((form, self._score(scores, self._numbers(scores, documents[nearest]))))
         return [*super().narrow(scores, [size for size in dimensions if size != width]), *found]
 
@@ -232,7 +232,7 @@ class RankingScores(VectorScores):
         predictions: list[list[str] | None] = [None] * examples
         for item, ranking in zip(queries.tolist(), self._rank(scores, SHOWN).tolist(), strict=True):
             labels[item] = [data.documents[number] for number in data.gains[int(scores.labels[item])]]
-            predictions[item] = [data.documents[number] for number in ranking]
+            predictions[item] = [data.documents[number] for number in ranking if number != rankings.NO_DOCUMENT]
         return {"label": labels, "prediction": predictions, "probability": [None] * examples}
 
     def summarize_dev(self, splits: LabelledData) -> str:
@@ -246,17 +246,18 @@ class RankingScores(VectorScores):
         return self.data
 
     def _rank(self, scores: Scores, depth: int) -> np.ndarray:
-        """Returns the numbers of the documents nearest to each query, `[Q, depth]`.
+        """Returns the numbers of the documents nearest to each query, `[Q, depth]`, of which none is the query itself.
 
         Of equal cosines the document that is earlier in the corpus comes first.
         """
         documents, vectors = _documents(scores), scores.columns["logits"]
-        _, nearest = find_nearest(vectors[_queries(scores)], vectors[documents], depth)
-        return self._numbers(scores, documents[nearest])
+        _, nearest = find_nearest(vectors[_queries(scores)], vectors[documents], depth + bool(self._data().own))
+        return self._numbers(scores, documents[nearest])[:, :depth]
 
     def _numbers(self, scores: Scores, items: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the documents that are these items."""
-        return np.asarray(-1 - scores.labels[items].astype(int))
+        """Returns the numbers of the documents that are these items, `[Q, k]`, without the query itself."""
+        numbers = np.asarray(-1 - scores.labels[items].astype(int))
+        return rankings.drop_own(numbers, scores.labels[_queries(scores)], self._data().own)
 
     def _score(self, scores: Scores, ranking: np.ndarray) -> Scores:
         queries, gains = _queries(scores), self._data().gains

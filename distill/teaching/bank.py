@@ -31,6 +31,7 @@ from distill.teaching.source import TeacherSource
 from distill.training.settings import has_bf16
 
 FORMAT = 1  # Of the entries in the cache.
+CHOICE = 2  # Of those of chosen sentences.
 VECTORS, CHOSEN = "vectors.npy", "chosen.npy"
 MOST_QUERIES = 10_000  # Training texts, evenly spaced, whose neighbours are found.
 FEWEST_NEIGHBOURS = 32  # Of a training text, because texts share them.
@@ -70,7 +71,7 @@ class Search:
         pool_texts = [] if data.pool.rows is None else data.pool.rows.texts
         parts: list[object] = [self._key(self.bank.sentences, tokenizer), data.sha256, pool_texts, queries]
         parts += [teacher.fingerprint, count, CANDIDATES, self.task.info.max_length]
-        directory = self.cache_dir / "banks" / entry_key("chosen", FORMAT, *parts)[:20]
+        directory = self.cache_dir / "banks" / entry_key("chosen", CHOICE, *parts)[:20]
         if not has_entry(directory):
             vectors = self._cached_vectors(model, tokenizer)
             near = self._find(vectors, self._encode(queries, model, tokenizer), count)
@@ -88,7 +89,7 @@ class Search:
         """Returns the places of `count` candidates that are in no split, balanced by class if there are classes."""
         near = near[: 2 * CANDIDATES * count]  # Few are in a split.
         numbered = text_split([self.bank.sentences[row] for row in near.tolist()], labels=near)
-        kept, _ = clean(numbered, data)
+        kept, _ = clean(numbered, data, by_sentence=True)
         has_classes = self.task.info.likelihood in ("softmax", "sigmoid")
         candidates = kept.select(np.arange(min(len(kept), (CANDIDATES if has_classes else 1) * count)))
         if not has_classes or len(candidates) <= count:

@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
+from distill.console import print_notice
 from distill.errors import UnreachableError, UserError
 from distill.readers.cleaning import WebCleaner, check_left
 from distill.readers.lines import format_reason, reading_errors
+from distill.readers.split_names import assign_splits
 from distill.storage import files, hub
 from distill.text import readers
 
@@ -26,6 +28,7 @@ FORMAT = 1
 MAX_HASHED_BYTES = 2 * 2**30
 # With fewer files per process, the amount of text per process would differ too much.
 MIN_FILES_PER_PROCESS = 4
+SHOWN = 3  # Names of files in a notice.
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Corpus:
     """The documents of a file, of a folder of files, of a Hub data set, or of the built-in file.
 
     The files of a folder and its subfolders are read in the order of their paths. Hidden files and files without one of
-    `readers.SUFFIXES` are ignored. Blank documents are omitted.
+    `readers.SUFFIXES` are ignored. Blank documents are omitted. Files whose names tell a split are of that split, as
+    `assign_splits` says: those of test, and others beside a train, are not read.
 
     Args:
         data_dir: a file or folder. It takes precedence over the others.
@@ -107,6 +111,15 @@ class Corpus:
             return f"task.data_dir={self._data_dir}"
         return f"data set {self._hub_id}" if self._hub_id else "the built-in sentences"
 
+    @property
+    def has_dev(self) -> bool:
+        """Returns whether there are files of dev, of which documents are held out in the place of others."""
+        return "dev" in self._splits.values()
+
+    def is_of_dev(self, key: str) -> bool:
+        """Returns whether the file of the document with this key is one of dev."""
+        return self._splits.get(key.rpartition("#")[0]) == "dev"
+
     def read_keys(self) -> Iterator[str]:
         """Yields the keys of all documents, reading only the first blocks of a text file that is one document.
 
@@ -143,7 +156,7 @@ class Corpus:
 
         Args:
             select: returns whether to read the document with a key. An unselected text file that is one document is
-                not opened.
+                not opened, and no unselected file is where files are of splits.
             position: start of the reading, updated after each document. At most one file is read again to reach it.
             cleaner: knows the spans of all files; None has one that forgets them after each file, so that the reading
                 can begin at any.
@@ -156,8 +169,11 @@ class Corpus:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1} for {world_size} processes")
         position = Position() if position is None else position
-        by_file = len(self._sources) >= MIN_FILES_PER_PROCESS * world_size
-        sources = self._sources[rank::world_size] if by_file else self._sources
+        all_sources = self._sources
+        if select is not None and self.has_dev:  # All documents of a file are selected, or none.
+            all_sources = tuple(source for source in all_sources if select(f"{source[0]}#0"))
+        by_file = len(all_sources) >= MIN_FILES_PER_PROCESS * world_size
+        sources = all_sources[rank::world_size] if by_file else all_sources
         forgets, cleaner = cleaner is None, cleaner or (WebCleaner() if self._clean else None)
         for index in range(position.file, len(sources)):
             if index > position.file:
@@ -198,12 +214,45 @@ class Corpus:
             status = readers.read_status(path)
             with reading_errors(path):
                 content = files.hash_file(path) if hash_content else str(status.st_mtime_ns)
-            digest.update(json.dumps([name, status.st_size, content]).encode())
+            split = [self._splits[name]] if self._splits else []
+            digest.update(json.dumps([name, status.st_size, content, *split]).encode())
         return digest.hexdigest()
 
     @cached_property
     def _files(self) -> tuple[tuple[str, Path], ...]:
-        """Name within the corpus and path of each file, sorted. Empty for a Hub data set."""
+        """Name within the corpus and path of each file of train and dev, sorted. Empty for a Hub data set."""
+        read, splits = self._found_files, self._splits
+        return tuple((name, path) for name, path in read if splits.get(name, "train") != "test") if splits else read
+
+    @cached_property
+    def _splits(self) -> dict[str, str]:
+        """The split of each file, by its name; those that are not read are of test. Empty if the names tell none.
+
+        Raises:
+            UserError: for files of dev and of test alone.
+        """
+        names = [name for name, _ in self._found_files]
+        told = assign_splits(names, readers.SUFFIXES)
+        if not told:
+            return told
+        splits = {name: told.get(name, "test") for name in names}
+        of = {split: [name for name in names if splits[name] == split] for split in ("train", "dev", "test")}
+        if not of["train"]:
+            raise UserError(
+                f"{self.describe()} has {_list_files([*of['dev'], *of['test']])}, which are dev and test by their "
+                "names, and no file of train: add train.txt, or rename them"
+            )
+        dev = f"dev is {_list_files(of['dev'])}" if of["dev"] else "dev is held out from train"
+        left_out = f", and not read are {_list_files(of['test'])}" if of["test"] else ""
+        print_notice(
+            f"{self.describe()}: files are of splits by their names: train is {_list_files(of['train'])}, "
+            f"{dev}{left_out}"
+        )
+        return splits
+
+    @cached_property
+    def _found_files(self) -> tuple[tuple[str, Path], ...]:
+        """Name within the corpus and path of each file, sorted."""
         if self._builtin_file is not None:
             return ((self._builtin_file.name, self._builtin_file),)
         if self._data_dir is None:
@@ -280,6 +329,11 @@ class Corpus:
             str(self._hub_id), source, advice="with text files, or go online", streaming=True, split=self._split
         )
         return dataset
+
+
+def _list_files(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _clean(documents: Iterable[Document], cleaner: WebCleaner | None) -> Iterator[Document]:

@@ -12,7 +12,9 @@ from distill.readers.lines import open_file, reading_errors, unreadable
 from distill.readers.parquet import open_parquet
 from distill.readers.rows import read_objects
 
-SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".parquet", ".txt.gz", ".text.gz", ".md.gz", ".jsonl.gz")
+# The last two are those of WikiText.
+_TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
+SUFFIXES = (*_TEXT, ".jsonl", ".parquet", *(f"{suffix}.gz" for suffix in (*_TEXT, ".jsonl")))
 
 CHUNK_SIZE = 2**20  # Characters.
 READ_BYTES = 2**18

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,15 +20,16 @@ from distill.errors import UserError
 from distill.readers.cleaning import WEB, WebCleaner, describe_cleaning
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import write_json
-from distill.text.corpus import DOCUMENT_UNITS, Corpus, choose_held_out, is_held_out
+from distill.text.corpus import DOCUMENT_UNITS, Corpus, Document, choose_held_out, is_held_out
 from distill.text.corruptions import Corruption, Corruptor
+from distill.text.equal_documents import TextSides, digest_text
 from distill.text.masking import Masker, Masking, check_masking
 from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 1
+FORMAT = 2
 _COUNTED = 2**22  # Tokens that are counted at a time.
 _COUNTED_TARGETS = 2000  # Sequences whose targets are counted.
 PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
@@ -325,14 +326,18 @@ def keep_sequences(
     }
 
 
-def dev_of_stream(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase") -> Sequences:
-    """Returns the `dev` of a streamed corpus: the first sequences of its held-out documents.
+def dev_of_stream(
+    corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple[Sequences, frozenset[int]]:
+    """Returns the `dev` of a streamed corpus, the first sequences of its held-out documents, and their texts by digest.
+
+    There are no digests of a corpus with files of dev, whose texts may be in train too.
 
     Raises:
         UserError: if a stream does not support the settings, or the held-out documents are shorter than one sequence.
     """
-    dev, digest = _pack_stream_dev(corpus, settings, tokenizer), _compute_digest(corpus, settings, tokenizer)
-    return Sequences(join_sequences(dev, settings, digest), settings, tokenizer)
+    (dev, texts), digest = _pack_stream_dev(corpus, settings, tokenizer), _compute_digest(corpus, settings, tokenizer)
+    return Sequences(join_sequences(dev, settings, digest), settings, tokenizer), texts
 
 
 def open_corpus(settings: SequenceSettings, cache_dir: Path) -> Corpus:
@@ -378,15 +383,16 @@ def _cache_tokens(
             }
             writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
             cleaner = WebCleaner() if settings.clean else None
+            divide = TextSides(held_out, compares=not corpus.has_dev)
             for document in corpus.read_documents(cleaner=cleaner):
-                split = "dev" if held_out(document.key) else "train"
+                split = "dev" if divide(document) else "train"
                 for sequence in packers[split].add_document(document):
                     writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
             for split, packer in packers.items():
                 for sequence in packer.finish():
                     writers[split].write_example(_columns(sequence), sequence.pair_label if settings.pair else None)
                 if not len(writers[split]):
-                    raise UserError(too_short_message(corpus, settings, split))
+                    raise UserError(too_short_message(corpus, settings, split) + divide.describe())
                 writers[split].close()
             if cleaner is not None:
                 write_json(temporary / _CLEANING, cleaner.record())
@@ -430,8 +436,11 @@ def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreT
 def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], bool]:
     """Returns the function that tells by its key whether a document is held out: at least one and never all.
 
-    Reads the keys up to the first document that is held out and the first one that is not.
+    Of a folder with files of dev those are held out. Else reads the keys up to the first document that is held out and
+    the first one that is not.
     """
+    if corpus.has_dev:
+        return corpus.is_of_dev
     is_drawn = partial(is_held_out, fraction=settings.dev_fraction, seed=settings.seed)
     keys: list[str] = []
     for key in corpus.read_keys():
@@ -443,8 +452,8 @@ def held_out_of(corpus: Corpus, settings: SequenceSettings) -> Callable[[str], b
 
 def _pack_stream_dev(
     corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase"
-) -> list[TokenSequence]:
-    """Returns the first `dev_examples` sequences of the held-out documents."""
+) -> tuple[list[TokenSequence], frozenset[int]]:
+    """Returns the first `dev_examples` sequences of the held-out documents, and the digests of the documents' texts."""
     if settings.masking == "static":
         raise UserError(
             f"{corpus.describe()} is streamed, which shows a text once only: set task.masking=dynamic, or "
@@ -454,11 +463,18 @@ def _pack_stream_dev(
         raise UserError(f"{corpus.describe()} is streamed: give task.dev_examples, or dev would be read to its end")
     held_out = held_out_of(corpus, settings)
     packer = make_packer(settings, tokenizer, settings.seed, measures=True)
-    sequences = packer.pack_documents(corpus.read_documents(select=held_out))
-    dev = list(itertools.islice(sequences, settings.dev_examples))
+    texts: dict[str, int] = {}
+
+    def read() -> Iterator[Document]:
+        for document in corpus.read_documents(select=held_out):
+            if document.key not in texts and not corpus.has_dev:
+                texts[document.key] = digest_text(document.text)
+            yield document
+
+    dev = list(itertools.islice(packer.pack_documents(read()), settings.dev_examples))
     if not dev:
         raise UserError(too_short_message(corpus, settings, "dev"))
-    return dev
+    return dev, frozenset(texts.values())
 
 
 def join_sequences(

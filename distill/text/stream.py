@@ -14,6 +14,7 @@ from distill.contracts import BatchOptions, Loader
 from distill.data.batching import Batch, LengthBuckets
 from distill.errors import UserError
 from distill.text.corpus import Corpus, Position
+from distill.text.equal_documents import leave_out
 from distill.text.packing import TokenSequence
 from distill.text.sequences import (
     Sequences,
@@ -55,11 +56,16 @@ class StepPosition(TypedDict):
 
 @dataclass(frozen=True)
 class StreamedText:
-    """The training split of a corpus that is too large to be cached as tokens."""
+    """The training split of a corpus that is too large to be cached as tokens.
+
+    Args:
+        of_dev: digests of the texts of dev, which are not trained on, wherever they are.
+    """
 
     corpus: Corpus
     settings: SequenceSettings
     tokenizer: "PreTrainedTokenizerBase"
+    of_dev: frozenset[int] = frozenset()
     visits = None
 
     @cached_property
@@ -69,7 +75,9 @@ class StreamedText:
 
     def sample(self) -> Sequences:
         """Returns the first sequences that are trained on."""
-        return CorpusStream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}).sample
+        return CorpusStream(
+            self.corpus, self.settings, self.tokenizer, steps=1, batches={}, of_dev=self.of_dev
+        ).sample
 
     @cached_property
     def token_counts(self) -> np.ndarray:
@@ -87,7 +95,9 @@ class StreamedText:
                 f"{self.corpus.describe()} is streamed, so that its length is not known: give trainer.max_steps"
             )
         world = batches.pop("world", 1)
-        stream = CorpusStream(self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world)
+        stream = CorpusStream(
+            self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world, of_dev=self.of_dev
+        )
         count = len(list(itertools.islice(filter(stream.is_training_document, self.corpus.read_keys()), world)))
         if count < world:
             raise UserError(
@@ -120,7 +130,9 @@ class CorpusStream(IterableDataset[list[Batch]]):
         batches: BatchOptions,
         rank: int = 0,
         world: int = 1,
+        of_dev: frozenset[int] = frozenset(),
     ) -> None:
+        self.of_dev = of_dev
         self.corpus, self.settings, self.tokenizer = corpus, settings, tokenizer
         self.steps, self.batches, self.rank, self.world = steps, batches.copy(), rank, world
         self.skip = 0
@@ -183,9 +195,10 @@ class CorpusStream(IterableDataset[list[Batch]]):
             if "packer" in state:
                 packer.load_state_dict(state["packer"])
             state = {}
-            documents = self.corpus.read_documents(
+            read = self.corpus.read_documents(
                 rank=self.rank, world_size=self.world, select=self.is_training_document, position=corpus_position
             )
+            documents = leave_out(read, self.of_dev)
             ended = False
             while not ended:
                 position: BufferPosition = {

@@ -44,13 +44,25 @@ def test_every_step_has_its_share(share: float, size: int, unlabelled: int) -> N
         assert sum(example >= 180 for example in examples) == unlabelled
 
 
-def test_a_share_that_no_batch_has_exactly_is_met_on_average() -> None:
-    steps = of_epoch(mixed(600, 5000, share=0.3, batch_size=16), 0)
+@pytest.mark.parametrize(("share", "size"), [(0.3, 16), (0.95, 32), (0.9, 32), (0.97, 64), (0.6, 7)])
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_share_that_no_batch_has_exactly_is_met_on_average(share: float, size: int, world: int) -> None:
+    """Before, 0.95 of 32 left one labelled example in a step, and steps of 20."""
+    every = []
+    for rank in range(world):
+        buckets = mixed(600, 5000, share=share, batch_size=size, world=world)
+        buckets.rank = rank
+        every.append(of_epoch(buckets, 0))
+        assert len(every[-1]) == len(buckets)
+        assert abs(len(buckets) - 600 / (world * size * (1 - share))) <= 1.5
+    steps = [[micro for step in of_ranks for micro in step] for of_ranks in zip(*every, strict=True)]
     sizes = [sum(map(len, step)) for step in steps]
-    assert max(sizes) <= 16
     numbers = [sum(example >= 600 for micro in step for example in micro) for step in steps]
-    assert set(numbers[1:]) <= {3, 4, 5}
-    assert sum(numbers) == int(600 * 0.3 / 0.7)
+    assert sum(numbers) == world * int(600 * share / (1 - share) / world + 1e-9)
+    assert max(sizes) <= size * world
+    assert np.mean(sizes) > size * world - 2 * world
+    assert len({total - number for total, number in zip(sizes, numbers, strict=True)}) <= 3  # One of them is short.
+    assert sorted({example for step in steps for micro in step for example in micro if example < 600}) == [*range(600)]
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 6}, {"batch_tokens": 200}, {"batch_size": 4, "accumulate": 3}])

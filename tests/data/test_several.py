@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.contracts import TASK_ID, EncodedSplits
 from distill.data import several
 from distill.data.several import SeveralExamples, share_steps
+from distill.data.tables import text_split
 from distill.tasks import Classification
 
 Shown = list[tuple[int, list[int]]]
@@ -38,6 +39,19 @@ def show(examples: EncodedSplits, epoch: int = 0, *, skip: int = 0, split: str =
         assert len(tasks) == 1
         steps.append((tasks[0], torch.cat([batch["example_id"] for batch in step]).tolist()))
     return steps
+
+
+def test_texts_that_another_task_trains_on_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each task is divided by itself, and the encoder learns from the texts of all."""
+    texts = [f"text {number}" for number in range(8)]
+    parts = {"one": (texts[:6], texts[6:]), "two": ([texts[7].upper(), "more"], ["other", "more"])}
+    splits = {
+        name: {"train": text_split(train), "dev": text_split(dev)} for name, (train, dev) in parts.items()
+    }
+    several.report_shared_texts(splits)
+    notices = " ".join(capsys.readouterr().out.split())
+    assert "1 of 2 rows of dev of task one have the text of a row that task two trains on" in notices
+    assert "of task two have" not in notices
 
 
 @pytest.mark.parametrize(("sampling", "expected"), [(1.0, [96, 3, 1]), (0.5, [78, 14, 8]), (0.0, [34, 33, 33])])

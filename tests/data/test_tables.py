@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distill.data import readers
+from distill.data.profile import profile_data
 from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
 from distill.tasks import Classification, Regression
@@ -97,6 +98,41 @@ def test_a_validation_file_is_read_as_dev(read: Read):
     assert data.splits["test"].labels.tolist() == [1]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_the_parts_of_a_split_are_read_in_their_order(read: Read, suffix: str, tmp_path: Path):
+    """As the Hub names them; before, `train-00000-of-00002.parquet` was no train."""
+    rows: list[Row] = [(f"text {number}", number % 2) for number in range(6)]
+    parts = {f"train-0000{part}-of-00003{suffix}": rows[2 * part : 2 * part + 2] for part in (2, 0, 1)}
+    splits = read({**parts, f"valid-00000-of-00001{suffix}": DEV}).splits
+    assert splits["train"].texts == [text for text, _ in rows]
+    assert splits["train"].labels.tolist() == [label for _, label in rows]
+    assert splits["dev"].texts == ["good", "bad"]
+    profile = profile_data(str(tmp_path / "data"))
+    assert dict(profile.rows) == {"train": 6, "dev": 2}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"train-00000-of-00002.tsv": ROWS},
+            r"has 1 of the 2 files train-\.\.\.-of-00002 \(found train-00000-of-00002.tsv\), expected all of them",
+        ),
+        (
+            {"train.tsv": ROWS, "train-00000-of-00001.tsv": ROWS},
+            r"has train.tsv and train-00000-of-00001.tsv, expected one file for train",
+        ),
+        (
+            {"train-00000-of-00002.tsv": ROWS, "train-00001-of-00002.tsv": "sentence\tstars\na\t1\n"},
+            r"train-00001-of-00002.tsv has the columns sentence, stars, and .*00000-of-00002.tsv has sentence, label",
+        ),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(read: Read, files: dict[str, str | list[Row]], message: str):
+    with pytest.raises(UserError, match=message):
+        read({**files, "dev.tsv": DEV})
+
+
 def test_dev_is_held_out_of_train_where_the_splits_name_none_for_it(read: Read):
     rows: list[Row] = [(f"text {number}", number % 2) for number in range(20)]
     files: dict[str, str | list[Row]] = {"train.tsv": rows, "dev.tsv": [("not read", 1)], "test.tsv": DEV}
@@ -164,7 +200,7 @@ def test_numbers_are_indices_into_the_label_names_of_the_task(read: Read):
         (
             {"train.tsv": ROWS},
             {},
-            r"has no dev or validation file \(found train\.tsv\), expected dev or",
+            r"has no dev or validation or valid file \(found train\.tsv\), expected dev or",
         ),
         ({"dev.tsv": DEV}, {}, r"has no train file \(found dev\.tsv\), expected train with one of \.tsv, \.csv"),
         ({}, {}, r"has no train file \(found nothing\)"),
@@ -396,7 +432,7 @@ def test_a_data_set_of_the_hub_without_dev_is_refused(read: Read, tmp_path: Path
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     write_hub_cache(tmp_path / "hub", {"train": ROWS})
-    with pytest.raises(UserError, match=r"owner/films:toy has no split dev or validation: it has train"):
+    with pytest.raises(UserError, match=r"owner/films:toy has no split dev or validation or valid: it has train"):
         read({}, data_dir=None, hub_id="owner/films:toy")
 
 

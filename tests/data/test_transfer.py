@@ -53,7 +53,7 @@ def test_of_a_directory_test_is_read_and_else_dev(directory: Path) -> None:
     (directory / "de" / "test.jsonl").unlink()
     assert len(read(directory / "en", {"de": directory / "de"}).scored()["de"]) == 1
     (directory / "de" / "dev.jsonl").unlink()
-    with pytest.raises(UserError, match=r"de has no test or dev or validation file \(found nothing\)"):
+    with pytest.raises(UserError, match=r"de has no test or dev or validation or valid file \(found nothing\)"):
         read(directory / "en", {"de": directory / "de"})
 
 

@@ -12,6 +12,8 @@ import pandas
 import pytest
 
 from distill.contracts import IGNORED
+from distill.data.tables import LabelledData, text_split
+from distill.data.unlabelled import clean
 from distill.errors import UserError
 from distill.tasks import Classification, Regression
 
@@ -92,8 +94,19 @@ def test_the_digest_of_a_fine_tuned_teacher_does_not_depend_on_unlabelled_text()
 def test_pairs_are_compared_as_pairs() -> None:
     given = [("E", " f"), ("e", "h"), ("f", "e"), ("", "x"), ("", " ")]
     data = read(given, text=["one", "two"], **{"test": None}, **PAIRS)
-    assert (data.pool.rows.texts, data.pool.rows.pairs) == (["e", "f", ""], ["h", "e", "x"])
-    assert data.pool.removed == {"empty": 1, "dev": 1, "train": 0, "doubled": 0}
+    assert (data.pool.rows.texts, data.pool.rows.pairs) == (["e", ""], ["h", "x"])
+    assert data.pool.removed == {"empty": 1, "dev": 2, "train": 0, "doubled": 0}  # One of them is exchanged.
+
+
+@pytest.mark.parametrize(("by_sentence", "kept"), [(False, ["Third one.", "a", "new"]), (True, ["a", "new"])])
+def test_no_single_text_of_a_scored_pair_is_kept(by_sentence: bool, kept: list[str]) -> None:
+    """And of a bank, which has single sentences, none of a text of several."""
+    train, dev = text_split(["a b"], ["c"]), text_split(["First One"], ["Second text. Third one."])
+    data = LabelledData(("x",), {"train": train, "dev": dev}, "")
+    rows = text_split(["first  one", "Second text. Third one.", "Third one.", "a", "new"])
+    found, removed = clean(rows, data, by_sentence=by_sentence)
+    assert found.texts == kept
+    assert removed["dev"] == 5 - len(kept)
 
 
 def test_a_table_of_one_text_may_call_its_column_text(capsys: pytest.CaptureFixture[str]) -> None:

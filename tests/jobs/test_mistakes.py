@@ -242,7 +242,7 @@ ATTENTION = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.Atte
 # Mistake -> a function that makes it and returns its options, and the expected part of the message.
 MISTAKES: dict[str, tuple[Callable[[UserFiles], list[str]], str]] = {
     "a missing data directory": (_options("task.data_dir=nowhere"), "task.data_dir=nowhere does not exist"),
-    "no dev file": (_spoiled("dev", b"", "txt"), "has no dev or validation file (found dev.txt, train.tsv)"),
+    "no dev file": (_spoiled("dev", b"", "txt"), "has no dev or validation or valid file (found dev.txt, train.tsv)"),
     "an empty file": (_spoiled("dev", b""), "dev.tsv is empty, expected a header and examples"),
     "a file with only a header": (_spoiled("train", b"sentence\tlabel\n"), "train.tsv has a header and no examples"),
     "a missing text column": (_options("task.text=[review]"), "has no column review: it has sentence, label"),

@@ -65,7 +65,7 @@ def labelled(count: int = 60, classes: Sequence[object] = ("bad", "good")) -> li
 
 
 def profile(path: Path, given: Chosen | None = None) -> Profile:
-    return profile_files({"data": path}, given)
+    return profile_files({"data": (path,)}, given)
 
 
 def problems(of: Profile) -> list[str]:
@@ -144,7 +144,7 @@ def test_columns_of_0_and_1_are_several_labels(tmp_path: Path) -> None:
     assert (found.chosen.label, found.chosen.task) == (("rude", "threat"), "multi_label")
     assert found.classes == {"rude": {"data": 30}, "threat": {"data": 20}}
     dev = write_rows(tmp_path / "dev.csv", [["text", "rude"], ["an unseen text", 1]])
-    found = profile_files({"train": tmp_path / "rows.csv", "dev": dev})
+    found = profile_files({"train": (tmp_path / "rows.csv",), "dev": (dev,)})
     assert problems(found)[0].startswith(f"error: {dev} has no column threat: it has text, rude")
 
 
@@ -160,7 +160,7 @@ def test_classes_are_sorted_as_numbers_and_counted_by_split(tmp_path: Path) -> N
         "train": write_rows(tmp_path / "train.csv", labelled(60, (10, 2))),
         "dev": write_rows(tmp_path / "dev.csv", [["review", "stars"], ["an unseen text", 2]]),
     }
-    found = profile_files(paths)
+    found = profile_files({split: (path,) for split, path in paths.items()})
     assert found.rows == {"train": 60, "dev": 1}
     assert list(found.classes.items()) == [("2", {"train": 30, "dev": 1}), ("10", {"train": 30})]
     assert found.problems == ()
@@ -204,7 +204,7 @@ def test_texts_of_several_splits_are_counted(tmp_path: Path) -> None:
         "train": write_rows(tmp_path / "train.csv", rows),
         "dev": write_rows(tmp_path / "dev.csv", [rows[0], rows[5], ["an unseen text", "good"], [rows[6][0], "bad"]]),
     }
-    [problem] = problems(profile_files(paths))
+    [problem] = problems(profile_files({split: (path,) for split, path in paths.items()}))
     assert problem.startswith(
         "2 of 3 rows of dev have the text of a row of train, 1 of them with another label (lines 2 "
     )
@@ -226,7 +226,7 @@ def test_splits_that_do_not_fit_each_other_are_errors(tmp_path: Path, dev: list[
         "train": write_rows(tmp_path / "train.csv", labelled()),
         "dev": write_rows(tmp_path / "dev.csv", dev),
     }
-    found = profile_files(paths)
+    found = profile_files({split: (path,) for split, path in paths.items()})
     assert any(expected in problem for problem in problems(found))
     assert found.errors
 
@@ -237,7 +237,7 @@ def test_a_test_split_without_labels_is_no_problem(tmp_path: Path) -> None:
         "dev": write_rows(tmp_path / "dev.csv", [["review", "stars"], ["an unseen text", "good"]]),
         "test": write_rows(tmp_path / "test.csv", [["review", "stars"], ["another text", "-1"]]),
     }
-    assert profile_files(paths).problems == ()
+    assert profile_files({split: (path,) for split, path in paths.items()}).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,17 @@ def test_a_figure_has_the_colours_of_paper_after_one_of_a_page() -> None:
     assert figure.create_canvas().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 24), (3, 27), (2, 50), (5, 71), (0, 600)])
+def test_every_bar_of_lengths_has_as_many_numbers(shortest: int, longest: int) -> None:
+    """Before, bars of one and of two numbers took turns, and equally frequent lengths had every other bar lower."""
+    edges = run_plots.bin_lengths(shortest, longest)
+    counts, _ = np.histogram(np.arange(shortest, longest + 1), edges)
+    assert len(set(np.diff(edges))) == 1
+    assert len(set(counts[:-1])) <= 1
+    assert counts.sum() == longest - shortest + 1
+    assert len(counts) <= 24
+
+
 @pytest.mark.usefixtures("drawn")
 def test_figures_of_several_seeds_name_them(tmp_path: Path) -> None:
     seeds = [

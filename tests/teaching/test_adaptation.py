@@ -208,7 +208,7 @@ def test_a_text_in_another_script_is_refused(source: TeacherSource, short: Class
     folder = tmp_path / "greek"
     folder.mkdir()
     line = "\u03b5\u03bd \u03b1\u03c1\u03c7\u03b7 \u03b7\u03bd \u03bf \u03bb\u03bf\u03b3\u03bf\u03c2 "
-    (folder / "text.txt").write_text("\n".join(line * 8 for _ in range(60)))
+    (folder / "text.txt").write_text("\n".join(line * 8 + line[:number] for number in range(30)))
     foreign = replace(source, adaptation=adaptation(folder, add_words=0, documents="line"))
     expected = (
         r"^\d+% of the pieces of the text are unknown to the vocabulary, expected at most 50%: give a text in the "

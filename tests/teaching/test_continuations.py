@@ -149,7 +149,7 @@ def test_texts_that_cannot_be_continued_are_refused(
     with pytest.raises(UserError, match="teacher.beams=2 writes every text once before the training, and task"):
         continue_texts(data, examples, teacher, settings, cache_dir=tmp_path, dry_run=False)
     (tmp_path / "short").mkdir()
-    (tmp_path / "short" / "a.txt").write_text("\n".join("abcd" for _ in range(30)), encoding="utf-8")
+    (tmp_path / "short" / "a.txt").write_text("\n".join(f"abcd {number}" for number in range(30)), encoding="utf-8")
     data, examples = read(
         tmp_path / "short", tokenizer, tmp_path, prompt=12, packing="sentence", documents="line"
     )  # fmt: skip

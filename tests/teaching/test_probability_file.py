@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from distill.builtin.teachers.file import check_repeated, map_ids
 
 from distill.errors import UserError
 from distill.models.known_logits import KnownLogits
+from distill.readers.columns import Table
 from tests.conftest import sentences
 from tests.jobs.conftest import Command, command
 from tests.teaching.test_zero_shot import WORDS, options, read_run, write_data
@@ -75,6 +77,29 @@ def test_a_student_learns_from_probabilities_of_anywhere(encoder_dir: Path, tmp_
     assert "smaller than" not in card + report
 
 
+def test_equal_rows_may_be_there_twice_and_texts_of_equal_tokens_have_the_mean(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The encoder reads two tokens, and the texts differ in the third word."""
+    rows = [["one two", 0.9], ["one two", 0.9], ["one two three", 0.7], ["One  two", 0.9]]
+    table = Table("file.csv", ("text", "a", "b"), {"text": [text for text, _ in rows]}, lines=[2, 3, 4, 5])
+    probabilities = np.array([[float(p), 1 - float(p)] for _, p in rows])
+    check_repeated(table, [[str(text) for text, _ in rows]], [np.array([5, 6])] * 4, probabilities, ["a", "b"])
+    assert "the same tokens of both, have other probabilities: 1; the mean" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_id_has_one_text(same: bool) -> None:
+    """Before, the later text took the place of the first one."""
+    columns = {"id": ["7", "8", "7"], "text": ["one", "two", "one" if same else "three"]}
+    table = Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4])
+    if same:
+        assert map_ids(table, ["text"]) == {"7": ("one",), "8": ("two",)}
+        return
+    with pytest.raises(UserError, match="texts.csv, line 2, and line 4: the id 7 is there twice with diff"):
+        map_ids(table, ["text"])
+
+
 def test_probabilities_are_joined_by_an_id(encoder_dir: Path, tmp_path: Path, command: Command) -> None:
     rows = probability_rows()
     texts = write_rows(tmp_path / "texts.csv", [{"id": n, "sentence": row["sentence"]} for n, row in enumerate(rows)])
@@ -122,6 +147,17 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "line 4: got dull -0.5, lovely 1.5, expected probabilities from 0 to 1",
     ),
     "not a number": (changed(2, lovely="nan"), "line 4: got dull 0.9, lovely nan, expected probabilities from 0 to 1"),
+    "a text twice with different values": (
+        lambda rows: [*rows, {**rows[3], "dull": rows[3]["lovely"], "lovely": rows[3]["dull"]}],
+        "probabilities.csv, line 5, and line 66: the text ",
+    ),
+    "a text twice in other letters, which the encoder does not see": (
+        lambda rows: [
+            {**rows[3], "sentence": f" {str(rows[3]['sentence']).upper()}", "dull": 0.5, "lovely": 0.5},
+            *rows,
+        ],
+        "different probabilities, dull 0.5, lovely 0.5 and dull 0.1, lovely 0.9, expected them once",
+    ),
     "no texts": (without("sentence"), "has the columns dull, lovely, expected the texts in sentence, or id and"),
 }
 

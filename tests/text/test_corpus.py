@@ -381,7 +381,7 @@ def test_a_rank_outside_the_world_raises(tmp_path: Path, rank: int, world: int):
         (
             "a.pdf",
             "one",
-            r"task\.data_dir=.* contains no text files, expected files with one of \.txt, \.text, \.md, \.jsonl",
+            r"task\.data_dir=.* contains no text files, expected files with one of \.txt, \.text, \.md, .*\.jsonl",
         ),
     ],
 )
@@ -426,7 +426,7 @@ def test_a_missing_file_raises(tmp_path: Path):
     ):
         read(Path("/nowhere"))
     with pytest.raises(
-        UserError, match=r"a\.csv has an unsupported suffix, expected one of \.txt, \.text, \.md, \.jsonl"
+        UserError, match=r"a\.csv has an unsupported suffix, expected one of \.txt, \.text, \.md, .*\.jsonl"
     ):
         read(write(tmp_path / "a.csv", "one"))
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
@@ -694,6 +694,69 @@ def test_the_size_includes_all_text_files(tmp_path: Path):
     write(tmp_path / "b" / "d.pdf", "123")
     assert make_corpus(tmp_path).count_bytes() == 8
     assert make_corpus(tmp_path / "a.txt").count_bytes() == 5
+
+
+# Splits by name
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("train.txt dev.txt", "train dev"),
+        ("train.txt valid.txt test.txt README.md", "train dev - -"),
+        ("wiki.train.tokens wiki.valid.tokens wiki.test.tokens", "train dev -"),
+        (
+            "data/train-00000-of-00002.parquet data/train-00001-of-00002.parquet data/validation-0-of-1.parquet",
+            "train train dev",
+        ),
+        ("train/a.txt train/test.txt dev/b.jsonl.gz", "train train dev"),
+        ("en-train.txt en-dev.txt de-train.txt", "train dev train"),
+        ("VAL.txt one.txt two.txt", "dev train train"),
+        ("train.txt test.txt", "train -"),  # Dev is held out of train.
+        ("test.md a.md b.md", "- train train"),
+        # The names tell nothing.
+        ("train.txt notes.txt", ""),
+        ("the-train-to-rome.txt a-test-of-time.txt other.txt", ""),
+        ("guide/dev.md guide/user.md", ""),
+        ("test.txt", ""),
+        ("test-1.txt test-2.txt", ""),
+        ("training.txt train_test.txt strain.txt", ""),
+    ],
+)
+def test_the_names_of_files_tell_their_splits(
+    names: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in names.split():
+        write(tmp_path / name, [f"text of {name}"] if ".parquet" in name or ".jsonl" in name else f"text of {name}")
+    corpus = make_corpus(tmp_path)
+    wanted = dict(zip(names.split(), (expected or " ".join(["train"] * 9)).split(), strict=bool(expected)))
+    read = {key.rpartition("#")[0]: "dev" if corpus.is_of_dev(key) else "train" for key in corpus.read_keys()}
+    assert read == {name: split for name, split in wanted.items() if split != "-"}
+    assert corpus.has_dev == ("dev" in wanted.values())
+    notice = " ".join(capsys.readouterr().out.split())
+    assert ("files are of splits by their names" in notice) == bool(expected)
+    left_out = sorted(name for name, split in wanted.items() if split == "-")
+    assert ("not read are" in notice) == bool(left_out)
+    assert all(name in notice for name in left_out)
+
+
+def test_a_folder_of_dev_and_test_alone_is_refused(tmp_path: Path):
+    for name in ("dev.txt", "test.txt"):
+        write(tmp_path / name, "text")
+    with pytest.raises(UserError, match=r"has dev.txt, test.txt, which are dev and test by their names, and no"):
+        list(make_corpus(tmp_path).read_keys())
+
+
+def test_the_fingerprint_depends_on_the_splits(tmp_path: Path):
+    """A cache of earlier versions, with train for dev, is not read."""
+    for name in ("a.txt", "b.txt"):
+        write(tmp_path / name, name)
+    plain = make_corpus(tmp_path)
+    told = make_corpus(tmp_path)
+    told.__dict__["_splits"] = {"a.txt": "train", "b.txt": "dev"}
+    turned = make_corpus(tmp_path)
+    turned.__dict__["_splits"] = {"a.txt": "dev", "b.txt": "train"}
+    assert len({of.compute_fingerprint() for of in (plain, told, turned)}) == 3
 
 
 # Held out

@@ -18,7 +18,7 @@ from distill.data import batching, token_cache
 from distill.data.batching import LengthBuckets
 from distill.errors import UserError
 from distill.text import sequences
-from distill.text.corpus import Document
+from distill.text.corpus import Document, choose_held_out
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
 from tests.text.conftest import (
@@ -136,7 +136,7 @@ def test_digests_depend_on_masks_and_tokens(corpus_file: Path, tokenizer: PreTra
     )  # fmt: skip
     (other := tmp_path / "other").mkdir()
     for name in ("a", "b", "c"):
-        (other / f"{name}.txt").write_text(corpus_file.read_text())
+        (other / f"{name}.txt").write_text(f"{name} {corpus_file.read_text()}")
     digests = [encode_cached(make_task(other, **each), tokenizer, tmp_path)["train"].digest for each in options]
     assert len(set(digests)) == len(options)
     assert encode_cached(make_task(other), tokenizer, tmp_path / "b")["train"].digest == digests[0]
@@ -231,6 +231,24 @@ def test_the_splits_share_no_document(corpus_file: Path, tokenizer: PreTrainedTo
     assert documents(1)[1] != dev
 
 
+def test_documents_of_equal_texts_are_in_one_split(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    """Of 60 documents 30 are there twice, and one of these is a line of dev that is drawn to train the second time."""
+    texts = [make_text(number, 4) for number in range(60)]
+    (tmp_path / "a.txt").write_text("\n".join([*texts, *(f" {text.upper()}" for text in texts[:30])]))
+    examples = encode_cached(make_task(tmp_path / "a.txt", packing="sentence"), tokenizer, tmp_path)
+    numbers = {
+        name: {int("".join(filter(str.isdigit, tokenizer.decode(ids))) or -1) for ids in unmask_all(of)} - {-1}
+        for name, of in examples.items()
+    }
+    assert not numbers["train"] & numbers["dev"]
+    assert 6 <= len(numbers["dev"]) <= 18
+    (tmp_path / "b.txt").write_text("\n".join(texts))
+    alone = encode_cached(make_task(tmp_path / "b.txt", packing="sentence"), tokenizer, tmp_path)
+    drawn = choose_held_out([f"b.txt#{number}" for number in range(60)], fraction=0.2, seed=0)
+    dev = {int("".join(filter(str.isdigit, tokenizer.decode(ids))) or -1) for ids in unmask_all(alone["dev"])} - {-1}
+    assert dev == {int(key.partition("#")[2]) for key in drawn}
+
+
 @pytest.mark.parametrize("fraction", [0.001, 0.999])
 def test_an_extreme_dev_fraction_leaves_a_document_in_each_split(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, fraction: float
@@ -296,8 +314,10 @@ def test_memory_for_writing_does_not_grow_with_the_corpus(
     class GeneratedCorpus:
         """Some MB of text, generated on demand."""
 
+        has_dev = False
+
         def read_documents(self, **_: Any) -> Iterator[Document]:
-            return (Document(f"a#{number}", 0, paragraph) for number in range(size))
+            return (Document(f"a#{number}", 0, f"{number} {paragraph}") for number in range(size))
 
         def read_keys(self) -> Iterator[str]:
             return (f"a#{number}" for number in range(size))
@@ -322,7 +342,7 @@ def test_memory_for_writing_does_not_grow_with_the_corpus(
 def test_the_share_of_dropped_tokens_is_printed(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "a.txt").write_text("\n".join(" ".join(["film"] * 30) for _ in range(6)))
+    (tmp_path / "a.txt").write_text("\n".join(" ".join([*["film"] * 29, letter]) for letter in "abcdef"))
     task = make_task(tmp_path / "a.txt", packing="sentence", max_length=12)
     encode_cached(task, tokenizer, tmp_path / "cache")
     printed = " ".join("".join(capsys.readouterr()).split())

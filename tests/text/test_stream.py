@@ -190,6 +190,58 @@ def test_dev_of_a_stream_equals_the_cached_dev(corpus_file: Path, tokenizer: Pre
     assert other["dev"].digest != streamed["dev"].digest  # A resumed training compares this digest.
 
 
+@pytest.mark.parametrize("unit", ["file", "line"])
+def test_a_folder_with_files_of_dev_trains_on_the_others_alone(
+    unit: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root = tmp_path / "folder"
+    root.mkdir()
+    for name, numbers in (("train.txt", range(30)), ("valid.txt", range(30, 36)), ("test.txt", range(36, 40))):
+        (root / name).write_text("\n".join(make_text(number, 6) for number in numbers))
+    options = {"documents": unit, "packing": "sentence"}
+    cached = encode_cached(make_task(root, **options), tokenizer, tmp_path)  # type: ignore[arg-type]
+
+    def sentences(examples: Sequences) -> set[int]:
+        texts = (tokenizer.decode(ids, skip_special_tokens=True) for ids in unmask_all(examples))
+        return {int("".join(filter(str.isdigit, text)) or -1) for text in texts} - {-1}
+
+    assert (sentences(cached["train"]), sentences(cached["dev"])) == (set(range(30)), set(range(30, 36)))
+    streamed = encode(make_task(root, streaming=True, **options), tokenizer, tmp_path)  # type: ignore[arg-type]
+    assert sentences(streamed["dev"]) == set(range(30, 36))
+    documents = record_documents(monkeypatch)
+    stream = make_stream(root, tokenizer, steps=1, **options)
+    assert sentences(stream.sample) == set(range(30))
+    assert {key.partition("#")[0] for key in documents} == {"train.txt"}
+
+
+def test_a_stream_leaves_out_the_texts_of_dev(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    """Every document is there twice, and most copies of those of dev are documents of train."""
+    texts = [make_text(number, 4) for number in range(40)]
+    (tmp_path / "a.txt").write_text("\n".join([*texts, *texts]))
+    splits = encode(make_task(tmp_path / "a.txt", streaming=True, packing="sentence"), tokenizer, tmp_path)
+    of_dev = set(map(tuple, unmask_all(splits["dev"])))
+    assert of_dev
+    trained = set(map(tuple, unmask_all(splits["train"].sample())))
+    assert not trained & of_dev
+    for step in splits["train"].training_loader(steps=6, **BATCHES):
+        assert not {text for batch in step for text in map(tuple, unmask(batch))} & of_dev
+    alone = make_streamed_text(make_task(tmp_path / "a.txt", streaming=True, packing="sentence"), tokenizer)
+    assert set(map(tuple, unmask_all(alone.sample()))) & of_dev
+
+
+def test_files_of_dev_are_no_files_of_a_process(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    """With enough files each process has its own, which are all of train."""
+    root = tmp_path / "folder"
+    root.mkdir()
+    for split in ("dev", "train"):
+        for number in range(8):
+            (root / f"{split}-{number:05}-of-00008.txt").write_text(make_text(number, 6))
+    for rank in range(2):
+        stream = make_stream(root, tokenizer, steps=1, rank=rank, world=2, documents="file")
+        read = list(stream.corpus.read_documents(rank=rank, world_size=2, select=stream.is_training_document))
+        assert [document.key for document in read] == [f"train-{n:05}-of-00008.txt#0" for n in range(rank, 8, 2)]
+
+
 @pytest.mark.parametrize(("size", "streamed"), [(4.0, False), (1e-9, True)])
 def test_a_large_corpus_is_streamed(
     corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, size: float, streamed: bool

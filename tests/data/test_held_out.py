@@ -1,0 +1,212 @@
+"""Tests that rows which belong together are on one side of a split, and that all others stay where they were."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import train_test_split
+
+from distill.data.held_out import keep_together, number_units, text_keys
+from distill.errors import UserError
+from distill.tasks import (
+    Classification,
+    Embedding,
+    MultipleChoice,
+    QuestionAnswering,
+    Regression,
+    Seq2Seq,
+    TokenClassification,
+)
+from tests.tasks.test_retrieval import write_judgements
+
+
+def sides(dev: np.ndarray, keys: list[Any]) -> set[Any]:
+    """Returns the keys of rows on both sides."""
+    of_dev = {keys[row] for row in dev}
+    return of_dev & {key for row, key in enumerate(keys) if row not in set(dev.tolist())}
+
+
+def test_keys_of_any_kind_join_rows() -> None:
+    titles = ["a", None, "b", "b", None, "c"]
+    contexts = ["1", "1", "2", "3", "4", "3"]
+    assert number_units([titles, contexts], 6).tolist() == [0, 0, 2, 2, 4, 2]
+    assert text_keys(["One  two", "x"], ["X", " one TWO"])[0] == text_keys(["x"], ["one two"])[0]
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.3, 0.7])
+@pytest.mark.parametrize("copies", [2, 3, 12])
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_the_share_and_the_classes_of_dev_stay(fraction: float, copies: int, share: float) -> None:
+    """Part of the rows or all of them are there several times, in three classes, of which one is rare."""
+    random = np.random.default_rng(0)
+    keys = np.concatenate([np.repeat(np.arange(int(share * 900) // copies), copies), np.arange(5000, 5100)])
+    keys = random.permutation(keys)
+    classes = np.where(keys % 50 < 3, "rare", np.where(keys % 2, "odd", "even"))
+    _, drawn = train_test_split(np.arange(len(keys)), test_size=fraction, random_state=0, stratify=classes)
+    units = number_units([keys.tolist()], len(keys))
+    dev = keep_together(drawn, units, classes=classes.tolist())
+    assert sides(drawn, keys.tolist())
+    assert not sides(dev, keys.tolist())
+    assert abs(len(dev) - len(drawn)) <= 3 * copies / 2
+    for name in ("rare", "odd", "even"):
+        assert abs((classes[dev] == name).sum() - (classes[drawn] == name).sum()) <= copies
+    np.testing.assert_array_equal(keep_together(drawn, units, classes=classes.tolist()), dev)
+
+
+def test_rows_without_a_copy_stay_where_they_were_drawn() -> None:
+    keys = [*range(80), *range(10), *range(10)]
+    drawn = np.random.default_rng(1).permutation(100)[:20]
+    dev = keep_together(drawn, number_units([keys], 100))
+    assert {row for row in dev if 10 <= row < 80} == {row for row in drawn.tolist() if 10 <= row < 80}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_both_sides_keep_their_classes(data: st.DataObject) -> None:
+    """Of any rows: no key is on both sides, a class of two texts is on both, and a row of train that is fixed stays."""
+    keys = data.draw(st.lists(st.integers(0, 12), min_size=6, max_size=30))
+    classes = [f"{key % 3}" for key in keys]  # Equal texts have equal labels.
+    dev = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=len(keys), max_size=len(keys))))
+    fixed = [row for row in range(0, len(keys), 7) if row not in dev]
+    found = keep_together(dev, number_units([keys], len(keys)), classes=classes, fixed=fixed)
+    assert not sides(found, keys)
+    assert not set(fixed) & set(found.tolist())
+    if not sides(dev, keys):
+        assert found.tolist() == dev.tolist()
+    of_train = {classes[row] for row in range(len(keys)) if row not in dev}
+    assert of_train <= {classes[row] for row in range(len(keys)) if row not in found}
+
+
+# Every kind of task
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def single(number: int) -> dict[str, Any]:
+    return {"sentence": f"text {number}", "label": "pos" if number % 2 else "neg"}
+
+
+def pair(number: int, copy: int) -> dict[str, Any]:
+    texts = [f"one {number}", f"other {number}"]
+    first, second = texts[::-1] if copy else texts
+    return {"sentence1": first, "sentence2": second, "label": "yes" if number % 2 else "no", "score": number % 5}
+
+
+def question(number: int, copy: int) -> dict[str, Any]:
+    """Two questions about each of two contexts of an article."""
+    context = f"Context {number} {copy} has an answer."
+    answers = {"text": ["answer"], "answer_start": [context.index("answer")]}
+    return {"question": f"What {number} {copy}?", "context": context, "title": f"Article {number}", "answers": answers}
+
+
+def choice(number: int, copy: int) -> dict[str, Any]:
+    return {"question": f"Which {copy}?", "context": f"Passage {number}", "choices": ["a", "b"], "answer": copy % 2}
+
+
+KINDS: dict[str, tuple[Callable[[int, int], dict[str, Any]], Callable[[Path], Any], Callable[[Any], Any]]] = {
+    "classes": (
+        lambda number, copy: {**single(number), "sentence": f"TEXT {number}" if copy else f"text {number}"},
+        lambda path: Classification(text=["sentence"], data_dir=path),
+        lambda record: record.lower(),
+    ),
+    "numbers": (
+        lambda number, _: {"sentence": f"text {number}", "label": number / 7},
+        lambda path: Regression(text=["sentence"], data_dir=path),
+        str,
+    ),
+    "several labels": (
+        lambda number, _: {"sentence": f"text {number}", "label": ["a", "b"] if number % 2 else ["b"]},
+        lambda path: Classification(text=["sentence"], data_dir=path, multi_label=True),
+        str,
+    ),
+    "pairs": (
+        pair,
+        lambda path: Classification(text=["sentence1", "sentence2"], data_dir=path),
+        lambda of: str(sorted(of)),
+    ),
+    "vectors of pairs": (
+        pair,
+        lambda path: Embedding(text=["sentence1", "sentence2"], label="score", data_dir=path),
+        lambda of: str(sorted(of)),
+    ),
+    "tags": (
+        lambda number, _: {"tokens": ["word", f"{number}"], "tags": ["O", "B-X"]},
+        lambda path: TokenClassification(data_dir=path),
+        str,
+    ),
+    "targets": (
+        lambda number, copy: {"source": f"text {number}", "target": f"target {copy}"},
+        lambda path: Seq2Seq(data_dir=path),
+        lambda record: record["source"],
+    ),
+    "articles": (question, lambda path: QuestionAnswering(data_dir=path), lambda of: of["context"].split()[1]),
+    "choices": (
+        choice,
+        lambda path: MultipleChoice(question="question", context="context", choices=["choices"], data_dir=path),
+        lambda of: of["context"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 120 texts 100 are there twice; before, a fifth of these were on both sides."""
+    create, create_task, key = KINDS[kind]
+    rows = [create(number, 0) for number in range(120)] + [create(number, 1) for number in range(100)]
+    data = create_task(write(tmp_path / "rows.jsonl", rows)).read(tmp_path / "cache")
+    of = {name: Counter(map(key, split.records())) for name, split in data.splits.items()}
+    assert not of["train"].keys() & of["dev"].keys()
+    assert 20 <= sum(of["dev"].values()) <= 24
+    assert set(of["dev"].values()) <= {1, 2, 4}
+    assert "may be too high" not in capsys.readouterr().out
+
+
+def test_data_in_memory_is_split_alike(tmp_path: Path) -> None:
+    rows = [single(number % 100) for number in range(150)]
+    table = {name: [row[name] for row in rows] for name in ("sentence", "label")}
+    data = Classification(text="sentence", data=table).read(tmp_path)
+    assert not set(data.splits["train"].texts) & set(data.splits["dev"].texts)
+    assert 14 <= len(data.splits["dev"]) <= 16
+
+
+def test_a_table_without_copies_keeps_its_split(tmp_path: Path) -> None:
+    """Those rows are dev that were before rows were kept together."""
+    rows = [single(number) for number in range(40)]
+    data = Classification(text=["sentence"], data_dir=write(tmp_path / "rows.jsonl", rows)).read(tmp_path)
+    numbers = np.arange(40)
+    _, dev = train_test_split(numbers, test_size=0.1, random_state=0, stratify=[row["label"] for row in rows])
+    assert data.splits["dev"].texts == [f"text {number}" for number in sorted(dev)]
+
+
+def test_few_articles_are_divided_by_context(tmp_path: Path) -> None:
+    rows = [{**question(number, 0), "title": f"Article {number % 2}"} for number in range(60)]
+    data = QuestionAnswering(data_dir=write(tmp_path / "rows.jsonl", rows)).read(tmp_path)
+    assert len(data.splits["dev"]) == 6
+
+
+def test_rows_of_one_text_cannot_be_split(tmp_path: Path) -> None:
+    rows = [single(number % 2) for number in range(60)]
+    task = Classification(text=["sentence"], data_dir=write(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(UserError, match="so that equal texts are on one side, because too few of its 60"):
+        task.read(tmp_path)
+
+
+def test_equal_queries_are_on_one_side(tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    write(tmp_path / "corpus.jsonl", [{"_id": f"d{number}", "text": f"document {number}"} for number in range(30)])
+    queries = [{"_id": f"q{number}", "text": f"query {number % 30}"} for number in range(60)]
+    write(tmp_path / "queries.jsonl", queries)
+    write_judgements(tmp_path, "train", *(f"q{number}\td{number % 30}\t1" for number in range(60)))
+    data = Embedding(metrics=["ndcg@10"], data_dir=tmp_path, dev_fraction=0.2).read(tmp_path)
+    dev = {text for [text] in data.splits["dev"]["texts"] if text.startswith("query")}
+    assert not dev & {query for query, _ in data.splits["train"]["texts"]}
+    assert len(dev) == 6
