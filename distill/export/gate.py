@@ -217,7 +217,7 @@ def judge(
     if not runs(target, device):
         return Verdict(UNCHECKED, f"it is for processors of the kind {target}, and this one is {device}")
     limit, types = SLACK * settings.max_drop + ROUNDING, comparison["types"]
-    is_noise = comparison["interval"][0] <= 0
+    is_noise = comparison["interval"][0] <= 0 and not math.isnan(comparison["drop"])
     faults = _find_faults(comparison, settings, check_drop=not is_noise)
     if lost := find_lost_types(types, limit):
         faults.append(describe_types(lost, types))
