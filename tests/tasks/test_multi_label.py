@@ -30,6 +30,8 @@ from distill.edge.decoder import Example
 from distill.errors import UserError
 from distill.export.abstention import check_abstention
 from distill.export.bundle import write_bundle
+from distill.export.gate import compare, judge
+from distill.export.settings import ExportSettings
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
@@ -39,10 +41,12 @@ from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import mix_logits
 from distill.teaching.preparation import load_start
 from distill.teaching.source import TeacherSource
-from distill.training.evaluate import evaluate_splits
+from distill.training import statistics
+from distill.training.evaluate import dev_metrics, evaluate_splits, fit_decoding
 from tests.conftest import LOOSE, SETTINGS
 
 NOWHERE = Path("nowhere")
+DROP_ONLY = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)
 TRAIN = (["a", "b", "c", "d"], [["x", "y"], ["z"], [], ["y"]])
 DEV = (["e", "f"], [["y"], ["x", "z"]])
 
@@ -250,6 +254,61 @@ def test_a_random_teacher_is_weak_and_one_that_knows_something_is_not(metric: st
         assert result is not None
         assert (result.weakness is not None) == weak
         assert result.difference["number"] == 200
+
+
+def draw(examples: int, *, signal: float, seed: int, labels: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Returns labels and the logits of a model that knows as much of them."""
+    random = np.random.default_rng(seed)
+    drawn = random.random((examples, labels)) < np.geomspace(0.03, 0.3, labels)
+    return drawn.astype(float), random.normal(size=drawn.shape) + signal * drawn
+
+
+@pytest.mark.parametrize(("signal", "metric"), [(0.0, "macro_f1"), (1.0, "macro_f1"), (1.0, "micro_f1")])
+def test_dev_is_scored_with_thresholds_that_it_did_not_choose(signal: float, metric: str) -> None:
+    """Those of the other half of dev. With its own it would be far above fresh rows, above all without a signal."""
+    scoring = LabelSets((metric,), separator="|", labels=tuple(map(str, range(20))))
+    labels, logits = draw(3000, signal=signal, seed=1)
+    fresh = scores_of(logits, labels)  # type: ignore[arg-type]
+    found, own, on_fresh = list[float](), list[float](), list[float]()
+    for seed in range(2, 7):
+        labels, logits = draw(200, signal=signal, seed=seed)
+        fitted = fit_decoding(scoring, {"dev": scores_of(logits, labels), "test": fresh})
+        found.append(scoring.selecting_metric(fitted["dev"]))
+        on_fresh.append(scoring.selecting_metric(fitted["test"]))
+        columns = {"logits": fitted["dev"].columns["logits"]}
+        own.append(scoring.selecting_metric(replace(fitted["dev"], columns=columns)))
+        order = np.random.default_rng(0).permutation(200)
+        shuffled = Scores({"logits": logits[order]}, labels[order], order)
+        assert dev_metrics(scoring, shuffled)[metric] == pytest.approx(found[-1])
+    assert np.mean(found) == pytest.approx(np.mean(on_fresh), abs=0.02)
+    assert np.mean(own) > np.mean(on_fresh) + 0.04
+
+
+def test_noise_in_the_logits_of_a_file_fails_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has the signal of the model. With the thresholds that dev chose for the model it would be far worse."""
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
+    scoring, gates = LabelSets(("macro_f1",), separator="|", labels=tuple(map(str, range(20)))), list[str]()
+    for seed in range(12):
+        labels, logits = draw(200, signal=1.0, seed=seed)
+        [reference] = fit_decoding(scoring, {"dev": scores_of(logits, labels)}).values()  # type: ignore[arg-type]
+        noise = 0.05 * np.random.default_rng(seed + 100).normal(size=logits.shape)
+        file = scoring.rescore(reference, (logits + noise)[:, None])
+        comparison = compare({"dev": file}, {"dev": reference}, scoring=scoring, resolution=0.01)
+        assert abs(comparison["drop"]) < 0.015
+        gates.append(judge(comparison, DROP_ONLY).gate)
+    assert "failed" not in gates
+
+
+def test_the_macro_f1_of_labels_leaves_out_one_that_no_example_has(capsys: pytest.CaptureFixture[str]) -> None:
+    data = multi_label(dev=(["e", "f"], [["y"], ["x"]])).read(NOWHERE)
+    assert "dev has no row of z: the mean F1 is that of the other 2 classes" in "".join(capsys.readouterr())
+    labels = data.splits["dev"].labels
+    for of_z in (-9.0, 9.0):
+        scores = scores_of([[-9.0, 9.0, of_z], [9.0, 9.0, -9.0]], labels)
+        assert data.scoring.metrics(scores)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
+        macro = replace(data.scoring, names=("macro_f1",))  # type: ignore[type-var]
+        [constant] = macro.constants(scores)
+        assert macro.metrics(constant.predict(scores))["macro_f1"] == pytest.approx(2 / 3)  # Of all labels.
 
 
 def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
