@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from distill.edge.answer_metrics import average_scores, normalize_references, score_answer
 from distill.edge.bundle import Bundle, RecordError
 from distill.edge.choices import READINGS, Answer, choose_reading, describe_expected, join_choices, split_choices
+from distill.edge.class_metrics import average_present, compute_f1, compute_matthews, count_pairs, describe_absent
 from distill.edge.decoder import Prediction, Record
 from distill.edge.label_words import TASK, LabelWords
 from distill.edge.search import match_pairs
@@ -177,18 +178,21 @@ class ClassRows(_Texts):
     """Rows with the name of a class, or its index."""
 
     def convert(self, column: LabelColumn, notify: Notify) -> Sequence[int]:
-        indices: list[int] = find_classes(column, tuple(self.labels), notify).tolist()
-        return indices
+        indices = find_classes(column, tuple(self.labels), notify)
+        absent = describe_absent(column.source, self.labels, np.bincount(indices, minlength=len(self.labels)))
+        if absent and self.positive is None:
+            notify(absent)
+        found: list[int] = indices.tolist()
+        return found
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
-        """Returns accuracy, F1 and Matthews' correlation of the most probable labels, withheld ones too."""
+        """Returns accuracy, F1, Matthews' correlation and macro F1 of the most probable labels, withheld ones too."""
         best = np.array([np.argmax(list(prediction["probabilities"].values())) for prediction in predictions])
-        counts = np.zeros((len(self.labels), len(self.labels)))  # Label, prediction.
-        np.add.at(counts, (np.array(labels), best), 1)
+        counts = count_pairs(np.array(labels), best, len(self.labels))
         positive = self.labels.index(self.positive) if self.positive in self.labels else None
         return {
             "accuracy": float(np.trace(counts) / counts.sum()), "f1": compute_f1(counts, positive),
-            "matthews": compute_matthews(counts),
+            "matthews": compute_matthews(counts), "macro_f1": compute_f1(counts, None),
         }  # fmt: skip
 
 
@@ -242,7 +246,10 @@ class LabelRows(_Texts):
         if self.each is not None:
             values = zip(*column.values, strict=True)  # type: ignore[arg-type]  # Those of `read`.
             column = stack_columns(column.source, dict(zip(self.each, values, strict=True)), column.lines)
-        return list(find_label_sets(column, tuple(self.labels), self.separator, notify) > 0)
+        sets = find_label_sets(column, tuple(self.labels), self.separator, notify) > 0
+        if absent := describe_absent(column.source, self.labels, sets.sum(axis=0)):
+            notify(absent)
+        return list(sets)
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
         """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
@@ -252,7 +259,7 @@ class LabelRows(_Texts):
         correct, total = (found & expected).sum(axis=0), found.sum(axis=0) + expected.sum(axis=0)
         return {
             "micro_f1": float(2 * correct.sum() / max(1, total.sum())),
-            "macro_f1": float((2 * correct / np.maximum(1, total)).mean()),
+            "macro_f1": average_present(2 * correct / np.maximum(1, total), expected.sum(axis=0)),
             "subset_accuracy": float((found == expected).all(axis=-1).mean()),
         }
 
@@ -484,13 +491,6 @@ READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] 
 }  # fmt: skip
 
 
-def compute_f1(counts: NDArray[np.floating], positive: int | None) -> float:
-    """Returns the F1 of a class, or the mean of all classes that occur, from `counts [label, prediction]`."""
-    correct, total = np.diagonal(counts), counts.sum(axis=0) + counts.sum(axis=1)
-    values = 2 * correct / np.maximum(total, 1)
-    return float(values[total > 0].mean() if positive is None else values[positive])
-
-
 def score_ranking(found: Sequence[int], judged: Sequence[int]) -> Metrics:
     """Returns the metrics of one query, as `distill.tasks.rankings` defines them.
 
@@ -508,14 +508,6 @@ def score_ranking(found: Sequence[int], judged: Sequence[int]) -> Metrics:
 
 def _discount(gains: Sequence[int]) -> float:
     return float(sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1)))
-
-
-def compute_matthews(counts: NDArray[np.floating]) -> float:
-    """Returns Matthews' correlation (Gorodkin 2004) from `counts [label, prediction]`, 0 with a constant."""
-    total, labels, predictions = counts.sum(), counts.sum(axis=1), counts.sum(axis=0)
-    covariance = np.trace(counts) * total - labels @ predictions
-    scale = np.sqrt((total**2 - predictions @ predictions) * (total**2 - labels @ labels))
-    return float(covariance / scale) if scale else 0.0
 
 
 def correlate(values: NDArray[np.floating], others: NDArray[np.floating]) -> float:

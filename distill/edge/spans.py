@@ -130,12 +130,13 @@ class Answers:
         """By how much no answer scores above the best span, `[Q]`."""
         return self.null_score - self.score
 
-    def is_null(self, threshold: float | None) -> NDArray[np.bool_]:
-        """Returns which questions get no answer, `[Q]`: none where the threshold is None."""
-        return self.null_difference > (np.inf if threshold is None else threshold)
+    def is_null(self, threshold: Floats | float | None) -> NDArray[np.bool_]:
+        """Returns which questions get no answer, `[Q]`, by one threshold or one each: none where it is None."""
+        limit: Floats | float = np.inf if threshold is None else threshold
+        return np.asarray(self.null_difference > limit)
 
-    def probability(self, threshold: float | None) -> Floats:
-        """Returns the probability of each prediction, `[Q]`.
+    def probability(self, threshold: Floats | float | None) -> Floats:
+        """Returns the probability of each prediction, `[Q]`, by one threshold or one each.
 
         It is shared between the `n_best` spans and, with a threshold, no answer, whose score is then less by the
         threshold, so that the prediction is the most probable of them.

@@ -51,6 +51,7 @@ from distill.storage.files import hash_file, write_json
 from distill.tasks.mask_predict import find_frame
 from distill.tasks.scoring import Scoring
 from distill.tasks.writing import Writing
+from distill.training.statistics import LEVEL
 
 FILES = {name: FORMATS[name].file for name in (FLOAT32, INT8)}
 CALIBRATION = 256  # Training texts on which ranges of activations are measured, if there are so many.
@@ -210,11 +211,12 @@ def _set_verdict(file: ExportedFile, verdict: Verdict) -> None:
 
 @dataclass(frozen=True)
 class _Name:
-    """The file of a model, its recipe in words, and the processors that it was written for."""
+    """The file of a model, its recipe in words, the processors that it is for, and the confidence that it needs."""
 
     file: str
     recipe: str
     target: str
+    confidence: float = LEVEL
 
 
 def _quantize(
@@ -236,7 +238,7 @@ def _quantize(
         for attempt in (attempt for attempt in tried if attempt["chosen"]):
             format = RECIPES[attempt["recipe"]].format
             name, file_target = (int8, target) if format == INT8 else (format, ANY)
-            names[name] = _Name(f"model.{name}.onnx", attempt["words"], file_target)
+            names[name] = _Name(f"model.{name}.onnx", attempt["words"], file_target, attempt["confidence"])
         attempts += tried
     return names, attempts
 
@@ -536,13 +538,13 @@ def _describe(
 ) -> ExportedFile:
     """Returns the entry of a file in run.json's `export`."""
     comparison = compare(scores, scorer.scores, scoring=scorer.scoring, resolution=scorer.resolution)
-    verdict = judge(comparison, settings, target=entry.target)
+    verdict = judge(comparison, settings, target=entry.target, confidence=entry.confidence)
     share, sensitivity = settings.abstain, scorer.compare_batches(path)
     vectors = measure_vectors(scores, scorer.scores, scoring=scorer.scoring, settings=settings)
     return {
         "file": entry.file, "bytes": count_bytes(path), **comparison,
         "metrics": {**comparison["metrics"], **text_metrics(scorer.splits, texts)},
-        "gate": verdict.gate, "reason": verdict.reason,
+        "gate": verdict.gate, "reason": verdict.reason, "confidence": entry.confidence,
         "recipe": entry.recipe, "target": entry.target,
         "abstain": None if share is None else measure_abstention(scores, scoring=scorer.scoring, share=share),
         "batch_sensitivity": sensitivity,

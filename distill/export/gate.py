@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -22,7 +23,7 @@ from distill.export.type_recall import (
 )
 from distill.tasks.scoring import Scoring
 from distill.training.evaluate import split_metrics
-from distill.training.statistics import compare_examples
+from distill.training.statistics import LEVEL, compare_examples
 
 # `undecided`: usable, but dev is too small to be sure; `unchecked`: this processor cannot run the file rightly.
 PASSED, UNDECIDED, FAILED, UNCHECKED = "passed", "undecided", "failed", "unchecked"
@@ -102,6 +103,7 @@ class ExportedFile(Comparison):
         bytes: size on disk, with the weights of a large model that are in a second file.
         gate: `passed`, `undecided`, `failed` or `unchecked`.
         reason: the reason in words; None if it passed.
+        confidence: that of the interval whose upper end decides, more than 95% for one of several recipes.
         recipe: number format of the weights, in words.
         target: the processors that the file is right on, one of `edge.processor.TARGETS`.
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
@@ -114,6 +116,7 @@ class ExportedFile(Comparison):
     bytes: int
     gate: str
     reason: str | None
+    confidence: float
     recipe: str
     target: str
     abstain: Abstention | None
@@ -195,36 +198,94 @@ def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
     return scores, reference
 
 
-def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY) -> Verdict:
+def judge(
+    comparison: Comparison, settings: ExportSettings, *, target: str = ANY, confidence: float = LEVEL
+) -> Verdict:
     """Returns whether a file passes its gate, with the reason if it does not.
 
-    A file fails if its metric drops by more than `max_drop`, if its predictions are others than `min_agreement`,
-    `max_probability_diff` and `max_ece_rise` allow, or if the recall of a type certainly falls by more than twice
-    `max_drop`. A file that does not fail passes if the interval of its drop ends at twice `max_drop` at most, and the
-    recall of no type fell by more than that on dev. Else dev cannot tell, and the file is `undecided`.
+    A file fails if its metric drops by more than `max_drop` and this is more than noise (the interval of the drop lies
+    above 0), if its predictions are others than `min_agreement`, `max_probability_diff` and `max_ece_rise` allow, or if
+    the recall of a type certainly falls by more than twice `max_drop`. A file that does not fail passes if its metric
+    drops by `max_drop` at most, the interval of the drop ends at twice `max_drop` at most, and the recall of no type
+    fell by more than that on dev. Else dev cannot tell, and the file is `undecided`.
+
+    Args:
+        confidence: of the interval whose upper end decides. It is more than 95% for files that are tried until one
+            passes, as `split_error` says.
     """
     device = this_target()
     if not runs(target, device):
         return Verdict(UNCHECKED, f"it is for processors of the kind {target}, and this one is {device}")
     limit, types = SLACK * settings.max_drop + ROUNDING, comparison["types"]
-    faults = _find_faults(comparison, settings)
+    is_noise = comparison["interval"][0] <= 0 and not math.isnan(comparison["drop"])
+    faults = _find_faults(comparison, settings, check_drop=not is_noise)
     if lost := find_lost_types(types, limit):
         faults.append(describe_types(lost, types))
     if faults:
         return Verdict(FAILED, "; ".join(faults))
-    doubts = [blindness] if (blindness := describe_blindness(comparison, settings)) else []
-    if not doubts and not comparison["interval"][1] <= limit:
-        doubts.append(f"the drop may be up to {comparison['interval'][1]:.4f} (95% interval), the limit is {limit:.4g}")
+    doubts = [doubt] if (doubt := _describe_doubt(comparison, settings, confidence)) else []
     if doubtful := find_doubtful_types(types, limit):
         doubts.append(describe_types(doubtful, types))
     return Verdict(UNDECIDED, "; ".join(doubts)) if doubts else Verdict(PASSED)
 
 
-def _find_faults(comparison: Comparison, settings: ExportSettings) -> list[str]:
+def split_error(tries: int) -> list[float]:
+    """Returns the confidence for each of several files that are tried until one passes.
+
+    The error of 5% is divided, so that a file which loses too much passes no more often because others are tried too:
+    the first file has half of it, because it is taken most often, each next one half of what is left, and the last one
+    all of that.
+
+    >>> split_error(1), split_error(3)
+    ([0.95], [0.975, 0.9875, 0.9875])
+    """
+    return [1 - (1 - LEVEL) * 0.5 ** min(number, tries - 1) for number in range(1, tries + 1)]
+
+
+def _widen(confidence: float) -> float:
+    """Returns the width of half an interval of this confidence, as a multiple of that of 95%, for normal errors.
+
+    So an interval needs no further resamples, of which a metric that is no mean has few.
+    """
+    normal = NormalDist()
+    return normal.inv_cdf((1 - confidence) / 2) / normal.inv_cdf((1 - LEVEL) / 2)
+
+
+def _describe_doubt(comparison: Comparison, settings: ExportSettings, confidence: float) -> str | None:
+    """Returns the reason why dev cannot tell the drop of a file, in words; None if it can."""
+    limit, drop, (low, high) = SLACK * settings.max_drop, comparison["drop"], comparison["interval"]
+    blindness, reach = describe_blindness(comparison, settings, confidence), (high - drop) * _widen(confidence)
+    if drop > settings.max_drop + ROUNDING:
+        noise = f"it may be noise (95% interval from {low:.4f})"
+        reason = f"drop {drop:.4f}, the limit is {settings.max_drop:g}, and {noise}"
+        return f"{reason}: {blindness or _describe_rows(comparison, drop / (drop - low))}"
+    if blindness or drop + reach <= limit + ROUNDING:
+        return blindness
+    interval = f"{100 * confidence:.4g}% interval"
+    reason = f"the drop may be up to {drop + reach:.4f} ({interval}), the limit is {limit:.4g}"
+    return f"{reason}: {_describe_rows(comparison, (limit - drop) / reach)}"
+
+
+def _describe_rows(comparison: Comparison, shrink: float) -> str:
+    """Returns how many examples would decide if the drop stayed as it is, in words.
+
+    Args:
+        shrink: the width of an interval that decides, as a share of the width that it has. It falls with the root of
+            the number of examples.
+    """
+    examples = f"dev has {comparison['examples']:,} examples"
+    if not shrink > 0:  # Also for NaN.
+        return examples
+    needed = math.ceil(comparison["examples"] / shrink**2)
+    step = 10 ** max(0, len(str(needed)) - 2)
+    return f"{examples}, about {math.ceil(needed / step) * step:,} would decide"
+
+
+def _find_faults(comparison: Comparison, settings: ExportSettings, *, check_drop: bool) -> list[str]:
     """Returns the limits that a file exceeds, in words."""
-    rise = comparison["ece_rise"]
+    drop, rise = comparison["drop"], comparison["ece_rise"]
     limits = (  # A comparison with NaN is false.
-        (comparison["drop"] <= settings.max_drop + ROUNDING, "drop", comparison["drop"], settings.max_drop),
+        (not check_drop or drop <= settings.max_drop + ROUNDING, "drop", drop, settings.max_drop),
         (comparison["agreement"] >= settings.min_agreement, "agreement", comparison["agreement"],
          settings.min_agreement),
         (comparison["max_probability_diff"] <= settings.max_probability_diff, "largest difference of a probability",
@@ -235,14 +296,19 @@ def _find_faults(comparison: Comparison, settings: ExportSettings) -> list[str]:
     return [f"{name} {value:.4f}, the limit is {limit:g}" for holds, name, value, limit in limits if not holds]
 
 
-def describe_blindness(comparison: Comparison, settings: ExportSettings) -> str | None:
-    """Returns the reason why no file could pass on this dev split; None if a file with torch's predictions would."""
+def describe_blindness(comparison: Comparison, settings: ExportSettings, confidence: float = LEVEL) -> str | None:
+    """Returns the reason why no file could pass on this dev split; None if a file with torch's predictions would.
+
+    Args:
+        confidence: that of `judge`.
+    """
     examples, resolution, limit = comparison["examples"], comparison["resolution"], SLACK * settings.max_drop
     has = f"dev has {examples:,} example{'s' if examples > 1 else ''}"
     if resolution is None:
         return f"{has}, at least {FEWEST} are needed to tell a drop" if examples < FEWEST else None
     if resolution == 0:
         return "the metric has the same value on dev whatever a model predicts: choose another metric, or another dev"
+    resolution *= _widen(confidence)
     if resolution <= limit + ROUNDING:
         return None
     if limit == 0:
@@ -256,7 +322,7 @@ def judge_float32(comparison: Comparison, settings: ExportSettings) -> Verdict:
     strict = replace(
         settings, min_agreement=FP32_AGREEMENT, max_probability_diff=FP32_PROBABILITY_DIFF, max_ece_rise=1.0
     )
-    faults = _find_faults(comparison, strict)
+    faults = _find_faults(comparison, strict, check_drop=True)
     return Verdict(FAILED, "; ".join(faults)) if faults else Verdict(PASSED)
 
 

@@ -17,6 +17,7 @@ from distill.export.formats import INT8
 from distill.export.gate import (
     FAILED,
     PASSED,
+    ROUNDING,
     UNCHECKED,
     UNDECIDED,
     Comparison,
@@ -24,6 +25,7 @@ from distill.export.gate import (
     compare,
     describe_blindness,
     judge,
+    split_error,
 )
 from distill.export.quantization import RECIPES, Material, Recipe, write_with_encoder
 from distill.export.settings import ExportSettings
@@ -42,7 +44,7 @@ class Attempt(TypedDict):
         kept: names of the products whose matrices stay in float32.
         bytes: size of the file.
         metrics, drop, interval, max_probability_diff, agreement, ece: as in `gate.Comparison`, on dev.
-        gate, reason: as in `gate.ExportedFile`.
+        gate, reason, confidence: as in `gate.ExportedFile`.
         chosen: whether the bundle has the file.
         seconds: of writing the file, scoring it and, for `mixed` and `qat`, what comes before.
     """
@@ -60,6 +62,7 @@ class Attempt(TypedDict):
     ece: float | None
     gate: str
     reason: str | None
+    confidence: float
     chosen: bool
     seconds: float
 
@@ -97,12 +100,10 @@ class RecipeSearch:
         is the undecided one whose interval ends lowest, else the one with the smallest drop.
         """
         attempts, best = list[Attempt](), None
-        for name in self.settings.recipes:
-            if RECIPES[name].retrains and (self.retrain is None or not self.settings.qat_epochs):
-                continue
+        for name, confidence in self._list_recipes().items():
             candidate = int8.with_name(f"{int8.stem}.{name}.onnx")
             try:
-                attempt, is_accepted = self._try(name, candidate)
+                attempt, is_accepted = self._try(name, candidate, confidence)
             except NumericalError as error:
                 print_line(f"  {error}: the recipe {name} is left out")
                 graph.remove_model(candidate)
@@ -124,32 +125,50 @@ class RecipeSearch:
                 break
         return attempts
 
-    def _try(self, name: str, path: Path) -> tuple[Attempt, bool]:
+    def _list_recipes(self) -> dict[str, float]:
+        """Returns the recipes that may be tried, each with the confidence with which it must pass.
+
+        `mixed` is itself a series of files that are tried until one passes, which share its error alike.
+        """
+        can_train = self.retrain is not None and self.settings.qat_epochs
+        names = [name for name in self.settings.recipes if can_train or not RECIPES[name].retrains]
+        files = {name: self._count_files()[1] if RECIPES[name].keeps_matrices else 1 for name in names}
+        every = zip(names, split_error(len(names)), strict=True)
+        return {name: 1 - (1 - confidence) / files[name] for name, confidence in every}
+
+    def _count_files(self) -> tuple[int, int]:
+        """Returns how many matrices `mixed` measures alone, and how many files it tries after that at most."""
+        evaluations = self.settings.search_evaluations
+        measured = min(len(self.material.products), max(1, int(FIRST_ROUND * evaluations)))
+        return measured, max(1, min(measured, evaluations - measured))
+
+    def _try(self, name: str, path: Path, confidence: float) -> tuple[Attempt, bool]:
         """Returns the attempt of a recipe, and whether it is accepted."""
         started = time.perf_counter()
-        kept = self._write(name, path)
+        kept = self._write(name, path, confidence)
         comparison = self._compare(path)
-        verdict = judge(comparison, self.settings, target=self.target)
+        verdict = judge(comparison, self.settings, target=self.target, confidence=confidence)
         attempt: Attempt = {
             "recipe": name, "target": self.target,
             "words": RECIPES[name].words.format(kept=len(kept), products=len(self.material.products)), "kept": kept,
             "bytes": count_bytes(path), "metrics": comparison["metrics"], "drop": comparison["drop"],
             "interval": comparison["interval"], "max_probability_diff": comparison["max_probability_diff"],
             "agreement": comparison["agreement"], "ece": comparison["ece"],
-            "gate": verdict.gate, "reason": verdict.reason, "chosen": False,
+            "gate": verdict.gate, "reason": verdict.reason, "confidence": confidence, "chosen": False,
             "seconds": round(time.perf_counter() - started, 2),
         }  # fmt: skip
-        return attempt, self._accepts(verdict, comparison)
+        return attempt, self._accepts(verdict, comparison, confidence)
 
-    def _accepts(self, verdict: Verdict, comparison: Comparison) -> bool:
-        is_blind = describe_blindness(comparison, self.settings) is not None
-        return verdict.gate == PASSED or (verdict.gate == UNDECIDED and is_blind)
+    def _accepts(self, verdict: Verdict, comparison: Comparison, confidence: float) -> bool:
+        is_blind = describe_blindness(comparison, self.settings, confidence) is not None
+        is_near = comparison["drop"] <= self.settings.max_drop + ROUNDING
+        return verdict.gate == PASSED or (verdict.gate == UNDECIDED and is_blind and is_near)
 
-    def _write(self, name: str, path: Path) -> list[str]:
+    def _write(self, name: str, path: Path, confidence: float) -> list[str]:
         """Writes the file of a recipe; returns the names of the products whose matrices stay in float32."""
         recipe = RECIPES[name]
         if recipe.keeps_matrices:
-            return self._keep_matrices(recipe, path)
+            return self._keep_matrices(recipe, path, confidence)
         if recipe.retrains:
             assert self.retrain is not None
             trained = path.with_suffix(".fp32")
@@ -163,23 +182,22 @@ class RecipeSearch:
     def _compare(self, path: Path) -> Comparison:
         return compare({"dev": self.score(path)}, self.reference, scoring=self.scoring, resolution=self.resolution)
 
-    def _keep_matrices(self, recipe: Recipe, path: Path) -> list[str]:
+    def _keep_matrices(self, recipe: Recipe, path: Path, confidence: float) -> list[str]:
         """Keeps matrices in float32, the most sensitive ones first, until the file passes or evaluations run out.
 
         Three quarters of the evaluations measure how far the logits are from those of torch if one matrix alone stays
         in float. If there are more matrices, those with the largest outliers in their activations are measured.
         """
-        names = self._by_outliers()
-        evaluations = self.settings.search_evaluations
-        measured = names[: max(1, int(FIRST_ROUND * evaluations))]
-        errors = {name: self._error(recipe, path, [name]) for name in measured}
+        measured, tried = self._count_files()
+        errors = {name: self._error(recipe, path, [name]) for name in self._by_outliers()[:measured]}
         order = sorted(errors, key=lambda name: errors[name])
         kept: list[str] = []
-        for name in order[: max(1, evaluations - len(measured))]:
+        for name in order[:tried]:
             kept.append(name)
             write_with_encoder(recipe.write, self.material, path, keep=kept)
             comparison = self._compare(path)
-            if self._accepts(judge(comparison, self.settings), comparison):
+            verdict = judge(comparison, self.settings, confidence=confidence)
+            if self._accepts(verdict, comparison, confidence):
                 break
         return kept
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from distill.console import print_notice
 from distill.contracts import IGNORED, Constant, Items, Likelihood, Outputs, Scores
 from distill.data.tables import TEACHER_CLASS, LabelledData
+from distill.edge.class_metrics import compute_f1, compute_matthews, count_pairs, describe_absent
 from distill.errors import OptionError, UserError
 from distill.losses import HardLabels
 from distill.tasks.class_weights import ClassWeights, describe_weights, resolve_class_weights
@@ -19,11 +20,12 @@ from distill.tasks.scoring import Scoring, always, compute_metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Metric -> its value from the functions of scikit-learn, labels and predictions `[N]`, and the classes that F1 is of.
-METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, Mapping[str, Any]], float]] = {
-    "accuracy": lambda sklearn, labels, predicted, classes: sklearn.accuracy_score(labels, predicted),
-    "f1": lambda sklearn, labels, predicted, classes: sklearn.f1_score(labels, predicted, zero_division=0.0, **classes),
-    "matthews": lambda sklearn, labels, predicted, classes: sklearn.matthews_corrcoef(labels, predicted),
+# Metric -> its value from the counts of labels and predictions, `[C, C]`, and the class that F1 is of.
+METRICS: Mapping[str, Callable[[np.ndarray, int | None], float]] = {
+    "accuracy": lambda counts, positive: np.trace(counts) / counts.sum(),
+    "f1": compute_f1,
+    "matthews": lambda counts, positive: compute_matthews(counts),
+    "macro_f1": lambda counts, positive: compute_f1(counts, None),
 }
 AGREEMENT = "agreement"  # The share of examples of which a model's class is the teacher's.
 CERTAIN = 10.0  # A logit whose probability is nearly 1.
@@ -80,6 +82,7 @@ class OneClass(Scoring):
             print_notice(
                 f"dev has one class only, {data.labels[int(known[0])]}: its {self.names[0]} says nothing of the others"
             )
+        self._tell_absent(data, positive_index)
         # The digest is a part of a fine-tuned teacher's key, and F1 may select its checkpoint.
         if positive_index not in (1, None):
             data = data.with_option(f"positive={self.positive}")
@@ -91,6 +94,15 @@ class OneClass(Scoring):
             data, perfect=lambda labels: CERTAIN * np.eye(len(data.labels))[labels], constant=np.zeros_like
         )
         return replace(data, scoring=scoring, terms={"hard": HardLabels()})
+
+    def _tell_absent(self, data: LabelledData, positive_index: int | None) -> None:
+        """Prints the classes without a row in a split that is scored, if a metric is a mean over classes."""
+        f1_is_mean = len(data.labels) > 2 or positive_index is None
+        is_mean = "macro_f1" in self.names or (f1_is_mean and "f1" in self.names)
+        for split, rows in data.scored().items() if is_mean else ():
+            numbers = np.bincount(rows.labels[rows.labels != IGNORED], minlength=len(data.labels))
+            if absent := describe_absent(split, data.labels, numbers):
+                print_notice(absent)
 
     def _adapt_without_labels(self, data: LabelledData, positive_index: int | None) -> LabelledData:
         """Returns data whose train has no labels with its scoring, by which the agreement selects checkpoints."""
@@ -131,12 +143,7 @@ class OneClass(Scoring):
             raise OptionError(option, self.positive, f"{labels[0]} or {labels[1]}")
 
     def metrics(self, scores: Scores) -> dict[str, float]:
-        # scikit-learn takes a second to import, and the command's help does without it.
-        from sklearn import metrics as sklearn
-
-        is_mean = scores.columns["logits"].shape[-1] > 2 or self.positive_index is None
-        # Without a binary average scikit-learn warns of every positive class but the one that is its default.
-        classes = {"average": "macro"} if is_mean else {"pos_label": self.positive_index}
+        classes = scores.columns["logits"].shape[-1]
         agreement = dict[str, float]()
         if self.needs_teacher:
             agreement = {AGREEMENT: float((self.predictions(scores) == _teacher_classes(scores)).mean())}
@@ -144,7 +151,8 @@ class OneClass(Scoring):
             if not labelled.any():
                 return agreement
             scores = scores.select(labelled)
-        values = compute_metrics(METRICS, self.names, sklearn, scores.labels, self.predictions(scores), classes)
+        counts = count_pairs(scores.labels, self.predictions(scores), classes)
+        values = compute_metrics(METRICS, self.names, counts, self.positive_index if classes == 2 else None)
         return agreement | self.add_functions(values, scores)
 
     def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":

@@ -58,8 +58,9 @@ class Classification(ShownTask):
             of its probability on, which has the largest F1 of the label on dev.
         separator: between the labels of an example in a text, such as a field of CSV; lists of labels, and vectors of
             0 and 1 for each label, have none.
-        metrics: accuracy, f1 or matthews, and with `multi_label` micro_f1, macro_f1 or subset_accuracy; the first one
-            selects checkpoints, and retention compares it. None takes accuracy and f1, or all three of several labels.
+        metrics: accuracy, f1, matthews or macro_f1 (the mean of the F1 of every class with a row in the split), and
+            with `multi_label` micro_f1, macro_f1 or subset_accuracy; the first one selects checkpoints, and retention
+            compares it. None takes accuracy and f1, or all three of several labels.
             A function `(y_true, y_score) -> float` is a metric too, of which more is better, under its own name or
             that of a mapping. Of two classes it reads 1 for the positive one and its probability, `[N]` both; of more,
             the index of the class `[N]` and all probabilities `[N, C]`; with `multi_label` 0 and 1 `[N, C]` and the
@@ -180,7 +181,7 @@ def _choose_metrics(metrics: "Metrics | None", *, multi_label: bool) -> tuple[tu
     if metrics is None:
         return tuple(known if multi_label else known[:2]), {}
     listed = metrics if isinstance(metrics, Iterable) else ()
-    if any(isinstance(metric, str) and metric in others for metric in listed):
+    if any(isinstance(metric, str) and metric in others and metric not in known for metric in listed):
         reason = f"because task.multi_label={show_value(multi_label)}"
         raise OptionError("metrics", show_value(list(metrics)), f"a list of some of {', '.join(known)}, {reason}")
     return read_metrics(metrics, known)

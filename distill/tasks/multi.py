@@ -55,6 +55,12 @@ class MeanScores(Scoring):
         """The values of the decoder of each task by its name."""
         return {name: scoring.fit_decoder(of_task) for name, scoring, of_task in self._parts(scores)}
 
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores of each task, none of whose examples is decoded with values that it chose."""
+        every = list(self.scorings.values())
+        by_task = {number: every[number].held_out(of_task) for number, of_task in scores.by_task.items()}
+        return replace(scores, by_task=by_task)
+
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of the tasks that have this split; without `mean` if one of them has not."""
         values = dict[str, dict[str, float]]()

@@ -36,7 +36,7 @@ from distill.options import check_arguments
 from distill.tasks import rows
 from distill.tasks.offsets import check_offsets
 from distill.tasks.overview import ShownTask
-from distill.tasks.scoring import Scoring, expected_calibration_error
+from distill.tasks.scoring import Scoring, draw_halves, expected_calibration_error
 from distill.tasks.windows import label_windows, tokenize_windows
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 LABELS = ("start", "end")  # The two outputs of a model's head at every token.
 SUFFIXES = (*readers.SQUAD, ".jsonl", ".jsonl.gz", ".parquet")
+NULL_THRESHOLD = "null_threshold"  # That of all questions in `Scores.decoding`, and of each item in `Scores.columns`.
 EPOCHS = 10  # Of a student, at least: after 2 epochs of SQuAD it is far from what it reaches.
 SMALLEST = 5  # Tokens of a window besides the shared ones: three special ones, the question's and a new one.
 
@@ -87,20 +88,39 @@ class AnswerScores(Scoring):
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """Returns the limits of spans and, if questions may have no answer, the threshold with the best F1."""
-        decoding: dict[str, Any] = {**self.limits, "null_threshold": None}
+        decoding: dict[str, Any] = {**self.limits, NULL_THRESHOLD: None}
         if self.may_be_unanswerable:
-            answers = self._find_answers(scores)
-            of_span, of_null = (self._score_answers(answers, is_null)[:, 1] for is_null in (False, True))
-            decoding["null_threshold"] = spans.fit_threshold(answers.null_difference, of_span, of_null)
+            decoding[NULL_THRESHOLD] = spans.fit_threshold(*self._null_gains(self._find_answers(scores)))
         return decoding
+
+    def _null_gains(self, answers: spans.Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns by how much no answer scores above each best span, and F1 with the span and with no answer, `[Q]`."""
+        of_span, of_null = (self._score_answers(answers, is_null)[:, 1] for is_null in (False, True))
+        return answers.null_difference, of_span, of_null
+
+    def held_out(self, scores: Scores) -> Scores:
+        """The scores with the threshold of each question, which has the best F1 on the other half of the questions."""
+        if not self.may_be_unanswerable:
+            return scores
+        answers = self._find_answers(scores)
+        halves, gains = draw_halves(answers.question), self._null_gains(answers)
+        thresholds = np.zeros(len(halves))
+        for half in (0, 1) if len(halves) > 1 else ():
+            thresholds[halves == half] = spans.fit_threshold(*(values[halves != half] for values in gains))
+        of_items = thresholds[np.searchsorted(answers.question, scores.columns["question"])]
+        return replace(scores, columns={**scores.columns, NULL_THRESHOLD: of_items})
 
     def _find_answers(self, scores: Scores) -> spans.Answers:
         columns = scores.columns
         return spans.find_answers(columns["logits"], columns["characters"], columns["question"][::2], **self.limits)
 
-    def _threshold(self, scores: Scores) -> float | None:
-        default = 0.0 if self.may_be_unanswerable else None
-        threshold: float | None = scores.decoding.get("null_threshold", default)
+    def _threshold(self, scores: Scores) -> np.ndarray | float | None:
+        """Returns the threshold of each question `[Q]` in ascending order, or that of all of them."""
+        if NULL_THRESHOLD in scores.columns:
+            first = np.unique(scores.columns["question"], return_index=True)[1]
+            of_questions: np.ndarray = scores.columns[NULL_THRESHOLD][first]
+            return of_questions
+        threshold: float | None = scores.decoding.get(NULL_THRESHOLD, 0.0 if self.may_be_unanswerable else None)
         return threshold
 
     def _score_answers(self, answers: spans.Answers, is_null: np.ndarray | bool) -> np.ndarray:
@@ -171,7 +191,8 @@ class AnswerScores(Scoring):
         """No answer to any question."""
 
         def predict(scores: Scores) -> Scores:
-            return replace(scores, decoding={**scores.decoding, "null_threshold": -np.inf})
+            columns = {name: column for name, column in scores.columns.items() if name != NULL_THRESHOLD}
+            return replace(scores, columns=columns, decoding={**scores.decoding, NULL_THRESHOLD: -np.inf})
 
         return [Constant("always no answer", predict)]
 

@@ -248,11 +248,19 @@ class Scoring:
         return []
 
     def held_out(self, scores: Scores) -> Scores:
-        """The scores of a teacher on dev to compare with those of a constant prediction.
+        """The scores of a model on dev, in which no example is decoded with values of `fit_decoder` that it chose.
 
-        No example is decoded with values that were chosen on it, where these alone could beat a constant.
+        The values of each example are in columns, so that they go with it into subsets and resamples, and into the
+        scores of an exported file of the model.
         """
         return scores
+
+
+def draw_halves(example_id: np.ndarray) -> np.ndarray:
+    """Returns the half of dev, 0 or 1, that each item is in with its example, `[n]`, in any order of the items."""
+    examples, example = np.unique(example_id, return_inverse=True)
+    halves: np.ndarray = np.random.default_rng(0).permutation(len(examples))[example] % 2
+    return halves
 
 
 def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> float:

@@ -58,6 +58,7 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
                     zero_division=0.0,
                 ),
                 "matthews": matthews_corrcoef(expected, predicted),
+                "macro_f1": f1_score(expected, predicted, average="macro", zero_division=0.0),
             }
         )  # fmt: skip
     values, numbers = random.integers(0, 9, 40).astype(float), random.normal(size=40)
@@ -69,6 +70,19 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
         }
     )  # fmt: skip
     assert rows.score([{"value": 1.0}] * 40, numbers.tolist())["spearman"] == 0.0
+
+
+def test_the_mean_f1_of_a_file_is_that_of_the_classes_with_a_row_and_says_so() -> None:
+    classes, notices = ["a", "b", "c"], list[str]()
+    rows = evaluate.ClassRows(Stub(classes), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    labels = convert(rows, ["a", "a", "b", "b"], notices)
+    predictions = [{"probabilities": dict(zip(classes, np.eye(3)[of], strict=True))} for of in (0, 0, 1, 2)]
+    assert rows.score(predictions, labels)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
+    assert notices == ["dev.csv has no row of c: the mean F1 is that of the other 2 classes"]
+    sets = evaluate.LabelRows(Stub(classes, decoding={}), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    vectors, given = convert(sets, ["a", "a|b", "b", ""]), (["a"], ["a", "b"], ["c"], ["c"])
+    found = [{"labels": [{"label": label} for label in of]} for of in given]
+    assert sets.score(found, vectors)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_vectors_are_compared_by_their_cosines() -> None:

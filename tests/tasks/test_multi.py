@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from distill.records.report import render_overview_card
 from distill.records.tables import summary_rows
 from distill.tasks import Classification, MaskedLM, MultiTask, Regression
 from distill.tasks.class_scores import OneClass
+from distill.tasks.label_scores import LabelSets
 from distill.tasks.multi import join_scorings
 from distill.tasks.regression import NumberScores
 from distill.teaching.several import check_teachers
+from distill.training.evaluate import dev_metrics
 from distill.training.module import DistillationModule
 from tests.conftest import LABELS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
@@ -69,7 +72,7 @@ def make_models(vocabulary: int) -> dict[str, PreTrainedModel]:
     return {"films": films, "pairs": type(films)(config).eval()}
 
 
-def scores_of(logits: list[list[float]], labels: list[float]) -> Scores:
+def scores_of(logits: list[list[float]], labels: list[Any]) -> Scores:
     return Scores({"logits": np.array(logits)}, np.array(labels), np.arange(len(labels)))
 
 
@@ -84,6 +87,16 @@ def test_metrics_are_those_of_the_tasks_and_their_mean() -> None:
     metrics = scoring.metrics(Scores.of_tasks({0: films, 1: pairs}))
     assert metrics == pytest.approx({"mean": 0.875, "films/accuracy": 0.75, "pairs/pearson": 1.0})
     assert scoring.metrics(Scores.of_tasks({0: films})) == {"films/accuracy": 0.75}
+
+
+def test_thresholds_of_one_of_several_tasks_decide_no_row_that_chose_them() -> None:
+    random, sets = np.random.default_rng(0), LabelSets(("macro_f1",), separator="|", labels=("a", "b"))
+    labels = (random.random((40, 2)) < 0.3).astype(float)
+    one, films = scores_of(random.normal(size=(40, 2)).tolist(), labels.tolist()), scores_of([[1, 0]], [0])
+    scoring = join_scorings({"films": OneClass(("accuracy",)), "sets": sets})
+    metrics = dev_metrics(scoring, Scores.of_tasks({0: films, 1: one}))
+    assert metrics["sets/macro_f1"] == dev_metrics(sets, one)["macro_f1"]
+    assert metrics["sets/macro_f1"] < sets.metrics(replace(one, decoding=sets.fit_decoder(one)))["macro_f1"]
 
 
 def test_a_step_on_several_tasks_has_the_mean_loss_of_all_their_items(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -30,6 +30,8 @@ from distill.edge.decoder import Example
 from distill.errors import UserError
 from distill.export.abstention import check_abstention
 from distill.export.bundle import write_bundle
+from distill.export.gate import compare, judge
+from distill.export.settings import ExportSettings
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
 from distill.records.predictions import FILE, write_predictions
 from distill.records.settings import RecordSettings
@@ -39,10 +41,12 @@ from distill.teaching.constants import compare_with_constant
 from distill.teaching.mixture import mix_logits
 from distill.teaching.preparation import load_start
 from distill.teaching.source import TeacherSource
-from distill.training.evaluate import evaluate_splits
+from distill.training import statistics
+from distill.training.evaluate import dev_metrics, evaluate_splits, fit_decoding
 from tests.conftest import LOOSE, SETTINGS
 
 NOWHERE = Path("nowhere")
+DROP_ONLY = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)
 TRAIN = (["a", "b", "c", "d"], [["x", "y"], ["z"], [], ["y"]])
 DEV = (["e", "f"], [["y"], ["x", "z"]])
 
@@ -134,7 +138,7 @@ def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
         ),
         (
             {"multi_label": False, "metrics": ["micro_f1"]},
-            "some of accuracy, f1, matthews, because task.multi_label=fa",
+            "some of accuracy, f1, matthews, macro_f1, because task.mul",
         ),
         ({"separator": ""}, "got separator='', expected at least one character"),
     ],
@@ -250,6 +254,61 @@ def test_a_random_teacher_is_weak_and_one_that_knows_something_is_not(metric: st
         assert result is not None
         assert (result.weakness is not None) == weak
         assert result.difference["number"] == 200
+
+
+def draw(examples: int, *, signal: float, seed: int, labels: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Returns labels and the logits of a model that knows as much of them."""
+    random = np.random.default_rng(seed)
+    drawn = random.random((examples, labels)) < np.geomspace(0.03, 0.3, labels)
+    return drawn.astype(float), random.normal(size=drawn.shape) + signal * drawn
+
+
+@pytest.mark.parametrize(("signal", "metric"), [(0.0, "macro_f1"), (1.0, "macro_f1"), (1.0, "micro_f1")])
+def test_dev_is_scored_with_thresholds_that_it_did_not_choose(signal: float, metric: str) -> None:
+    """Those of the other half of dev. With its own it would be far above fresh rows, above all without a signal."""
+    scoring = LabelSets((metric,), separator="|", labels=tuple(map(str, range(20))))
+    labels, logits = draw(3000, signal=signal, seed=1)
+    fresh = scores_of(logits, labels)  # type: ignore[arg-type]
+    found, own, on_fresh = list[float](), list[float](), list[float]()
+    for seed in range(2, 7):
+        labels, logits = draw(200, signal=signal, seed=seed)
+        fitted = fit_decoding(scoring, {"dev": scores_of(logits, labels), "test": fresh})
+        found.append(scoring.selecting_metric(fitted["dev"]))
+        on_fresh.append(scoring.selecting_metric(fitted["test"]))
+        columns = {"logits": fitted["dev"].columns["logits"]}
+        own.append(scoring.selecting_metric(replace(fitted["dev"], columns=columns)))
+        order = np.random.default_rng(0).permutation(200)
+        shuffled = Scores({"logits": logits[order]}, labels[order], order)
+        assert dev_metrics(scoring, shuffled)[metric] == pytest.approx(found[-1])
+    assert np.mean(found) == pytest.approx(np.mean(on_fresh), abs=0.02)
+    assert np.mean(own) > np.mean(on_fresh) + 0.04
+
+
+def test_noise_in_the_logits_of_a_file_fails_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has the signal of the model. With the thresholds that dev chose for the model it would be far worse."""
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
+    scoring, gates = LabelSets(("macro_f1",), separator="|", labels=tuple(map(str, range(20)))), list[str]()
+    for seed in range(12):
+        labels, logits = draw(200, signal=1.0, seed=seed)
+        [reference] = fit_decoding(scoring, {"dev": scores_of(logits, labels)}).values()  # type: ignore[arg-type]
+        noise = 0.05 * np.random.default_rng(seed + 100).normal(size=logits.shape)
+        file = scoring.rescore(reference, (logits + noise)[:, None])
+        comparison = compare({"dev": file}, {"dev": reference}, scoring=scoring, resolution=0.01)
+        assert abs(comparison["drop"]) < 0.015
+        gates.append(judge(comparison, DROP_ONLY).gate)
+    assert "failed" not in gates
+
+
+def test_the_macro_f1_of_labels_leaves_out_one_that_no_example_has(capsys: pytest.CaptureFixture[str]) -> None:
+    data = multi_label(dev=(["e", "f"], [["y"], ["x"]])).read(NOWHERE)
+    assert "dev has no row of z: the mean F1 is that of the other 2 classes" in "".join(capsys.readouterr())
+    labels = data.splits["dev"].labels
+    for of_z in (-9.0, 9.0):
+        scores = scores_of([[-9.0, 9.0, of_z], [9.0, 9.0, -9.0]], labels)
+        assert data.scoring.metrics(scores)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
+        macro = replace(data.scoring, names=("macro_f1",))  # type: ignore[type-var]
+        [constant] = macro.constants(scores)
+        assert macro.metrics(constant.predict(scores))["macro_f1"] == pytest.approx(2 / 3)  # Of all labels.
 
 
 def test_losses_are_binary_cross_entropies_of_the_labels() -> None:
@@ -379,7 +438,8 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
 ) -> None:
     texts, names = ["a b", "b c c", "a", "c b a", "b"], ["x", "y", "z"]
     labels = [["x", "y"], ["z"], [], ["x"], ["y", "z"]]
-    task = multi_label(train=(texts, labels), dev=(texts[1:], labels[1:]), max_length=8)
+    rows = (texts[1:], labels[1:])  # Dev is decoded by halves, and test as by the bundle.
+    task = multi_label(train=(texts, labels), dev=rows, test=rows, max_length=8)
     data = task.read(tmp_path)
     tokenizer = train_word_pieces(texts * 4, 60)
     torch.manual_seed(0)
@@ -397,7 +457,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
     assert exported.formats["fp32"]["max_abs_diff"] < 2e-5
     bundle = Bundle(tmp_path / "bundle", model="fp32")
     predicted = [{each["label"] for each in prediction["labels"]} for prediction in bundle.predict(texts[1:])]
-    expected, metrics = data.scoring.tabulate(scores["dev"], data, examples=4), data.scoring.metrics(scores["dev"])
+    expected, metrics = data.scoring.tabulate(scores["test"], data, examples=4), data.scoring.metrics(scores["test"])
     assert predicted == [set(of_text) for of_text in expected["prediction"]]
 
     vectors = [[int(name in of_text) for name in names] for of_text in labels[1:]]

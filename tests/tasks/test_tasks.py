@@ -60,6 +60,34 @@ def test_f1_of_two_classes_of_which_none_is_known_to_be_positive_is_their_mean()
     assert data.scoring.summary(data) == "0 ham, 1 spam; F1 of both, averaged (task.positive=NAME for that of one)"
 
 
+@pytest.mark.parametrize("names", [("f1",), ("macro_f1",)])
+def test_a_mean_f1_is_that_of_the_classes_with_a_row_whatever_a_model_predicts(names: tuple[str, ...]) -> None:
+    """One row of 50 that is given a class without rows is one mistake, and no class of which all are missed."""
+    scoring, labels = OneClass(names, classes=("a", "b", "c"), positive_index=None), np.arange(50) % 2
+    five_wrong, two_wrong = labels.copy(), labels.copy()
+    five_wrong[:5] = 1 - labels[:5]
+    two_wrong[:2] = (2, 0)
+    values = [scoring.selecting_metric(scores_of(np.eye(3)[each], labels)) for each in (five_wrong, two_wrong)]
+    assert values[0] == pytest.approx((2 * 22 / (25 + 24) + 2 * 23 / (25 + 26)) / 2)
+    assert values[1] == pytest.approx((2 * 24 / (25 + 25) + 2 * 24 / (25 + 24)) / 2)
+    assert values[1] > 0.95 > values[0]
+
+
+def test_the_macro_f1_of_two_classes_selects_checkpoints_without_a_positive_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logits, labels = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0, 0, 1, 1])
+    for positive in (None, "spam"):
+        task = spam_filter(metrics=["macro_f1", "f1"], class_weights="balanced", positive=positive)
+        data = task.read(Path("nowhere"))
+        assert data.scoring.metric == "macro_f1"
+        assert data.scoring.selecting_metric(scores_of(logits, labels)) == pytest.approx((0.8 + 2 / 3) / 2)
+    assert "no row of" not in "".join(capsys.readouterr())
+    three = {"train": (["a", "b", "c"] * 8, ["x", "y", "z"] * 8), "dev": (["d", "e"], ["x", "y"])}
+    spam_filter(**three).read(Path("nowhere"))
+    assert "dev has no row of z: the mean F1 is that of the other 2 classes" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("options", "positive"),
     [
