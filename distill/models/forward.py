@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 
-from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, TARGET_MASK, Outputs
+from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, IGNORED, TARGET_MASK, Outputs
+from distill.errors import UserError, first_line
 from distill.models.attention import layers_of, record_attention
 from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
 from distill.models.pooling import pool, vector_settings
@@ -51,6 +52,18 @@ def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozen
     A model that `takes_choices` gives every sequence a score, `logits [S, 1]`, as if it were the only choice.
     """
     return _with_logits(model, _run(model, model, batch, needs), batch["attention_mask"])
+
+
+def try_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
+    """Runs the whole model on a sample, before anything is trained; raises UserError if it cannot be run."""
+    try:
+        return run_model(model, batch, needs)
+    except Exception as error:  # Of any family.
+        count = batch["input_ids"].shape[-1]
+        raise UserError(
+            f"a {type(model).__name__} cannot be run on a sample of {count} tokens ({first_line(error)}), expected a "
+            "model that reads texts of any number of tokens, such as BERT or GPT-2: take another one"
+        ) from error
 
 
 def run_encoder(
@@ -114,8 +127,9 @@ def run_exported(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor
     """
     named = dict(inputs)
     positions = named.pop(POSITIONS, None)
+    mask = named.get("attention_mask", torch.ones_like(named["input_ids"]))  # A FNet takes none.
     if positions is None:
-        return output_logits(model, model(**named), named["attention_mask"])
+        return output_logits(model, model(**named), mask)
 
     def select_states(encoder: nn.Module, arguments: object, output: ModelOutput) -> ModelOutput:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1).index_select(0, positions).unsqueeze(0)
@@ -123,7 +137,7 @@ def run_exported(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor
 
     handle = model.base_model.register_forward_hook(select_states)
     try:
-        return output_logits(model, model(**named), named["attention_mask"])[0]
+        return output_logits(model, model(**named), mask)[0]
     finally:
         handle.remove()
 
@@ -195,6 +209,17 @@ def _mask_question(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
 def count_outputs(model: PreTrainedModel) -> int:
     """Returns the number of logits of an item, or the width of the vector of a text."""
     return int(model.config.num_labels if vector_settings(model.config) is None else model.config.hidden_size)
+
+
+def shift_targets(model: PreTrainedModel, labels: Tensor) -> Tensor:
+    """Returns the tokens `[B, T]` after which a decoder predicts `labels`: its first token, and all labels but the last.
+
+    The first token is that with which the model writes a text. M2M100 and NLLB have no method for this, and that of
+    mBART takes the last label for the first token.
+    """
+    inputs = labels.roll(1, dims=-1)
+    inputs[..., 0] = model.config.decoder_start_token_id
+    return inputs.masked_fill(inputs == IGNORED, model.config.pad_token_id)
 
 
 def takes_choices(model: PreTrainedModel) -> bool:
