@@ -53,7 +53,9 @@ def rehearse_export(
     print_line(
         f"Student: {kind} is exported once before the training, because its family is not known to be exportable"
     )
-    advice = "set export.enabled=false, or take +student=bilstm, which follows a teacher of any family"
+    other = "a teacher of another family, such as T5 or BART"
+    other = other if generates else "+student=bilstm, which follows a teacher of any family"
+    advice = f"set export.enabled=false, or take {other}"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"
         try:

@@ -16,7 +16,7 @@ from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
 from distill.models.forward import fills_targets, try_model
 from distill.models.layers import count_decoder_layers, read_positions
-from distill.models.long_texts import attends_locally
+from distill.models.long_texts import attends_locally, has_positions
 from distill.models.modeling_chunked import ChunkedPreTrainedModel
 
 _EXAMPLES_PER_CALL = 512
@@ -80,13 +80,20 @@ def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, write
     return int(min(positions, tokenizer.model_max_length))
 
 
-def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, *, who: str) -> None:
-    """Raises UserError if an example may be longer than the model can read."""
+def check_length(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, *, who: str, lengthens: bool = False
+) -> None:
+    """Raises UserError if an example may be longer than the model can read.
+
+    Args:
+        lengthens: whether the model has an option `positions`, as in `LongTexts`.
+    """
     limit = longest(model, tokenizer)
     if max_length > limit:
+        more = f", or {who}.positions={max_length}, which repeats positions" if lengthens and has_positions(model) else ""
         raise UserError(
             f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "
-            f"which cuts longer texts, or {who}.positions={max_length}, which repeats positions"
+            f"which cuts longer texts{more}"
         )
 
 

@@ -59,10 +59,15 @@ def try_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozen
     try:
         return run_model(model, batch, needs)
     except Exception as error:  # Of any family.
-        count = batch["input_ids"].shape[-1]
+        name, count = type(model).__name__, batch["input_ids"].shape[-1]
+        if model.config.is_encoder_decoder and not writes_targets(model):
+            raise UserError(
+                f"a {name} is an encoder-decoder and cannot be run on a text without a target ({first_line(error)}): "
+                "take task=seq2seq, or an encoder such as BERT"
+            ) from error
         raise UserError(
-            f"a {type(model).__name__} cannot be run on a sample of {count} tokens ({first_line(error)}), expected a "
-            "model that reads texts of any number of tokens, such as BERT or GPT-2: take another one"
+            f"a {name} cannot be run on a sample of {count} tokens ({first_line(error)}), expected a model that reads "
+            "texts of any number of tokens: take one of another family, such as BERT or GPT-2"
         ) from error
 
 
@@ -192,7 +197,7 @@ def _name_halves(output: ModelOutput) -> ModelOutput:
     for name in ("hidden_states", "attentions"):
         if f"encoder_{name}" in output:
             output[name] = output[f"encoder_{name}"]
-    if "encoder_last_hidden_state" in output and "last_hidden_state" not in output:
+    if "encoder_last_hidden_state" in output and "last_hidden_state" not in output and "logits" in output:
         output["last_hidden_state"] = output.logits  # Those of a model without its head, as in `_without_head`.
     return output
 
@@ -202,7 +207,9 @@ def _mask_question(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
 
     Its own class does so only for texts with three separators each.
     """
-    before: Tensor = (input_ids == model.config.sep_token_id).cumsum(dim=1) == 0
+    separator = getattr(model.config, "sep_token_id", None)  # A LED separates by the token that ends a text.
+    separator = model.config.eos_token_id if separator is None else separator
+    before: Tensor = (input_ids == separator).cumsum(dim=1) == 0
     return before.long()
 
 

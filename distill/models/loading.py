@@ -100,7 +100,7 @@ def load_directory(
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
             model, info = _load_weights(directory, auto_class, config, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error  # Damaged files, no such head.
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
@@ -149,6 +149,11 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
     """
     config = transformers.AutoConfig.from_pretrained(directory, **options)
     check_reads_both_sides(config, auto_class, str(directory))
+    if auto_class == CAUSAL and config.is_encoder_decoder:
+        raise UserError(
+            f"{directory} has a model of type {config.model_type}, an encoder-decoder, and the task is for a decoder "
+            "alone: take task=seq2seq or task=denoising, or a model such as GPT-2"
+        )
     if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
         raise UserError(
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "

@@ -284,8 +284,9 @@ def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
     mBART puts the token of the language behind it.
     """
-    ids: list[int] = tokenizer("a")["input_ids"]
-    return tokenizer.eos_token_id in ids[1:]
+    tokens = tokenizer("a", return_special_tokens_mask=True)
+    behind = zip(tokens["input_ids"][1:], tokens["special_tokens_mask"][1:], strict=True)
+    return any(is_special and token == tokenizer.eos_token_id for token, is_special in behind)
 
 
 def _append_end(tokens: "Tokens", end: int) -> "Tokens":
