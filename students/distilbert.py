@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from transformers import BertConfig, DistilBertConfig, PreTrainedModel
+from transformers import BertConfig, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.contracts import Task
 from distill.errors import UserError
@@ -317,10 +317,11 @@ def _create_same_class(
     """Returns a model of the teacher's class with fewer layers and random weights, and student -> teacher tensor."""
     chosen = {find_layer_prefix(teacher): teacher_layers}
     config = copy.deepcopy(teacher.config)
-    config.num_hidden_layers = len(teacher_layers)
+    _set_depth(config, len(teacher_layers))
     for name in _PER_LAYER:
-        values = getattr(config, name, None)
-        if isinstance(values, list | tuple):
+        values = getattr(teacher.config, name, None)
+        # That of a Mamba or a Jamba follows from the number of layers.
+        if isinstance(values, list | tuple) and not isinstance(getattr(type(config), name, None), property):
             setattr(config, name, [values[index] for index in teacher_layers])
     if decoder_layers is not None and (option := decoder_layers_option(config)) is not None:
         chosen[find_layer_prefix(teacher, decoder=True)] = decoder_layers
@@ -340,6 +341,19 @@ def _create_same_class(
         if student_tensors[student_name].shape == tensor.shape:
             inherited[student_name] = teacher_name
     return student, inherited
+
+
+def _set_depth(config: PreTrainedConfig, depth: int) -> None:
+    """Sets the number of layers of an encoder; raises UserError for a family without such an entry."""
+    try:
+        config.num_hidden_layers = depth
+    except NotImplementedError:  # Of a ProphetNet, which has another name, and of a Funnel, which has blocks.
+        if not hasattr(config, "num_encoder_layers"):
+            raise UserError(
+                f"the configuration of a model of type {config.model_type} has no number of layers, which a distilbert "
+                "student would lower: take +student=bilstm"
+            ) from None
+        config.num_encoder_layers = depth
 
 
 def _check_layers(

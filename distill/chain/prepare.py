@@ -177,6 +177,9 @@ class _Reading:
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
         model, _ = make_student(student, teacher, task, self.data, tokenizer, Origins(tokenizer))
+        checks.check_length(
+            model, tokenizer, task.info.max_length, who="student", lengthens=student.has_option("positions")
+        )
         _check_student(model, student.name, plan, task, teacher, tokenizer)
         check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
@@ -287,7 +290,6 @@ def _check_student(
     """Raises UserError for a student that cannot follow the teacher."""
     checks.check_filling(student, task.info, name)
     checks.check_vocabulary(teacher, student, tokenizer)
-    checks.check_length(student, tokenizer, task.info.max_length, who="student")
     checks.check_target_length(student, tokenizer, task.info.max_target, who="student")
     checks.check_outputs(plan.objective, teacher=teacher, student=student)
     checks.check_sizes(plan.objective, teacher=teacher, student=student)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from distill.export.generator import generator_caches, takes_positions
+from distill.models.layers import read_positions
 
 MAX_NEW_TOKENS = 64  # Where a call gives no number, and the model has no other.
 
@@ -49,5 +50,4 @@ def find_start(tokenizer: Tokenizer) -> int | None:
 
 def count_positions(model: PreTrainedModel) -> int | None:
     """Returns the tokens that a model has positions for; None for one with relative positions, which has no limit."""
-    number = getattr(model.config, "max_position_embeddings", None)
-    return None if number is None else int(number)
+    return read_positions(model.config, writes=True)

@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.errors import UserError
-from distill.models.forward import model_class, run_model
+from distill.models.forward import model_class, try_model
 
 BOTH_SIDES = ("AutoModelForTokenClassification", "AutoModelForQuestionAnswering")  # Read the tokens behind each too.
 TOLERANCE = 1e-3  # Of the largest logit. A model of both directions changes logits by as much as another text does.
@@ -52,5 +52,5 @@ def is_decoder(config: PreTrainedConfig) -> bool:
 
 def _logits_before_last(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Returns the logits `[1, L - 1, V]` at all tokens but the last one."""
-    logits: Tensor = run_model(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
+    logits: Tensor = try_model(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
     return logits[:, :-1]

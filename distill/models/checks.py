@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.contracts import AttentionVectors, Examples, Likelihood, Task, TaskInfo
@@ -14,9 +14,9 @@ from distill.errors import UserError
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.attention import NAME, attention_width, has_plain_scores
-from distill.models.forward import fills_targets, run_model
-from distill.models.layers import count_decoder_layers
-from distill.models.long_texts import attends_locally
+from distill.models.forward import fills_targets, try_model
+from distill.models.layers import count_decoder_layers, read_positions
+from distill.models.long_texts import attends_locally, has_positions
 from distill.models.modeling_chunked import ChunkedPreTrainedModel
 
 _EXAMPLES_PER_CALL = 512
@@ -67,11 +67,11 @@ def match_spare_rows(
     return None
 
 
-def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Returns the largest number of tokens that the model can read."""
+def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, writes: bool = False) -> int:
+    """Returns the largest number of tokens that the model can read, or that its decoder `writes`."""
     if isinstance(model, ChunkedPreTrainedModel):
         return int(tokenizer.model_max_length)
-    positions = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    positions = read_positions(model.config, writes=writes) or sys.maxsize
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
             # RoBERTa and its relatives count positions from the one behind the padding's.
@@ -80,13 +80,20 @@ def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     return int(min(positions, tokenizer.model_max_length))
 
 
-def check_length(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, *, who: str) -> None:
-    """Raises UserError if an example may be longer than the model can read."""
+def check_length(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, *, who: str, lengthens: bool = False
+) -> None:
+    """Raises UserError if an example may be longer than the model can read.
+
+    Args:
+        lengthens: whether the model has an option `positions`, as in `LongTexts`.
+    """
     limit = longest(model, tokenizer)
     if max_length > limit:
+        more = f", or {who}.positions={max_length}, which repeats positions" if lengthens and has_positions(model) else ""
         raise UserError(
             f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "
-            f"which cuts longer texts, or {who}.positions={max_length}, which repeats positions"
+            f"which cuts longer texts{more}"
         )
 
 
@@ -94,7 +101,7 @@ def check_target_length(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int | None, *, who: str
 ) -> None:
     """Raises UserError if a target may be longer than the model can write; None is a task without targets."""
-    limit = longest(model, tokenizer)
+    limit = longest(model, tokenizer, writes=True)
     if max_target is not None and max_target > limit:
         raise UserError(
             f"task.max_target={max_target}, but the {who} writes {limit} tokens at most: set task.max_target={limit}"
@@ -201,8 +208,8 @@ def _multiplies_queries_and_keys(model: PreTrainedModel) -> bool:
     model.set_attn_implementation("eager")  # The only one that returns probabilities.
     try:
         tokens = torch.arange(1, 9, device=model.device).unsqueeze(0) % model.config.vocab_size
-        batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-        output = run_model(model, batch, frozenset({"attentions", NAME}))
+        batch = {"input_ids": _end_text(model, tokens), "attention_mask": torch.ones_like(tokens)}
+        output = try_model(model, batch, frozenset({"attentions", NAME}))
     finally:
         model.set_attn_implementation(implementation)
         model.train(is_training)
@@ -224,12 +231,19 @@ def check_head(student: PreTrainedModel, teacher: PreTrainedModel, *, name: str,
 @torch.no_grad()
 def run_sample(model: PreTrainedModel, needs: frozenset[str] = frozenset()) -> Any:
     """Returns the model's output for one text of four tokens."""
-    tokens = torch.ones((1, 4), dtype=torch.long, device=model.device)
+    mask = torch.ones((1, 4), dtype=torch.long, device=model.device)
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # The checks report errors themselves.
-    output = run_model(model, {"input_ids": tokens, "attention_mask": tokens}, needs)
-    transformers.logging.set_verbosity(verbosity)
-    return output
+    try:
+        return try_model(model, {"input_ids": _end_text(model, mask), "attention_mask": mask}, needs)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _end_text(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Returns the tokens with the one that ends a text of an encoder-decoder, which the head of a BART reads."""
+    end = model.config.eos_token_id if model.config.is_encoder_decoder else None
+    return tokens if end is None else torch.cat([tokens[:, :-1], torch.full_like(tokens[:, -1:], end)], dim=1)
 
 
 def count_parameters(model: PreTrainedModel) -> int:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 
-from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, TARGET_MASK, Outputs
+from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, IGNORED, TARGET_MASK, Outputs
+from distill.errors import UserError, first_line
 from distill.models.attention import layers_of, record_attention
 from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
 from distill.models.pooling import pool, vector_settings
@@ -51,6 +52,23 @@ def run_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozen
     A model that `takes_choices` gives every sequence a score, `logits [S, 1]`, as if it were the only choice.
     """
     return _with_logits(model, _run(model, model, batch, needs), batch["attention_mask"])
+
+
+def try_model(model: PreTrainedModel, batch: Mapping[str, Tensor], needs: frozenset[str] = frozenset()) -> ModelOutput:
+    """Runs the whole model on a sample, before anything is trained; raises UserError if it cannot be run."""
+    try:
+        return run_model(model, batch, needs)
+    except Exception as error:  # Of any family.
+        name, count = type(model).__name__, batch["input_ids"].shape[-1]
+        if model.config.is_encoder_decoder and not writes_targets(model):
+            raise UserError(
+                f"a {name} is an encoder-decoder and cannot be run on a text without a target ({first_line(error)}): "
+                "take task=seq2seq, or an encoder such as BERT"
+            ) from error
+        raise UserError(
+            f"a {name} cannot be run on a sample of {count} tokens ({first_line(error)}), expected a model that reads "
+            "texts of any number of tokens: take one of another family, such as BERT or GPT-2"
+        ) from error
 
 
 def run_encoder(
@@ -114,8 +132,9 @@ def run_exported(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor
     """
     named = dict(inputs)
     positions = named.pop(POSITIONS, None)
+    mask = named.get("attention_mask", torch.ones_like(named["input_ids"]))  # A FNet takes none.
     if positions is None:
-        return output_logits(model, model(**named), named["attention_mask"])
+        return output_logits(model, model(**named), mask)
 
     def select_states(encoder: nn.Module, arguments: object, output: ModelOutput) -> ModelOutput:
         output.last_hidden_state = output.last_hidden_state.flatten(0, 1).index_select(0, positions).unsqueeze(0)
@@ -123,7 +142,7 @@ def run_exported(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor
 
     handle = model.base_model.register_forward_hook(select_states)
     try:
-        return output_logits(model, model(**named), named["attention_mask"])[0]
+        return output_logits(model, model(**named), mask)[0]
     finally:
         handle.remove()
 
@@ -178,7 +197,7 @@ def _name_halves(output: ModelOutput) -> ModelOutput:
     for name in ("hidden_states", "attentions"):
         if f"encoder_{name}" in output:
             output[name] = output[f"encoder_{name}"]
-    if "encoder_last_hidden_state" in output and "last_hidden_state" not in output:
+    if "encoder_last_hidden_state" in output and "last_hidden_state" not in output and "logits" in output:
         output["last_hidden_state"] = output.logits  # Those of a model without its head, as in `_without_head`.
     return output
 
@@ -188,13 +207,26 @@ def _mask_question(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
 
     Its own class does so only for texts with three separators each.
     """
-    before: Tensor = (input_ids == model.config.sep_token_id).cumsum(dim=1) == 0
+    separator = getattr(model.config, "sep_token_id", None)  # A LED separates by the token that ends a text.
+    separator = model.config.eos_token_id if separator is None else separator
+    before: Tensor = (input_ids == separator).cumsum(dim=1) == 0
     return before.long()
 
 
 def count_outputs(model: PreTrainedModel) -> int:
     """Returns the number of logits of an item, or the width of the vector of a text."""
     return int(model.config.num_labels if vector_settings(model.config) is None else model.config.hidden_size)
+
+
+def shift_targets(model: PreTrainedModel, labels: Tensor) -> Tensor:
+    """Returns the tokens `[B, T]` after which a decoder predicts `labels`: its first token, and all labels but the last.
+
+    The first token is that with which the model writes a text. M2M100 and NLLB have no method for this, and that of
+    mBART takes the last label for the first token.
+    """
+    inputs = labels.roll(1, dims=-1)
+    inputs[..., 0] = model.config.decoder_start_token_id
+    return inputs.masked_fill(inputs == IGNORED, model.config.pad_token_id)
 
 
 def takes_choices(model: PreTrainedModel) -> bool:

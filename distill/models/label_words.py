@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from distill.contracts import IGNORED
 from distill.edge.classes import MASKED
 from distill.models.chunked_logits import CHUNK_LOGITS
+from distill.models.forward import shift_targets
 
 if TYPE_CHECKING:
     from distill.contracts import Batch
@@ -43,7 +44,7 @@ def _score_part(model: PreTrainedModel, ids: Tensor, mask: Tensor, words: Tensor
         output = model(
             input_ids=ids if encoded is None else None, encoder_outputs=encoded, attention_mask=mask[rows],
             use_cache=False,
-            decoder_input_ids=model.prepare_decoder_input_ids_from_labels(labels=labels),
+            decoder_input_ids=shift_targets(model, labels),
         )  # fmt: skip
         states = output.encoder_last_hidden_state if states is None else states
         losses = F.cross_entropy(

@@ -62,6 +62,17 @@ def spread_layers(total: int, depth: int) -> list[int]:
     return [math.ceil(index * (total - 1) / (depth - 1) - 0.5) for index in range(depth)]
 
 
+def read_positions(config: PreTrainedConfig, *, writes: bool = False) -> int | None:
+    """Returns the number of positions that a configuration names, None for a family that reads any length.
+
+    Args:
+        writes: whether to return those of a decoder behind an encoder, which are others in a LED.
+    """
+    half = "max_decoder_position_embeddings" if writes else "max_encoder_position_embeddings"
+    number = getattr(config, half, None) or getattr(config, "max_position_embeddings", None)
+    return None if number is None or number < 1 else int(number)  # That of an XLNet is -1.
+
+
 # The number of layers of a decoder behind an encoder, in configurations.
 _DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 
@@ -94,9 +105,14 @@ def find_layer_prefix(model: PreTrainedModel, *, decoder: bool = False) -> str:
         is_inside = half is model or any(module is part for part in half.modules())
         if isinstance(module, nn.ModuleList) and is_inside and len(module) == total and total > 0:
             return f"{name}."
+    if isinstance(model.config, AlbertConfig):
+        raise UserError(
+            f"a {type(model).__name__} has no {total} separate layers to choose from (they share one set of "
+            "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
+        )
     raise UserError(
-        f"a {type(model).__name__} has no {total} separate layers to choose from (it may share one set of "
-        "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
+        f"a {type(model).__name__} has no list of {total} layers, from which a distilbert student would choose: take "
+        "+student=bilstm, which follows a teacher of any family"
     )
 
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
-from distill.models.causality import check_causal, check_reads_both_sides
+from distill.models.causality import check_causal, check_reads_both_sides, is_decoder
 from distill.models.forward import SEQ2SEQ, model_class
 from distill.models.padding import choose_padding_side
 from distill.models.pooling import vector_settings
 from distill.models.sentence_files import adopt_sentence_files, head_activation, read_sentence_files
-from distill.models.tensors import LoadingInfo, check_tensors
-from distill.models.tokenizer import load_tokenizer, separate_texts
+from distill.models.tensors import LoadingInfo, check_tensors, find_embeddings
+from distill.models.tokenizer import adopt_language, load_tokenizer, separate_texts
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ def load_directory(
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
             model, info = _load_weights(directory, auto_class, config, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error  # Damaged files, no such head.
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)
     check_embeddings(model, tokenizer, directory)
-    _check_decoder(auto_class, model, tokenizer, directory)
+    more_notices += _check_decoder(auto_class, model, tokenizer, directory)
     more_notices += choose_padding_side(model, tokenizer)
     missing = _missing_in_head(model, info)
     fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
@@ -149,6 +149,11 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
     """
     config = transformers.AutoConfig.from_pretrained(directory, **options)
     check_reads_both_sides(config, auto_class, str(directory))
+    if auto_class == CAUSAL and config.is_encoder_decoder:
+        raise UserError(
+            f"{directory} has a model of type {config.model_type}, an encoder-decoder, and the task is for a decoder "
+            "alone: take task=seq2seq or task=denoising, or a model such as GPT-2"
+        )
     if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
         raise UserError(
             f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
@@ -212,7 +217,7 @@ def _load_tokenizer(
     """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
     tokenizer, notices = load_tokenizer(directory, **options)
     tokenizer, more_notices = adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
-    if auto_class in (CAUSAL, OF_TEXTS) and tokenizer.pad_token_id is None:
+    if tokenizer.pad_token_id is None and (auto_class in (CAUSAL, OF_TEXTS) or is_decoder(config)):
         tokenizer.pad_token = tokenizer.eos_token  # No token reads the padding behind it, whatever it is.
     if auto_class == OF_TEXTS and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = tokenizer.pad_token_id  # By which a decoder finds the last token of a text.
@@ -228,15 +233,21 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None
 
 def _check_decoder(
     auto_class: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path
-) -> None:
-    """Raises UserError for a decoder that reads in both directions, and without tokens to begin and end a target with.
+) -> list[str]:
+    """Returns notices about the tokens of targets; other models than decoders and encoder-decoders stay unchecked.
 
-    Other models than decoders and encoder-decoders stay unchecked.
+    Raises:
+        UserError: for a decoder that reads in both directions, and without tokens to begin and end a target with.
     """
     if auto_class == CAUSAL:
         check_causal(model, str(directory))
     if auto_class != SEQ2SEQ:
-        return
+        return []
+    if (tokens := getattr(model.config, "ngram", 1)) > 1:  # Of a ProphetNet.
+        raise UserError(
+            f"{directory} has a {type(model).__name__}, whose decoder predicts the next {tokens} tokens at once (ngram "
+            f"in its config.json), and targets are learned one token at a time: take {_FAMILIES[SEQ2SEQ]}"
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"the tokenizer of {directory} has no eos_token, which ends each target: name one of its tokens "
@@ -245,8 +256,9 @@ def _check_decoder(
     if getattr(model.config, "decoder_start_token_id", None) is None:
         raise UserError(
             f"the config.json of {directory} has no decoder_start_token_id, with which a decoder begins: that of T5 is "
-            "its pad_token, and that of BART its eos_token"
+            "its pad_token, that of BART its eos_token, and that of mBART the token of the language of targets"
         )
+    return adopt_language(model, tokenizer)
 
 
 # The outputs of a head, by the `problem_type` of its configuration.
@@ -259,7 +271,7 @@ _OUTPUTS = {
 
 def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Raises UserError if the tokenizer has tokens without an embedding."""
-    embedded = int(model.get_input_embeddings().weight.shape[0])
+    embedded = len(find_embeddings(model, directory))
     if len(tokenizer) > embedded:
         raise UserError(
             f"the tokenizer of {directory} has {len(tokenizer):,} tokens and the model embeds {embedded:,} only: save "

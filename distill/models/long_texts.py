@@ -203,6 +203,11 @@ def _position_table(model: PreTrainedModel) -> str | None:
     return next((f"{name}.weight" for name in names if name.rpartition(".")[2] == "position_embeddings"), None)
 
 
+def has_positions(model: PreTrainedModel) -> bool:
+    """Returns whether a model has a table of absolute positions, which can be repeated."""
+    return _position_table(model) is not None
+
+
 def reserved_positions(model: PreTrainedModel) -> int:
     """Returns the number of rows of the table of positions in front of that of the first token."""
     table = _position_table(model)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models.forward import run_model
+from distill.models.forward import try_model
 
 TOLERANCE = 1e-3  # Of the largest logit. Padding on the wrong side changes logits by as much as another text does.
 _TEXTS = ("a", "a b c d e f g h")
@@ -35,8 +35,8 @@ def _is_padding_ignored(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
     """Returns whether a short text has the same logits alone and in a batch with a longer one."""
     alone = tokenizer(_TEXTS[:1], return_tensors="pt", return_attention_mask=True)
     batch = tokenizer(_TEXTS, return_tensors="pt", return_attention_mask=True, padding=True, padding_side=side)
-    expected: Tensor = run_model(model, alone).logits
-    logits: Tensor = run_model(model, batch).logits[:1]
+    expected: Tensor = try_model(model, alone).logits
+    logits: Tensor = try_model(model, batch).logits[:1]
     if not bool(expected.isfinite().all()):
         return True  # Damaged weights are an error of their own.
     if logits.shape != expected.shape:  # One row for each token.

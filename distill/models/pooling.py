@@ -41,6 +41,10 @@ def configure(model: PreTrainedModel, settings: Mapping[str, Any]) -> list[str]:
         return []
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
+        inherited: Mapping[str, str] | None = getattr(model, "inherited", None)
+        if inherited is not None:
+            kept = {name: source for name, source in inherited.items() if not name.startswith("pooler.")}
+            model.inherited = kept  # type: ignore[assignment]
     if own is None or own["pooling"] == wanted["pooling"]:
         return []
     trained = own["pooling"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.errors import UserError
@@ -43,7 +43,7 @@ def check_tensors(
             "its config.json, which are not of the same model"
         )
     within = tuple(_layer_prefixes(model))
-    embeddings = model.get_input_embeddings().weight
+    embeddings = find_embeddings(model, directory)
     read = [name for name, parameter in model.named_parameters() if parameter is embeddings]
     # Some classes have their head beside the encoder's layers, without a prefix that tells them apart.
     whole = ("",) if encodes else () if model.base_model is model else (encoder,)
@@ -65,6 +65,20 @@ def check_tensors(
             f"{name} of this version of transformers has absolute ones only"
         )
     return [_describe(unread, name)] if unread else []
+
+
+def find_embeddings(model: PreTrainedModel, directory: Path) -> Tensor:
+    """Returns the table of the embeddings of tokens `[V, H]`; raises UserError for a model without one."""
+    try:
+        table = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:
+        table = None
+    if table is None:
+        raise UserError(
+            f"{directory} has a {type(model).__name__}, which has no table of token embeddings (it may read "
+            "characters or other inputs), expected a model that reads the tokens of a vocabulary, such as a BERT"
+        )
+    return table
 
 
 def _describe(unread: Sequence[str], name: str) -> str:

@@ -1,5 +1,6 @@
 """Loads the tokenizer of a directory, with the case of texts that its vocabulary was made for."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SETTINGS_FILE = "tokenizer_config.json"
 # Attributes of a tokenizer that tokenizer.json does not have.
-_ATTRIBUTES = ("padding_side", "truncation_side", "model_input_names", "model_max_length")
+_ATTRIBUTES = (
+    "padding_side", "truncation_side", "model_input_names", "model_max_length", "src_lang", "tgt_lang",
+)  # fmt: skip
+_TARGET_LANGUAGE = "set_tgt_lang_special_tokens"  # Method of the tokenizers of several languages.
 _CAPITALS = 0.01  # Of the tokens. A vocabulary of lower-cased texts has none but special tokens.
 
 
@@ -54,7 +58,7 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 def read_attributes(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the settings of a tokenizer that its file does not have, by name."""
-    return {name: getattr(tokenizer, name) for name in _ATTRIBUTES}
+    return {name: getattr(tokenizer, name) for name in _ATTRIBUTES if hasattr(tokenizer, name)}
 
 
 def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -63,6 +67,39 @@ def adopt_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     model.config.sep_token_id = tokenizer.sep_token_id
     if getattr(model.config, "pad_token_id", None) is None:  # An existing one determines where positions begin.
         model.config.pad_token_id = tokenizer.pad_token_id
+
+
+def for_targets(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer for texts that are written.
+
+    That of several languages, such as NLLB's, puts the token of `tgt_lang` beside them, without one that of `src_lang`.
+    """
+    if not hasattr(tokenizer, _TARGET_LANGUAGE):
+        return tokenizer
+    changed = copy.deepcopy(tokenizer)
+    getattr(changed, _TARGET_LANGUAGE)(tokenizer.tgt_lang or tokenizer.src_lang)
+    return changed
+
+
+def adopt_language(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Makes a model that writes several languages begin with the token that its targets begin with.
+
+    Returns:
+        A notice if the tokenizer names no language of targets, else none.
+    """
+    if not hasattr(tokenizer, _TARGET_LANGUAGE):
+        return []
+    own = tokenizer.tgt_lang or tokenizer.src_lang
+    language, first = tokenizer.convert_tokens_to_ids(own), for_targets(tokenizer)("a")["input_ids"][0]
+    settings = model.generation_config
+    if settings is not None and settings.forced_bos_token_id is None and first == language:
+        settings.forced_bos_token_id = language
+    if tokenizer.tgt_lang is not None:
+        return []
+    return [
+        f"the tokenizer names no language of targets (tgt_lang), which are taken to be in {own}: for another one load "
+        "it with AutoTokenizer.from_pretrained(DIR, src_lang=..., tgt_lang=...), and save it there again"
+    ]
 
 
 def separate_texts(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -153,12 +153,12 @@ class MaskPredict(Seq2Seq):
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs both halves without the head, which computes logits at the items alone."""
         from distill.models.chunked_logits import run_encoder_pass
-        from distill.models.forward import fills_targets
+        from distill.models.forward import fills_targets, shift_targets
 
         if not fills_targets(model):
             shown = batch[DECODER_INPUTS].masked_fill(batch[TARGET_MASK] == 0, IGNORED)
             whole = batch["labels"].where(batch["labels"] != IGNORED, shown)
-            batch = {**batch, DECODER_INPUTS: model.prepare_decoder_input_ids_from_labels(labels=whole)}
+            batch = {**batch, DECODER_INPUTS: shift_targets(model, whole)}
         return run_encoder_pass(model, batch, items, needs)
 
 

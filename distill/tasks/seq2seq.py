@@ -260,8 +260,9 @@ def select_targets(batch: Batch) -> Items:
 def run_halves(model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
     """Runs both halves without the head, which computes logits at the items alone."""
     from distill.models.chunked_logits import run_encoder_pass
+    from distill.models.forward import shift_targets
 
-    inputs = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+    inputs = shift_targets(model, batch["labels"])
     return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
 
 
@@ -270,16 +271,22 @@ def encode_targets(
 ) -> "Tokens":
     """Returns the tokens of targets, cut to `max_target`, with the token for the end of a text as their last one."""
     from distill.data import token_cache
+    from distill.models.tokenizer import for_targets
 
+    tokenizer = for_targets(tokenizer)
     adds_end = ends_texts(tokenizer)
     tokens = token_cache.tokenize_split(text_split(texts), tokenizer, max_target - (not adds_end), cache_dir)
     return tokens if adds_end else _append_end(tokens, tokenizer.eos_token_id)
 
 
 def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Returns whether the tokenizer itself puts the token for the end of a text behind each text."""
-    ids: list[int] = tokenizer("a")["input_ids"]
-    return bool(ids[-1] == tokenizer.eos_token_id)
+    """Returns whether the tokenizer itself puts the token for the end of a text behind each text.
+
+    mBART puts the token of the language behind it.
+    """
+    tokens = tokenizer("a", return_special_tokens_mask=True)
+    behind = zip(tokens["input_ids"][1:], tokens["special_tokens_mask"][1:], strict=True)
+    return any(is_special and token == tokenizer.eos_token_id for token, is_special in behind)
 
 
 def _append_end(tokens: "Tokens", end: int) -> "Tokens":

@@ -317,7 +317,8 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
     task, splits = preparation.task, preparation.splits
     start = load_start(source, task, splits)
-    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    lengthens = hasattr(source.weights, "long_texts")
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=lengthens)
     check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
     if not start.fits or task.info.likelihood != "gaussian":
         return start, None

@@ -84,7 +84,7 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
                 hydra.utils.instantiate(values.pop(key))
         if file.stem in ("pretrained", "encoder_decoder"):
             values["path"] = "."
-        if file.stem == "pretrained":
+        if "beams" in values:
             assert (values.pop("beams"), values.pop("keep")) == (None, 1)
             assert (values.pop("sampling_temperature"), values.pop("sampling_seed")) == (None, 0)
         elif file.stem == "ensemble":
@@ -98,6 +98,17 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
     built = hydra.utils.instantiate(values, _convert_="all")
     if isinstance(built, Objective):
         assert set(built.names) == {name for name, term in values["terms"].items() if term["weight"] > 0}
+
+
+def test_named_teachers_of_the_hub_have_all_options_of_pretrained() -> None:
+    pretrained = compose_config("+teacher=pretrained").teacher
+    named = [file.stem for file in FILES if file.parts[0] == "teacher" and compose_file(file).get("_target_") ==
+             pretrained._target_ and file.stem != "pretrained"]  # fmt: skip
+    assert {"bert_base", "roberta_base", "minilm"} <= {*named}
+    for name in named:
+        own = compose_config(f"+teacher={name}", "teacher.positions=2048").teacher
+        assert {*own} == {*pretrained}
+        assert {key for key in own if own[key] != pretrained[key]} == {"name", "id", "positions"}
 
 
 def commands(document: Path) -> list[list[str]]:

@@ -1,0 +1,238 @@
+"""Tests of every model type of transformers with a text head as a teacher: it teaches, or the reason is named.
+
+A type is one line of `TYPES`. The default part loads it, builds the student of `+student=distilbert`, checks both and
+runs a training step. pytest -m slow -n 0 tests/models/test_types.py runs the whole chain of each type.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from distill.builtin.students import distilbert
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from distill.chain.plan import default_objective
+from distill.errors import UserError
+from distill.models import checks
+from distill.models.forward import model_class, run_model
+from distill.models.loading import load_directory
+from distill.models.long_texts import check_exportable
+from distill.models.tokenizer import adopt_special_tokens
+from distill.tasks import Classification
+from tests.conftest import LABELS, LOOSE_OPTIONS, sentences
+from tests.jobs.runs import read_record, run_command
+
+HEAD = "AutoModelForSequenceClassification"
+LONGEST = 80
+WIDE: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": LONGEST,
+}  # fmt: skip
+COUNTED = WIDE | {"max_position_embeddings": LONGEST + 2, "pad_token_id": 1}  # Positions behind that of the padding.
+GROUPED = WIDE | {"num_key_value_heads": 2, "head_dim": 8}
+GPT: dict[str, Any] = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": LONGEST}
+XLM: dict[str, Any] = {"emb_dim": 32, "n_layers": 4, "n_heads": 4, "max_position_embeddings": LONGEST}
+T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 4, "num_decoder_layers": 4, "num_heads": 4}
+BART: dict[str, Any] = {
+    "d_model": 32, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": LONGEST,
+}  # fmt: skip
+RELATIVE: dict[str, Any] = {
+    "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "type_vocab_size": 0,
+}  # fmt: skip
+NO_HEAD = "transformers has no AutoModelForSequenceClassification for a model of type"
+BY_VALUES = "cannot be exported to ONNX, because its attention depends on values of the text"
+NO_TABLE = "which has no table of token embeddings"
+WINDOWED = {"sliding_window": 16, "query_pre_attn_scalar": 8}
+
+
+@dataclass(frozen=True)
+class Type:
+    """A model type: its configuration at toy size, and what becomes of it as a teacher.
+
+    Attributes:
+        refused: the reason before anything is trained, as a regular expression; empty for a type that teaches.
+        unexported: the reason why its student cannot be exported; empty for one that is.
+    """
+
+    sizes: dict[str, Any] = field(default_factory=lambda: WIDE)
+    refused: str = ""
+    unexported: str = ""
+
+
+TYPES: dict[str, Type] = {
+    "albert": Type(WIDE | {"embedding_size": 16}, "they share one set of weights.*: take \\+student=albert"),
+    "bart": Type(BART, unexported="cannot be exported to ONNX"),
+    "bert": Type(),
+    "big_bird": Type(),
+    "bloom": Type({"hidden_size": 32, "n_layer": 4, "n_head": 4}),
+    "blenderbot": Type(BART, NO_HEAD),
+    "camembert": Type(COUNTED),
+    "canine": Type(WIDE, NO_TABLE),
+    "convbert": Type(WIDE | {"embedding_size": 16, "head_ratio": 2, "num_groups": 1, "conv_kernel_size": 3}),
+    "deberta": Type(WIDE | RELATIVE | {"max_relative_positions": -1}),
+    "deberta-v2": Type(WIDE | RELATIVE | {"position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True}),
+    "distilbert": Type({"dim": 32, "n_layers": 4, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": LONGEST}),
+    "electra": Type(WIDE | {"embedding_size": 16}),
+    "ernie": Type(),
+    "esm": Type(COUNTED | {"mask_token_id": 4, "position_embedding_type": "absolute"}),
+    "eurobert": Type(GROUPED),
+    "falcon": Type(WIDE | {"new_decoder_architecture": False, "num_kv_heads": 4, "ffn_hidden_size": 64}),
+    "flaubert": Type(XLM),
+    "fnet": Type(WIDE | {"tpu_short_seq_length": LONGEST}),
+    "funnel": Type(
+        {"block_sizes": [2, 2], "block_repeats": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64},
+        "has no list of 4 layers, from which a distilbert student would choose: take \\+student=bilstm",
+    ),
+    "gemma": Type(GROUPED),
+    "gemma2": Type(GROUPED | WINDOWED),
+    "gemma3_text": Type(GROUPED | WINDOWED | {"use_bidirectional_attention": True}),
+    "gpt2": Type(GPT),
+    "gpt_neo": Type({
+        "hidden_size": 32, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]],
+        "window_size": 8, "max_position_embeddings": LONGEST, "intermediate_size": 64,
+    }),
+    "gpt_neox": Type(),
+    "gptj": Type(GPT | {"rotary_dim": 8}),
+    "ibert": Type(COUNTED),
+    "jamba": Type(GROUPED | {
+        "mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+    }),
+    "layoutlm": Type(),
+    "led": Type(BART, NO_HEAD),
+    "llama": Type(GROUPED),
+    "longformer": Type(COUNTED | {"attention_window": 8}, BY_VALUES),
+    "m2m_100": Type(BART, NO_HEAD),
+    "mamba": Type({"hidden_size": 32, "num_hidden_layers": 4, "state_size": 4}, NO_HEAD),
+    "marian": Type(BART, NO_HEAD),
+    "mbart": Type(BART, unexported="cannot be exported to ONNX"),
+    "mistral": Type(GROUPED | {"sliding_window": 16}),
+    "mobilebert": Type(WIDE | {
+        "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 2,
+    }),
+    "modernbert": Type(WIDE | {"global_attn_every_n_layers": 3, "local_attention": 8}),
+    "mpnet": Type(COUNTED),
+    "mpt": Type({"d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": LONGEST, "expansion_ratio": 2}),
+    "mra": Type(WIDE | {"max_position_embeddings": 130}),
+    "nystromformer": Type(WIDE | {"num_landmarks": 64, "segment_means_seq_len": 64}),
+    "opt": Type(WIDE | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "pegasus": Type(BART, NO_HEAD),
+    "perceiver": Type({
+        "num_latents": 8, "d_latents": 32, "d_model": 32, "num_blocks": 1, "num_self_attends_per_block": 4,
+        "num_self_attention_heads": 4, "num_cross_attention_heads": 4, "max_position_embeddings": LONGEST,
+    }, NO_TABLE),
+    "phi": Type(),
+    "qwen2": Type(GROUPED),
+    "qwen3": Type(GROUPED),
+    "reformer": Type({
+        "hidden_size": 32, "attention_head_size": 8, "num_attention_heads": 4, "feed_forward_size": 64,
+        "attn_layers": ["local", "lsh"] * 2, "axial_pos_shape": [8, 10], "axial_pos_embds_dim": [16, 16],
+        "max_position_embeddings": LONGEST, "is_decoder": False, "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 8, "num_buckets": 2,
+    }, "cannot be run on a sample of 4 tokens .*axial_pos_shape"),
+    "rembert": Type(WIDE | {"input_embedding_size": 16, "output_embedding_size": 16}),
+    "roberta": Type(COUNTED | {"type_vocab_size": 1}),
+    "roformer": Type(WIDE | {"embedding_size": 16}),
+    "rwkv": Type({"hidden_size": 32, "num_hidden_layers": 4, "context_length": LONGEST}, NO_HEAD),
+    "splinter": Type(WIDE, NO_HEAD),
+    "squeezebert": Type(WIDE | {"embedding_size": 32}),
+    "t5": Type(T5, unexported="cannot be exported to ONNX"),
+    "umt5": Type(T5, unexported="cannot be exported to ONNX"),
+    "xlm": Type(XLM),
+    "xlm-roberta": Type(COUNTED),
+    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}),
+    "xmod": Type(COUNTED | {"languages": ["en_XX"], "default_language": "en_XX"}),
+    "yoso": Type(WIDE | {"max_position_embeddings": LONGEST + 2}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """A WordPiece tokenizer with every special token that a model type names."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+    backend.train_from_iterator([text for text, _ in sentences(64)], trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]", bos_token="[CLS]", eos_token="[SEP]", model_max_length=LONGEST,
+    )  # fmt: skip
+
+
+def save_teacher(name: str, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Saves a model of the type with random weights and the head for texts, or without one where there is none."""
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2}
+    options = {"vocab_size": len(tokenizer)} | special | TYPES[name].sizes
+    config = transformers.AutoConfig.for_model(name, **options)
+    torch.manual_seed(0)
+    create = model_class(HEAD, type(config)) or model_class("AutoModel", type(config))
+    assert create is not None
+    create(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def train_step(directory: Path) -> PreTrainedModel:
+    """Loads a teacher, checks its student as a run does, and returns it after one backward pass."""
+    start = load_directory(directory, HEAD, LABELS, trust_remote_code=False)
+    adopt_special_tokens(start.model, start.tokenizer)
+    teacher, objective = start.model.eval(), default_objective(Classification(text="sentence"))
+    student = distilbert.from_teacher(teacher)
+    checks.check_vocabulary(teacher, student, start.tokenizer)
+    checks.check_length(student, start.tokenizer, 40, who="student")
+    checks.check_outputs(objective, teacher=teacher, student=student)
+    checks.check_sizes(objective, teacher=teacher, student=student)
+    checks.check_head(student, teacher, name="distilbert", likelihood="softmax")
+    check_exportable(student, "distilbert")
+    batch = start.tokenizer(
+        ["a lovely film", "dull"], padding=True, return_tensors="pt", return_attention_mask=True
+    )  # fmt: skip
+    run_model(student, batch, objective.needs).logits.sum().backward()
+    return student
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_model_type_teaches_or_is_refused_with_its_reason(
+    name: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    save_teacher(name, tokenizer, tmp_path)
+    if reason := TYPES[name].refused:
+        with pytest.raises(UserError) as caught:
+            train_step(tmp_path)
+        assert re.search(reason, str(caught.value))
+        return
+    student = train_step(tmp_path)
+    assert 1 <= student.config.num_hidden_layers <= 2
+    assert len(student.inherited) > 10  # type: ignore[arg-type]
+    assert any(parameter.grad is not None for parameter in student.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TYPES)
+def test_the_chain_of_a_model_type_ends_in_a_bundle_or_in_its_reason(
+    name: str, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_teacher(name, tokenizer, tmp_path / "teacher")
+    code = run_command(
+        "+teacher=pretrained", f"teacher.path={tmp_path / 'teacher'}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={data_dir}", "task.max_length=40", "augment=none", "benchmark.enabled=false", "baseline=false",
+        "teacher.accept_weak=true", "teacher.finetune.max_steps=2", "trainer.max_steps=2", "export.recipes=[dynamic]",
+        f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}", *LOOSE_OPTIONS,
+    )  # fmt: skip
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    if reason := TYPES[name].refused or TYPES[name].unexported:
+        assert (code, re.search(reason, printed) is not None) == (2, True), printed
+        return
+    assert code == 0, printed
+    [path] = (tmp_path / "runs").rglob("run.json")
+    assert read_record(path.parent)["status"] == "finished"
+    assert (path.parent / "bundle" / "model.onnx").is_file()
