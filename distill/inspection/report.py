@@ -159,20 +159,20 @@ def _describe_groups(inspection: Inspection) -> str:
     if inspection.agreement is None:
         return ""
     if not inspection.groups:
-        return f"No group has at least {LEAST} items inside and outside."
+        return f"No group has items of at least {LEAST} texts inside and outside."
     rows = [
         (
-            group.kind, group.name, f"{group.number:,}", f"{group.teacher:.3f}", f"{group.student:.3f}",
+            group.kind, group.name, f"{group.number:,}", f"{group.texts:,}", f"{group.teacher:.3f}", f"{group.student:.3f}",
             f"{group.lost:+.3f}", f"{group.excess:+.3f}", f"{group.interval[0]:+.3f} to {group.interval[1]:+.3f}",
             "yes" if group.loses_more else "no",
         )
         for group in inspection.groups
     ]  # fmt: skip
     first, second = (of.subject.name for of in inspection.models)
-    header = ("by", "group", "items", first, second, "lost", "more than outside", "interval", "loses more")
+    header = ("by", "group", "items", "texts", first, second, "lost", "more than outside", "interval", "loses more")
     text = (
         f"The mean score of the items of each group, and how much more of it the {second} loses there than outside. "
-        "The intervals hold together with a probability of 95% (a paired bootstrap over items, Bonferroni)."
+        "The intervals hold together with a probability of at least 95% (a paired bootstrap over texts, Bonferroni)."
     )
     return f"{text}\n\n{render_table(header, rows)}"
 
