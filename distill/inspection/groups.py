@@ -110,11 +110,12 @@ class _Sides(NamedTuple):
         """Returns the sums with two texts more on each side, one that loses and one that gains, `[T + 4, 4]`.
 
         Without them a side of which no text of a small sample is lost would have no spread. They are as long as a text
-        is on average, and lose or gain as much as one does that loses or gains at all (the root mean square).
+        is on average, and lose or gain as much as one does that loses or gains at all (the root mean square), or a
+        score of 1 where none does.
         """
         loss, items = self.sums[:, 0] + self.sums[:, 2], self.sums[:, 1] + self.sums[:, 3]
         changed, length = (loss / items)[loss != 0], items.mean()
-        size = float(np.sqrt(np.mean(changed**2))) * length if len(changed) else 0.0
+        size = float(np.sqrt(np.mean(changed**2))) * length if len(changed) else length
         added = [[size, length, 0, 0], [-size, length, 0, 0], [0, 0, size, length], [0, 0, -size, length]]
         return np.concatenate([self.sums, added])
 

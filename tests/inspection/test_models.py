@@ -242,10 +242,16 @@ def write_spans(path: Path, *rows: object) -> Path:
 
 
 def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = [{"text": "good film bad", "span1": [0, 9], "span2": [10, 13], "label": label} for label in ("x", "y") * 10]
+    rows = [
+        {"text": f"good film bad {'a' * (row // 2)}", "span1": [0, 9], "span2": [10, 13], "label": "xy"[row % 2]}
+        for row in range(20)
+    ]
     model = toy_bert(len(tokenizer), layers=1).eval()
     probed, cut = probe_data(model, tokenizer, read_spans(write_spans(tmp_path / "a.jsonl", *rows)))
     assert cut == 0
+    assert probed.control is None
+    assert probed.texts is not None
+    assert np.bincount(probed.texts).tolist().count(2) == 7  # Both rows of a text are on one side.
     assert (len(probed.labels), len(probed.test_labels)) == (14, 6)
     encoded = tokenizer(rows[0]["text"], return_offsets_mapping=True, return_tensors="pt")
     offsets = encoded.pop("offset_mapping")[0].tolist()
