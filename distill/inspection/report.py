@@ -167,8 +167,8 @@ def _describe_groups(inspection: Inspection) -> str:
     rows = [
         (
             group.kind, group.name, f"{group.number:,}", f"{group.texts:,}", f"{group.teacher:.3f}",
-            f"{group.student:.3f}", f"{group.lost:+.3f}", f"{group.excess:+.3f}", f"{group.interval[0]:+.3f} to {group.interval[1]:+.3f}",
-            "yes" if group.loses_more else "no",
+            f"{group.student:.3f}", f"{group.lost:+.3f}", f"{group.excess:+.3f}",
+            f"{group.interval[0]:+.3f} to {group.interval[1]:+.3f}", "yes" if group.loses_more else "no",
         )
         for group in inspection.groups
     ]  # fmt: skip
