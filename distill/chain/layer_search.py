@@ -130,6 +130,8 @@ class _Search:
 
     Args:
         usual: the layers without a search.
+        fitted: whether an item is of the half of the examples to which candidates are fitted, `[n]` (bool). The words
+            of one example are alike, so that they are all in one half.
     """
 
     student: Student
@@ -137,6 +139,7 @@ class _Search:
     usual: Layers
     batches: Sequence[Any]
     targets: Tensor
+    fitted: Tensor
 
     @classmethod
     def begin(cls, student: Student, task_run: TaskRun) -> "_Search":
@@ -150,10 +153,16 @@ class _Search:
         batches = [examples[part.tolist()] for part in np.array_split(indices, math.ceil(number / BATCH))]
         teacher = task_run.teacher.model
         task = task_run.task
+        items = [task.select(batch) for batch in batches]
         with torch.no_grad():
-            logits = [task.run(teacher, batch, (of := task.select(batch)), NOTHING).at(of).logits for batch in batches]
+            logits = [
+                task.run(teacher, batch, of, NOTHING).at(of).logits for batch, of in zip(batches, items, strict=True)
+            ]
+        order = {int(example): place for place, example in enumerate(torch.cat([of["example_id"] for of in batches]))}
+        fitted = torch.tensor([order[int(example)] % 2 == 0 for of in items for example in of.example_id()])
         usual = student.make(teacher, task, task_run.data).config.teacher_layers
-        return cls(student, task_run, tuple(usual), batches, torch.cat([part for part in logits if part is not None]))
+        targets = torch.cat([part for part in logits if part is not None])
+        return cls(student, task_run, tuple(usual), batches, targets, fitted)
 
     def start_from(self, layers: Layers) -> Student:
         """Returns the student with these layers and the head that is fitted to them."""
@@ -182,9 +191,9 @@ class _Search:
         """Fits the head of a student with these layers."""
         model, has_head = self._make(self.of(layers)), self.task_run.task.info.likelihood != "vector"
         features = torch.cat(list(self._features(model, has_head=has_head)))
-        weight, bias = fit_ridge(features[::2], self.targets[::2], penalty=_penalty(features))
-        errors = features[1::2] @ weight + bias - self.targets[1::2]
-        spread = self.targets[1::2] - self.targets[::2].mean(dim=0)
+        weight, bias = fit_ridge(features[self.fitted], self.targets[self.fitted], penalty=_penalty(features))
+        errors = (features @ weight + bias - self.targets)[~self.fitted]
+        spread = self.targets[~self.fitted] - self.targets[self.fitted].mean(dim=0)
         score = 1 - float(errors.square().sum() / spread.square().sum())
         if not has_head:
             return Fitted(score, None)

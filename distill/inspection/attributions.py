@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.contracts import Batch
 from distill.models.forward import run_model
 
-STEPS = 32  # Of the integral (Gauss-Legendre).
+STEPS = (32, 128, 512)  # Of the integral (Gauss-Legendre): more where the sum misses its limit by more than this:
+TOLERANCE = 0.01
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _BEGINS = ("▁", "Ġ")  # Before pieces that begin a word, in vocabularies that do not mark those that continue one.
 
 
@@ -21,7 +24,9 @@ class Attribution:
     Attributes:
         words: of the text, without special tokens.
         product: gradient times input of each word (arXiv 1704.02685, section 2).
-        integrated: integrated gradients from padding as the baseline (arXiv 1703.01365, equation 1).
+        integrated: integrated gradients from padding as the baseline (arXiv 1703.01365, equation 1). Of the baseline
+            only the embeddings of tokens are those of padding: their positions and masks are those of the text, also
+            in RoBERTa and other models that number positions by the tokens that are no padding.
         missing: by how much the sum of `integrated` over all tokens misses the difference of the scores of text and
             baseline, which it equals in the limit (there, proposition 1).
     """
@@ -40,52 +45,62 @@ def attribute(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch:
     Args:
         batch: of one sequence of tokens, `[1, L]`.
     """
-    from captum.attr import LayerIntegratedGradients
+    from captum.attr import IntegratedGradients
 
-    embeddings = model.get_input_embeddings()
-    ids = batch["input_ids"]
+    table, ids = _embeddings(model), batch["input_ids"]
     special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
-    baseline = ids.masked_fill(~special, int(tokenizer.pad_token_id or 0))
+    with torch.no_grad():
+        embedded = table(ids)  # [1, L, H]
+        baseline = table(ids.masked_fill(~special, int(tokenizer.pad_token_id or 0)))
     score = _scorer(model, batch)
-    integral = LayerIntegratedGradients(score, embeddings)
-    values, missing = integral.attribute(
-        ids, baseline, n_steps=STEPS, internal_batch_size=STEPS, return_convergence_delta=True
-    )
-    product = _gradient_times_input(score, embeddings, ids)
+    for steps in STEPS:
+        values, delta = IntegratedGradients(score).attribute(
+            embedded, baseline, n_steps=steps, internal_batch_size=STEPS[0], return_convergence_delta=True
+        )
+        missing = float(delta.abs().max())
+        if missing <= TOLERANCE:
+            break
+    product = _gradient_times_input(score, embedded)
     words, groups = _words(tokenizer, ids[0].tolist())
     integrated = _sum_words(values.sum(dim=-1)[0], groups)
-    return Attribution(words, _sum_words(product, groups), integrated, float(missing.abs().max()))
+    return Attribution(words, _sum_words(product, groups), integrated, missing)
+
+
+def _embeddings(model: PreTrainedModel) -> nn.Module:
+    """Returns the table of embeddings by which a model reads a text, of an encoder-decoder that of its encoder."""
+    reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    return cast(nn.Module, reader.get_input_embeddings())
 
 
 def _scorer(model: PreTrainedModel, batch: Batch) -> Callable[[Tensor], Tensor]:
-    """Returns the function of token ids `[B, L]` whose values `[B]` are the logit that was largest for the example."""
-    others = {name: column for name, column in batch.items() if name in ("attention_mask", "token_type_ids")}
-    with torch.no_grad():
-        logits = run_model(model, batch).logits.flatten()
-    chosen = int(logits.argmax())
+    """Returns the function of embeddings `[B, L, H]` whose values `[B]` are the logit that was largest for the example.
 
-    def score(ids: Tensor) -> Tensor:
-        repeated = {name: column.expand(len(ids), -1) for name, column in others.items()}
-        found: Tensor = run_model(model, {"input_ids": ids, **repeated}).logits.flatten(1)[:, chosen]
+    All that the model makes of the ids themselves, such as positions, stays as it is in the example.
+    """
+    inputs = {name: column for name, column in batch.items() if name in _INPUTS}
+    with torch.no_grad():
+        chosen = int(run_model(model, batch).logits.flatten().argmax())
+
+    def score(embedded: Tensor) -> Tensor:
+        repeated = {name: column.expand(len(embedded), -1) for name, column in inputs.items()}
+        # Behind the text are tokens of a Longformer that fill its window.
+        handle = _embeddings(model).register_forward_hook(
+            lambda module, ids, output: torch.cat([embedded, output[:, embedded.shape[1] :]], dim=1)
+        )
+        try:
+            found: Tensor = run_model(model, repeated).logits.flatten(1)[:, chosen]
+        finally:
+            handle.remove()
         return found
 
     return score
 
 
-def _gradient_times_input(score: Callable[[Tensor], Tensor], embeddings: nn.Module, ids: Tensor) -> Tensor:
+def _gradient_times_input(score: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
     """Returns the product of the gradient and the embedding of each token, `[L]`."""
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, arguments: object, output: Tensor) -> Tensor:
-        kept.append(output if output.requires_grad else output.requires_grad_())
-        return output
-
-    handle = embeddings.register_forward_hook(keep)
-    try:
-        [gradient] = torch.autograd.grad(score(ids).sum(), kept[:1])
-    finally:
-        handle.remove()
-    return (gradient * kept[0]).sum(dim=-1)[0].detach()
+    leaf = embedded.detach().requires_grad_()
+    [gradient] = torch.autograd.grad(score(leaf).sum(), leaf)
+    return (gradient * embedded).sum(dim=-1)[0]
 
 
 def _words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[list[str], list[int | None]]:

@@ -282,7 +282,7 @@ class _Observer:
         subject, questions, found = self.subject, self.questions, list[LayerProbes]()
         if questions.probes and subject.has_classes:
             train = look(subject, "train", subject.train_rows(questions.probe_rows), heads=False)
-            found.append(_fit_probes("labels of the task", _labelled(train, seen, len(subject.data.labels))))
+            found.append(_fit_probes("labels of the task", _labelled(train, seen, of_words=subject.labels_words)))
         if self.material.spans:
             probed, cut = probe_data(subject.model, subject.tokenizer, self.material.spans)
             if cut:
@@ -291,13 +291,15 @@ class _Observer:
         return found
 
 
-def _labelled(train: Seen, test: Seen, classes: int) -> Probed:
-    """Returns the states of the items with a label."""
+def _labelled(train: Seen, test: Seen, *, of_words: bool) -> Probed:
+    """Returns the states of the items with a label, which are words or texts."""
     learn, score = (np.flatnonzero(of.scores.labels >= 0) for of in (train, test))
-    control = control_labels(train.groups[learn].tolist(), test.groups[score].tolist(), classes, seed=0)
+    labels, control = train.scores.labels[learn].astype(int), None
+    if of_words:
+        control = control_labels(train.groups[learn].tolist(), test.groups[score].tolist(), labels, seed=0)
     return Probed(
-        [of[learn] for of in train.states], train.scores.labels[learn].astype(int),
-        [of[score] for of in test.states], test.scores.labels[score].astype(int), control,
+        [of[learn] for of in train.states], labels, [of[score] for of in test.states],
+        test.scores.labels[score].astype(int), control, texts=train.scores.example_id[learn],
     )  # fmt: skip
 
 

@@ -68,12 +68,13 @@ def lost_groups(data: Data, teacher: Scores, student: Scores, texts: Sequence[st
     if not hits and 2 <= len(data.labels) <= MOST_CLASSES and teacher.labels.shape == first.shape:
         members |= {("class", name): teacher.labels == number for number, name in enumerate(data.labels)}
     number = len(members) + len(hits)
-    found = find_lost_groups(first, second, members, comparisons=number)
+    found = find_lost_groups(first, second, members, texts=rows, comparisons=number)
     if hits:
         kinds = np.repeat(list(hits), [len(of) for of in hits.values()])
         before, after = (np.concatenate([of[name] for name in hits]).astype(float) for of in (hits, others))
         types = {("type", str(name)): kinds == name for name in hits}
-        found += find_lost_groups(before, after, types, comparisons=number)
+        of_text = np.concatenate(list(scoring.hit_rows(teacher).values()))
+        found += find_lost_groups(before, after, types, texts=of_text, comparisons=number)
     return sorted(found, key=lambda group: -group.excess)
 
 

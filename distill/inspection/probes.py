@@ -1,7 +1,8 @@
 """What can be read from the states of each layer by a linear classifier, and where: probes of a frozen model.
 
-A probe that is much better than one of random labels shows that the states have what the labels say, and not that the
-probe has learned it (arXiv 1909.03368).
+A probe that is much better than the most frequent label shows that the states have what the labels say. Where each word
+has a label, one that is much better than a probe of random labels of the words shows that the probe has not learned
+them by heart (arXiv 1909.03368).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sklearn.base import ClassifierMixin
 
 PENALTIES = (0.01, 0.1, 1.0, 10.0)  # `C` of scikit-learn, the inverse of the regularisation.
-HELD_OUT = 0.2  # Share of the rows by which the regularisation is chosen.
+HELD_OUT = 0.2  # Share of the items by which the regularisation is chosen.
 MIX_STEPS, MIX_RATE = 300, 0.05
 
 
@@ -31,34 +32,44 @@ class Probed:
         labels: classes `[n]`.
         test: of each layer `[m, H]`.
         test_labels: classes `[m]`.
-        control: random classes `[n]` and `[m]`, as `control_labels` draws them.
+        control: random classes `[n]` and `[m]`, as `control_labels` draws them; None for items that are texts, because
+            a random class of one text says nothing about another.
+        texts: the text of each item of train, `[n]`; None if each has its own.
     """
 
     train: Sequence[np.ndarray]
     labels: np.ndarray
     test: Sequence[np.ndarray]
     test_labels: np.ndarray
-    control: tuple[np.ndarray, np.ndarray]
+    control: tuple[np.ndarray, np.ndarray] | None
+    texts: np.ndarray | None = None
+
+    def majority(self) -> float:
+        """Returns the accuracy of the most frequent label of train."""
+        return float((self.test_labels == np.bincount(self.labels).argmax()).mean())
 
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """The accuracy of the probe of a layer, and of one that learns random labels from the same states.
+    """The accuracy of the probe of a layer, and of one that learns random labels of words from the same states.
 
     Attributes:
         layer: 0 for the embeddings.
+        majority: the accuracy of the most frequent label.
+        control: the accuracy for random labels; None for texts.
         penalty: the `C` that was chosen.
     """
 
     layer: int
     accuracy: float
-    control: float
+    majority: float
+    control: float | None
     penalty: float
 
     @property
-    def selectivity(self) -> float:
-        """How much better the probe is than that of random labels (arXiv 1909.03368, section 2.2)."""
-        return self.accuracy - self.control
+    def selectivity(self) -> float | None:
+        """How much better the probe is than that of random labels (arXiv 1909.03368, section 2.2); None for texts."""
+        return None if self.control is None else self.accuracy - self.control
 
 
 def check_rows(rows: int, width: int) -> None:
@@ -71,21 +82,40 @@ def check_rows(rows: int, width: int) -> None:
 
 
 def control_labels(
-    groups: Sequence[object], others: Sequence[object], classes: int, *, seed: int
+    words: Sequence[object], others: Sequence[object], labels: np.ndarray, *, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a random class for each item of two splits, the same for items of the same group in both.
+    """Returns a random class for each item of two splits, the same for items of the same word in both.
 
-    A group is the word of a tag (arXiv 1909.03368, section 2.1), or the text of an example.
+    The classes are drawn as often as the labels have them (arXiv 1909.03368, section 2.1): where most labels are the
+    same, uniform classes would be harder to learn than the labels, also for states that know nothing.
+
+    Args:
+        words: of the items of train.
+        others: those of the split that the probes are scored on.
+        labels: of train.
     """
     random, drawn = np.random.default_rng(seed), dict[object, int]()
-    for group in (*groups, *others):
-        if group not in drawn:
-            drawn[group] = int(random.integers(classes))
-    return np.array([drawn[group] for group in groups]), np.array([drawn[group] for group in others])
+    for word in (*words, *others):
+        if word not in drawn:
+            drawn[word] = int(random.choice(labels))
+    return np.array([drawn[word] for word in words]), np.array([drawn[word] for word in others])
+
+
+def hold_out(texts: np.ndarray, share: float, *, seed: int) -> np.ndarray:
+    """Returns whether each item is held out, `[n]` (bool): those of random whole texts, about this share of the items.
+
+    Args:
+        texts: the text of each item, `[n]`.
+    """
+    _, of_item, sizes = np.unique(texts, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    is_held = np.zeros(len(sizes), dtype=bool)
+    is_held[order] = np.cumsum(sizes[order]) - sizes[order] < share * len(texts)
+    return np.asarray(is_held[of_item])
 
 
 def probe_layers(probed: Probed, *, seed: int = 0) -> list[LayerProbe]:
-    """Returns the probe of each layer: a logistic regression whose regularisation is chosen on held-out rows.
+    """Returns the probe of each layer: a logistic regression whose regularisation is chosen on held-out texts.
 
     Raises:
         UserError: for fewer rows than the states have numbers.
@@ -94,10 +124,12 @@ def probe_layers(probed: Probed, *, seed: int = 0) -> list[LayerProbe]:
     found = []
     for layer, (train, test) in enumerate(zip(probed.train, probed.test, strict=True)):
         scaled, scaled_test = _scale(train, test)
-        penalty = _choose_penalty(scaled, probed.labels, seed)
+        penalty = _choose_penalty(scaled, probed, seed)
         accuracy = _fit(scaled, probed.labels, penalty).score(scaled_test, probed.test_labels)
-        control = _fit(scaled, probed.control[0], penalty).score(scaled_test, probed.control[1])
-        found.append(LayerProbe(layer, float(accuracy), float(control), penalty))
+        control = None
+        if probed.control is not None:
+            control = float(_fit(scaled, probed.control[0], penalty).score(scaled_test, probed.control[1]))
+        found.append(LayerProbe(layer, float(accuracy), probed.majority(), control, penalty))
     return found
 
 
@@ -107,8 +139,11 @@ def _scale(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return (train - mean) / deviation, (test - mean) / deviation
 
 
-def _choose_penalty(states: np.ndarray, labels: np.ndarray, seed: int) -> float:
-    held = np.random.default_rng(seed).permutation(len(labels)) < HELD_OUT * len(labels)
+def _choose_penalty(states: np.ndarray, probed: Probed, seed: int) -> float:
+    labels = probed.labels
+    held = hold_out(np.arange(len(labels)) if probed.texts is None else probed.texts, HELD_OUT, seed=seed)
+    if held.all():  # One text.
+        return 1.0
     scores = [_fit(states[~held], labels[~held], penalty).score(states[held], labels[held]) for penalty in PENALTIES]
     return PENALTIES[int(np.argmax(scores))]
 

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from distill.inspection.groups import LEAST
 from distill.inspection.inspection import Inspection, Looked
 from distill.inspection.masking import heads_of
+from distill.inspection.similarity import compared_rows
 from distill.records.figures import LINES, MARKERS, SERIES, Figure, add_legend, draw, label
 from distill.records.measures import format_number
 from distill.records.page import render_page
@@ -91,7 +92,10 @@ def tables(inspection: Inspection) -> dict[str, Rows]:
     ]
     matrices = {"after": inspection.similarity, "before": inspection.before}
     found["similarity"] = [
-        {"training": name, "first_layer": row, "second_layer": column, "cka": float(matrix[row, column])}
+        {
+            "training": name, "first_layer": row, "second_layer": column, "cka": float(matrix[row, column]),
+            "items": _compared_items(inspection),
+        }
         for name, matrix in matrices.items() if matrix is not None for row, column in np.ndindex(*matrix.shape)
     ]  # fmt: skip
     return found
@@ -159,20 +163,20 @@ def _describe_groups(inspection: Inspection) -> str:
     if inspection.agreement is None:
         return ""
     if not inspection.groups:
-        return f"No group has at least {LEAST} items inside and outside."
+        return f"No group has items of at least {LEAST} texts inside and outside."
     rows = [
         (
-            group.kind, group.name, f"{group.number:,}", f"{group.teacher:.3f}", f"{group.student:.3f}",
-            f"{group.lost:+.3f}", f"{group.excess:+.3f}", f"{group.interval[0]:+.3f} to {group.interval[1]:+.3f}",
-            "yes" if group.loses_more else "no",
+            group.kind, group.name, f"{group.number:,}", f"{group.texts:,}", f"{group.teacher:.3f}",
+            f"{group.student:.3f}", f"{group.lost:+.3f}", f"{group.excess:+.3f}",
+            f"{group.interval[0]:+.3f} to {group.interval[1]:+.3f}", "yes" if group.loses_more else "no",
         )
         for group in inspection.groups
     ]  # fmt: skip
     first, second = (of.subject.name for of in inspection.models)
-    header = ("by", "group", "items", first, second, "lost", "more than outside", "interval", "loses more")
+    header = ("by", "group", "items", "texts", first, second, "lost", "more than outside", "interval", "loses more")
     text = (
         f"The mean score of the items of each group, and how much more of it the {second} loses there than outside. "
-        "The intervals hold together with a probability of 95% (a paired bootstrap over items, Bonferroni)."
+        "The intervals hold together with a probability of at least 95% (a paired bootstrap over texts, Bonferroni)."
     )
     return f"{text}\n\n{render_table(header, rows)}"
 
@@ -291,14 +295,21 @@ def _similarity_section(inspection: Inspection) -> Iterator[Section]:
     drawn = [_draw_similarity(inspection.similarity, first, second, "after training")]
     if inspection.before is not None:
         drawn.append(_draw_similarity(inspection.before, first, second, "before training"))
-    nearest = inspection.similarity.argmax(axis=0)
+    nearest, items = inspection.similarity.argmax(axis=0), _compared_items(inspection)
     rows = [
-        (_layer(column), _layer(int(row)), f"{inspection.similarity[row, column]:.2f}")
+        (_layer(column), _layer(int(row)), f"{inspection.similarity[row, column]:.2f}", f"{items:,}")
         for column, row in enumerate(nearest)
     ]
-    text = "Linear centred kernel alignment of the states of the items (arXiv 1905.00414), 1 for states that are alike."
-    table = render_table((f"layer of {second}", f"most alike in {first}", "CKA"), rows)
+    text = (
+        "Linear centred kernel alignment (arXiv 1905.00414) of the states of the items, 1 for states that are "
+        "alike and on average 0 for states that have nothing in common (the unbiased estimate, arXiv 2010.15327)."
+    )
+    table = render_table((f"layer of {second}", f"most alike in {first}", "CKA", "items"), rows)
     yield "Layers that are alike", f"{text}\n\n{table}", drawn
+
+
+def _compared_items(inspection: Inspection) -> int:
+    return len(compared_rows(len(inspection.models[0].seen.states[0])))
 
 
 def _layer(number: int) -> str:
@@ -333,8 +344,9 @@ def _draw_similarity(matrix: np.ndarray, first: str, second: str, when: str) -> 
 def _describe_probes(inspection: Inspection) -> str:
     rows = [
         (
-            of.subject.name, probes.of, _layer(row.layer), f"{row.accuracy:.3f}", f"{row.control:.3f}",
-            f"{row.selectivity:+.3f}", "" if probes.mix is None else f"{probes.mix.weights[row.layer]:.2f}",
+            of.subject.name, probes.of, _layer(row.layer), f"{row.accuracy:.3f}", f"{row.majority:.3f}",
+            format_number(row.control, ".3f"), format_number(row.selectivity, "+.3f"),
+            "" if probes.mix is None else f"{probes.mix.weights[row.layer]:.2f}",
         )
         for of in inspection.models for probes in of.probes for row in probes.layers
     ]  # fmt: skip
@@ -347,24 +359,29 @@ def _describe_probes(inspection: Inspection) -> str:
         for of in inspection.models for probes in of.probes if probes.mix is not None
     ]  # fmt: skip
     text = (
-        "The accuracy of a logistic regression on the frozen states of each layer, and of one that learns random "
-        "labels (arXiv 1909.03368). Weights are those with which a probe mixes the layers (arXiv 1905.05950)."
+        "The accuracy of a logistic regression on the frozen states of each layer, beside the most frequent label. "
+        "Where each word has a label, another one learns a random label of each word, drawn as often as the labels "
+        "have it (arXiv 1909.03368). Texts have no such control, because a random label of one text says nothing about "
+        "another. Weights are those with which a probe mixes the layers (arXiv 1905.05950)."
     )
-    header = ("model", "of", "layer", "accuracy", "random labels", "difference", "weight")
+    header = ("model", "of", "layer", "accuracy", "most frequent label", "random labels", "difference", "weight")
     return "\n\n".join([text, *centres, render_table(header, rows)])
 
 
 def _draw_probes(models: Sequence[Looked], of: str) -> Figure:
-    """Returns the accuracy of the probes by layer, beside that of random labels."""
+    """Returns the accuracy of the probes by layer, beside that of random labels, or of the most frequent one."""
     lines = [(each.subject.name, probes) for each in models for probes in each.probes if probes.of == of]
 
     def plot(axes: "Axes") -> None:
         for number, (name, probes) in enumerate(lines):
             style: dict[str, Any] = {"color": SERIES[number], "marker": MARKERS[number], "markersize": 4}
             layers = range(len(probes.layers))
-            right, control = [row.accuracy for row in probes.layers], [row.control for row in probes.layers]
-            axes.plot(layers, right, label=label(name), linestyle=LINES[0], **style)
-            axes.plot(layers, control, label=label(f"{name}: random labels"), linestyle=LINES[1], **style)
+            axes.plot(layers, [row.accuracy for row in probes.layers], label=label(name), linestyle=LINES[0], **style)
+            control = [row.majority if row.control is None else row.control for row in probes.layers]
+            if probes.layers[0].control is None and number:
+                continue  # The most frequent label is that of all models.
+            kind = "most frequent label" if probes.layers[0].control is None else f"{name}: random labels"
+            axes.plot(layers, control, label=label(kind), linestyle=LINES[1], **style)
         axes.set_xlabel("layer (0: embeddings)")
         axes.set_ylabel("accuracy of a linear probe")
         add_legend(axes)

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.inspection.contexts import overlapping
-from distill.inspection.probes import Probed, control_labels
+from distill.inspection.probes import Probed, hold_out
 from distill.models.forward import run_model
 from distill.readers.lines import read_lines
 
-TEST = 0.3  # Share of the rows that a probe is scored on.
+TEST = 0.3  # Share of the rows that a probe is scored on, which are of other texts.
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,9 @@ def probe_data(
     """Returns the states of the rows for probes, and how many rows have a span that was cut off.
 
     The state of two spans is that of both behind each other, each the mean of its pieces, `[2 * H]`.
+
+    Raises:
+        UserError: for spans of one text alone.
     """
     states, labels, texts = list[np.ndarray](), list[str](), list[str]()
     for row in rows:
@@ -83,10 +86,10 @@ def probe_data(
         texts.append(row.text)
     classes = sorted(set(labels))
     numbers = np.array([classes.index(label) for label in labels])
-    held = np.random.default_rng(seed).permutation(len(labels)) < TEST * len(labels)
-    by_layer = np.stack(states, axis=1)  # [N, n, 2 * H]
-    keys = [f"{text} {number}" for number, text in enumerate(texts)]
-    control = control_labels(keys, (), len(classes), seed=seed)[0]
-    train, test = by_layer[:, ~held], by_layer[:, held]
-    probed = Probed(list(train), numbers[~held], list(test), numbers[held], (control[~held], control[held]))
+    by_text = np.unique(texts, return_inverse=True)[1]
+    held = hold_out(by_text, TEST, seed=seed)
+    if held.all():
+        raise UserError("inspect.spans has spans of one text, expected several: a probe is scored on others")
+    train, test = (np.stack(states, axis=1)[:, chosen] for chosen in (~held, held))  # [N, n, 2 * H]
+    probed = Probed(list(train), numbers[~held], list(test), numbers[held], control=None, texts=by_text[~held])
     return probed, len(rows) - len(labels)

@@ -194,6 +194,10 @@ class OneClass(Scoring):
         is_right = self.predictions(scores) == scores.labels
         return {name: is_right[scores.labels == number] for number, name in enumerate(self.classes)}
 
+    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
+        """The example of each hit."""
+        return {name: self.rows(scores)[scores.labels == number] for number, name in enumerate(self.classes)}
+
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """Every class of dev."""
         counts = np.bincount(scores.labels)

@@ -132,6 +132,10 @@ class LabelSets(Scoring):
         predicted, labels = self.predictions(scores), scores.labels > 0
         return {name: predicted[labels[:, number], number] for number, name in enumerate(self.labels)}
 
+    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
+        """The example of each hit."""
+        return {name: self.rows(scores)[scores.labels[:, number] > 0] for number, name in enumerate(self.labels)}
+
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Returns the share that both give of the labels that one of both gives to an example, averaged over examples.
 

@@ -199,6 +199,10 @@ class Scoring:
         """Whether each right answer of each type was found, `[number]` (bool); empty without types."""
         return {}
 
+    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
+        """The row of the split that each of `hits` belongs to, `[number]`."""
+        return {}
+
     def rows(self, scores: Scores) -> np.ndarray:
         """The row of the split that each item belongs to, `[n]`."""
         return scores.example_id

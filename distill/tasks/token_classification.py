@@ -131,6 +131,13 @@ class TagScores(Scoring):
         is_found = (kind[expected.first] == expected.kind) & (last[expected.first] == expected.last)
         return {name: is_found[expected.kind == number] for number, name in enumerate(scheme.types)}
 
+    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
+        """The example of each entity."""
+        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
+        expected = scheme.find(scores.labels, starts)
+        rows = self.rows(scores)[expected.first]
+        return {name: rows[expected.kind == number] for number, name in enumerate(scheme.types)}
+
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The most frequent tag, which is usually that of words without an entity."""
         index = int(np.bincount(scores.labels).argmax())

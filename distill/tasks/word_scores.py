@@ -93,10 +93,19 @@ class WordScores(Scoring):
 
     def hits(self, scores: Scores) -> dict[str, np.ndarray]:
         """Whether each example of a label was given it; of several tasks by `task/label`."""
+        return self._by_label(scores, lambda scoring, of_task: scoring.hits(of_task))
+
+    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
+        """The example of each hit."""
+        return self._by_label(scores, lambda scoring, of_task: scoring.hit_rows(of_task))
+
+    def _by_label(
+        self, scores: Scores, collect: Callable[[OneClass, Scores], dict[str, np.ndarray]]
+    ) -> dict[str, np.ndarray]:
         return {
             f"{name}/{label}" if len(self.tasks) > 1 else label: found
             for name, scoring, of_task in self._parts(scores)
-            for label, found in scoring.hits(of_task).items()
+            for label, found in collect(scoring, of_task).items()
         }
 
     def constants(self, scores: Scores) -> Sequence[Constant]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, BertForTokenClassification, PreTrainedTokenizerBase
 
 import distill as d
 from distill.chain import layer_search
@@ -83,6 +83,35 @@ def test_vectors_have_no_head_to_fit(tokenizer: PreTrainedTokenizerBase, tmp_pat
     found = record["layer_search"]
     assert found["tried"] == 6
     assert found["dev"]["alternate"] == found["dev"]["alternate_fitted"]
+
+
+def test_the_words_of_an_example_are_all_in_one_half(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [text.split() for text in TEXTS]
+    rows = {"tokens": words, "tags": [["B-x" if len(word) > 4 else "O" for word in of] for of in words]}
+    task = d.tasks.TokenClassification(tokens="tokens", tags="tags", train=rows, dev=rows, max_length=32)
+    torch.manual_seed(0)
+    config = toy_bert(len(tokenizer), layers=4, initializer_range=0.2).config
+    config.id2label = dict(enumerate(task.read(tmp_path).labels))
+    config.label2id = {label: number for number, label in config.id2label.items()}
+    teacher = d.Teacher(
+        BertForTokenClassification(config), tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"
+    )  # fmt: skip
+    halves, fit = dict[int, set[bool]](), layer_search._Search.fit
+
+    def keep_halves(search: Any, layers: Any) -> Any:
+        items = [search.task_run.task.select(batch) for batch in search.batches]
+        examples = torch.cat([of.example_id() for of in items]).tolist()
+        for example, is_fitted in zip(examples, search.fitted.tolist(), strict=True):
+            halves.setdefault(example, set()).add(is_fitted)
+        assert len(examples) > len(halves)  # Several words of an example.
+        return fit(search, layers)
+
+    monkeypatch.setattr(layer_search._Search, "fit", keep_halves)
+    distil(teacher, tmp_path / "run", task)
+    assert sorted(map(len, halves.values())) == [1] * 40
+    assert sum(True in of for of in halves.values()) == 20
 
 
 # Refused

@@ -118,7 +118,7 @@ def test_a_bilstm_has_no_attention_and_the_rest_works(subjects: list[Subject], s
     assert {row["model"] for row in tables(found)["probes"]} == {"teacher", "student"}
     markdown = write_inspection(found, tmp_path / "page").with_suffix(".md").read_text(encoding="utf-8")
     assert "student has no attention." in markdown
-    assert "No group has at least 20 items inside and outside." in markdown
+    assert "No group has items of at least 20 texts inside and outside." in markdown
 
 
 def test_two_vocabularies_are_compared_by_items(subjects: list[Subject], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tests of what is read from models: attention, masked heads, attributions, gaps, relations and spans."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,17 @@ import torch
 from transformers import (
     AlbertConfig,
     AutoModelForSequenceClassification,
+    BartConfig,
     BertConfig,
     BertForMaskedLM,
     DistilBertConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LongformerConfig,
+    MPNetConfig,
     PreTrainedTokenizerBase,
+    RobertaConfig,
+    XLMRobertaConfig,
 )
 
 from distill.errors import UserError
@@ -120,20 +126,68 @@ def test_a_pass_has_scores_states_and_heads_in_the_order_of_the_examples(subject
     np.testing.assert_allclose(seen.scores.columns["logits"][5], output.logits[0], rtol=1e-4, atol=1e-5)
 
 
-def test_attributions_add_up_to_the_difference_from_the_baseline(subjects: list[Subject]) -> None:
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 64, "initializer_range": 0.3,
+}  # fmt: skip
+FAMILIES = {
+    "bert": lambda **ids: BertConfig(**SIZES, **ids),
+    # These count positions by the tokens that are no padding, which the baseline consists of.
+    "roberta": lambda **ids: RobertaConfig(**SIZES, **ids),
+    "xlm-roberta": lambda **ids: XLMRobertaConfig(**SIZES, **ids),
+    "mpnet": lambda **ids: MPNetConfig(**SIZES, **ids),
+    "longformer": lambda **ids: LongformerConfig(**SIZES, **ids, attention_window=8),
+    "bart": lambda **ids: BartConfig(
+        d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=32, decoder_ffn_dim=32, init_std=0.3, scale_embedding=True, **ids,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attributions_add_up_to_the_difference_from_the_baseline(
+    family: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The baseline has the embedding of padding for each word, at the positions of the text."""
     pytest.importorskip("captum")
-    subject = subjects[0]
-    batch = dict(subject.tokenizer("good film", return_tensors="pt"))
-    found = attribute(subject.model, subject.tokenizer, batch)
-    special = torch.isin(batch["input_ids"], torch.tensor(subject.tokenizer.all_special_ids))
-    empty = batch["input_ids"].where(special, torch.tensor(subject.tokenizer.pad_token_id))
+    torch.manual_seed(1)
+    config = FAMILIES[family](
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.sep_token_id
+    )
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    batch = dict(tokenizer("good film", return_tensors="pt"))
+    found = attribute(model, tokenizer, batch)
+    table = (model.get_encoder() if family == "bart" else model).get_input_embeddings()
+    is_word = ~torch.isin(batch["input_ids"][0], torch.tensor(tokenizer.all_special_ids))
+
+    def score(change: Callable[[torch.Tensor], object]) -> torch.Tensor:
+        """Returns the logits where the embeddings of the words `[n, H]` are changed in place."""
+
+        def hook(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
+            output = output.clone()
+            words = output[0, : len(is_word)][is_word]
+            change(words)
+            output[0, : len(is_word)][is_word] = words
+            return output
+
+        handle = table.register_forward_hook(hook)
+        with torch.no_grad():
+            logits = model(**batch).logits[0]
+        handle.remove()
+        return logits  # type: ignore[no-any-return]
+
     with torch.no_grad():
-        logits = subject.model(**batch).logits[0]
-        base = subject.model(**{**batch, "input_ids": empty}).logits[0]
-    chosen = int(logits.argmax())
+        padding = table(torch.tensor(tokenizer.pad_token_id))
+    whole, base = score(lambda words: None), score(lambda words: words.copy_(padding.expand_as(words)))
+    chosen = int(whole.argmax())
+    difference = float(whole[chosen] - base[chosen])
     assert "".join(found.words) == "goodfilm"
-    assert sum(found.integrated) == pytest.approx(float(logits[chosen] - base[chosen]), abs=0.05)
-    assert found.missing < 0.05
+    assert abs(difference) > 0.01
+    assert sum(found.integrated) == pytest.approx(difference, abs=0.01)
+    assert found.missing < 0.01
+    # Gradient times input is the slope along the embeddings.
+    more, less = score(lambda words: words.mul_(1.01)), score(lambda words: words.mul_(0.99))
+    assert sum(found.product) == pytest.approx(float(more[chosen] - less[chosen]) / 0.02, abs=0.01)
 
 
 def test_a_gap_is_filled_by_a_masked_and_by_a_causal_model(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -242,10 +296,16 @@ def write_spans(path: Path, *rows: object) -> Path:
 
 
 def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = [{"text": "good film bad", "span1": [0, 9], "span2": [10, 13], "label": label} for label in ("x", "y") * 10]
+    rows = [
+        {"text": f"good film bad {'a' * (row // 2)}", "span1": [0, 9], "span2": [10, 13], "label": "xy"[row % 2]}
+        for row in range(20)
+    ]
     model = toy_bert(len(tokenizer), layers=1).eval()
     probed, cut = probe_data(model, tokenizer, read_spans(write_spans(tmp_path / "a.jsonl", *rows)))
     assert cut == 0
+    assert probed.control is None
+    assert probed.texts is not None
+    assert np.bincount(probed.texts).tolist().count(2) == 7  # Both rows of a text are on one side.
     assert (len(probed.labels), len(probed.test_labels)) == (14, 6)
     encoded = tokenizer(rows[0]["text"], return_offsets_mapping=True, return_tensors="pt")
     offsets = encoded.pop("offset_mapping")[0].tolist()

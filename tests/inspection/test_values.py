@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.false_losses import KINDS, share_of_false_losses
 from distill.errors import UserError
 from distill.inspection.contexts import Occurrence, find_occurrences, nearest
 from distill.inspection.groups import find_lost_groups, text_groups
 from distill.inspection.heads import HeadStatistics
-from distill.inspection.probes import Mix, Probed, control_labels, mix_layers, probe_layers
+from distill.inspection.probes import Mix, Probed, control_labels, hold_out, mix_layers, probe_layers
 from distill.inspection.relations import word_attention
 from distill.inspection.similarity import compare_layers, linear_cka
 from distill.inspection.view import LEVELS, AttentionView
@@ -75,13 +76,36 @@ def test_cka_of_rotated_scaled_and_unrelated_states() -> None:
     states = random.normal(size=(500, 6))
     rotation = np.linalg.qr(random.normal(size=(6, 6)))[0]
     assert linear_cka(states, 3 * states @ rotation + 5) == pytest.approx(1.0)
-    assert linear_cka(states, random.normal(size=(500, 6))) < 0.05
     assert linear_cka(states, np.zeros((500, 2))) == 0.0
     # Two columns of one deviation each, of which the other model has the first: 1 / sqrt(2) by the definition.
-    apart = np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
-    assert linear_cka(apart, apart[:, :1]) == pytest.approx(1 / np.sqrt(2))
-    with pytest.raises(ValueError, match="got states of 4 and 3 items"):
+    apart = random.normal(size=(4000, 2))
+    assert linear_cka(apart, apart[:, :1]) == pytest.approx(1 / np.sqrt(2), abs=0.02)
+    with pytest.raises(ValueError, match="got states of 4000 and 3 items"):
         linear_cka(apart, apart[:3])
+    with pytest.raises(UserError, match="states of at least 4 items, and the split has 3"):
+        compare_layers([apart[:3]], [apart[:3]])
+
+
+@pytest.mark.parametrize("rows", [20, 60, 200])
+def test_unrelated_states_of_few_rows_have_no_cka(rows: int) -> None:
+    """The estimate that centres the products is above 0.6 for these."""
+    random = np.random.default_rng(0)
+    found = [linear_cka(*random.normal(size=(2, rows, 384))) for _ in range(20)]
+    assert abs(np.mean(found)) < 0.02
+    x, y = random.normal(size=(2, rows, 7)) + 1
+    assert linear_cka(x, x + 2 * y) == pytest.approx(debiased_by_products(x, x + 2 * y))
+
+
+def debiased_by_products(x: np.ndarray, y: np.ndarray) -> float:
+    """Returns the CKA by the sums of arXiv 2010.15327, equation 3, over the products of all pairs of items."""
+    n, ones = len(x), np.ones(len(x))
+
+    def hsic(k: np.ndarray, m: np.ndarray) -> float:
+        means = (ones @ k @ ones) * (ones @ m @ ones) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (ones @ k @ m @ ones)
+        return float((np.trace(k @ m) + means) / (n * (n - 3)))
+
+    k, m = (of @ of.T * (1 - np.eye(n)) for of in (x, y))
+    return hsic(k, m) / float(np.sqrt(hsic(k, k) * hsic(m, m)))
 
 
 def test_cka_of_all_layers() -> None:
@@ -98,8 +122,8 @@ def planted(layer: int, rows: int = 400) -> Probed:
     labels = random.integers(2, size=rows)
     states = random.normal(size=(4, rows, 8))
     states[layer, :, 3] += 6 * labels
-    half, texts = rows // 2, [str(row) for row in range(rows)]
-    control = control_labels(texts[:half], texts[half:], 2, seed=1)
+    half, words = rows // 2, [str(row) for row in range(rows)]
+    control = control_labels(words[:half], words[half:], labels[:half], seed=1)
     return Probed(list(states[:, :half]), labels[:half], list(states[:, half:]), labels[half:], control)
 
 
@@ -108,8 +132,9 @@ def test_a_planted_label_is_found_in_its_layer(layer: int) -> None:
     probed = planted(layer)
     probes = probe_layers(probed)
     assert [probe.accuracy > 0.95 for probe in probes] == [number == layer for number in range(4)]
-    assert all(probe.control < 0.65 for probe in probes)
-    assert probes[layer].selectivity == pytest.approx(probes[layer].accuracy - probes[layer].control)
+    controls = [probe.control or 0.0 for probe in probes]
+    assert max(controls) < 0.65
+    assert probes[layer].selectivity == pytest.approx(probes[layer].accuracy - controls[layer])
     mix = mix_layers(probed)
     assert mix is not None
     assert np.argmax(mix.weights) == layer
@@ -128,9 +153,38 @@ def test_fewer_rows_than_the_width_are_refused() -> None:
 
 
 def test_random_labels_are_the_same_for_the_same_word() -> None:
-    learn, score = control_labels(["to", "from", "to"], ["from", "to"], 50, seed=0)
+    learn, score = control_labels(["to", "from", "to"], ["from", "to"], np.arange(50), seed=0)
     assert learn[0] == learn[2] == score[1]
     assert learn[1] == score[0] != learn[0]
+    assert control_labels(["to", "from"], (), np.arange(50), seed=1)[0].tolist() != learn[:2].tolist()
+
+
+def test_random_labels_are_as_frequent_as_those_of_the_task() -> None:
+    labels = np.repeat([0, 1, 2], [18, 0, 2])
+    drawn, _ = control_labels(range(4000), (), labels, seed=0)
+    assert np.bincount(drawn, minlength=3) / 4000 == pytest.approx([0.9, 0.0, 0.1], abs=0.02)
+
+
+def test_states_that_know_nothing_are_no_better_than_random_labels_of_words() -> None:
+    """Uniform random labels would be hard to learn, and the most frequent label easy: a difference of 0.4."""
+    random = np.random.default_rng(0)
+    words = random.integers(400, size=3000)
+    labels = (random.random(3000) < 0.1).astype(int)
+    states, (learn, score) = random.normal(size=(3000, 8)), (slice(2000), slice(2000, None))
+    control = control_labels(words[learn].tolist(), words[score].tolist(), labels[learn], seed=0)
+    [probe] = probe_layers(Probed([states[learn]], labels[learn], [states[score]], labels[score], control))
+    assert probe.majority == pytest.approx((labels[score] == 0).mean())
+    assert probe.accuracy == pytest.approx(probe.majority, abs=0.01)
+    assert probe.selectivity == pytest.approx(0, abs=0.05)
+
+
+def test_whole_texts_are_held_out() -> None:
+    texts = np.repeat(np.arange(40), np.arange(40) % 7 + 1)
+    held = hold_out(texts, 0.2, seed=0)
+    assert set(texts[held]).isdisjoint(texts[~held])
+    assert held.mean() == pytest.approx(0.2, abs=0.04)
+    assert hold_out(texts, 0.2, seed=1).tolist() != held.tolist()
+    assert hold_out(np.zeros(5), 0.2, seed=0).all()
 
 
 def test_a_group_that_loses_more_is_told_from_one_that_does_not() -> None:
@@ -159,6 +213,33 @@ def test_more_comparisons_widen_the_intervals() -> None:
     [one] = find_lost_groups(np.ones(200), student, members)
     [many] = find_lost_groups(np.ones(200), student, members, comparisons=20)
     assert many.interval[0] < one.interval[0] < one.interval[1] < many.interval[1]
+
+
+def test_words_of_a_text_are_lost_together() -> None:
+    """No group loses more. A bootstrap over words would name one in three of four of these."""
+    assert share_of_false_losses(KINDS[2], 90, times=40, by_text=True) <= 0.05
+    assert share_of_false_losses(KINDS[2], 90, times=10, by_text=False) > 0.3
+
+
+def test_a_side_without_a_loss_still_has_a_spread() -> None:
+    """Two of 180 answers are lost, and none of the other 20."""
+    inside = np.arange(200) < 180
+    [group] = find_lost_groups(np.ones(200), (np.arange(200) > 1).astype(float), {("kind", "most"): inside})
+    assert group.excess == pytest.approx(2 / 180)
+    assert not group.loses_more
+    assert group.interval[1] - group.interval[0] > 0.2  # By the two texts that are added to each side.
+    # Nothing is lost at all.
+    [same] = find_lost_groups(np.ones(200), np.ones(200), {("kind", "most"): inside})
+    assert same.interval[0] < 0 < same.interval[1]
+    assert not same.loses_more
+
+
+def test_a_group_of_few_texts_is_left_out() -> None:
+    texts, random = np.repeat(np.arange(60), 10), np.random.default_rng(0)
+    inside = {("kind", "19"): texts < 19, ("kind", "20"): texts < 20, ("kind", "40 others"): texts >= 20}
+    student = (random.random(600) < 0.8).astype(float)
+    groups = find_lost_groups(np.ones(600), student, inside, texts=texts)
+    assert {group.name: (group.number, group.texts) for group in groups} == {"20": (200, 20), "40 others": (400, 40)}
 
 
 def test_texts_are_grouped_by_length_negation_and_unknown_words() -> None:
