@@ -35,6 +35,7 @@ from distill.losses import (
     TargetLength,
     Term,
 )
+from distill.models.decoding import adopt_decoding
 from distill.models.loading import change_encoder, replace_head, start_head
 from distill.models.origins import Origins
 from distill.models.pooling import configure
@@ -166,6 +167,7 @@ class Student(Shown):
         model = self._make(teacher, {"task": task, "origins": origins})
         if self.encoder_changes is not None:
             change_encoder(model, self.encoder_changes)
+        adopt_decoding(model, teacher)
         configure(model, task.info.model_settings)
         inherited = getattr(model, "inherited", None)  # Of a loaded model nothing is new.
         if data.head_bias is not None and inherited is not None:

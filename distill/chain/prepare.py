@@ -42,6 +42,7 @@ from distill.export.vectors import check_dimensions
 from distill.export.vocabulary import Cut, check_cut
 from distill.losses.objective import supervised_objective
 from distill.models import checks
+from distill.models.decoding import list_notices
 from distill.models.heads import check_encoder
 from distill.models.long_texts import check_exportable
 from distill.models.origins import Origins
@@ -135,6 +136,8 @@ class _Reading:
             ),
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        if self.task.info.writes:
+            _note_decoding(teacher, self.task)
         if self.data.scoring.needs_teacher:
             assert isinstance(self.data, LabelledData)  # Other tasks have no rows that could lack a label.
             self.encode.given = teaching.label_scored(
@@ -199,6 +202,13 @@ class _Reading:
                 epochs=plan.trainer.fixed_epochs,
             )  # fmt: skip
         return student, examples
+
+
+def _note_decoding(teacher: PreparedTeacher, task: Task) -> None:
+    """Prints and records notices of what no text is written with here, of the teacher's generation configuration."""
+    for notice in list_notices(teacher.model, fills=not task.info.generates, max_target=task.info.max_target):
+        print_notice(notice)
+        teacher.notices.append(notice)
 
 
 def _score(

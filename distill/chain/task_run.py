@@ -295,7 +295,7 @@ class TaskRun:
         if self.teacher_texts is not None:
             texts = {"teacher": self.teacher_texts.write(), **exported.texts}
             written = list_columns(texts, self.data)
-            run.update(texts=compare_texts(texts, self.data))
+            run.update(texts=compare_texts(texts, self.data, self.teacher_texts.decoding))
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
         run.update(benchmark=self._time(student, exported.formats, within=within))

@@ -12,6 +12,7 @@ from distill.contracts import Data
 from distill.data.tables import LabelledData, Split
 from distill.export.bundle import Texts
 from distill.export.generation import count_positions
+from distill.models.decoding import describe_rules
 from distill.records.predictions import REFERENCES, WRITTEN
 from distill.tasks.text_metrics import CORPUS, break_down_by_length, combine_examples, score_examples
 from distill.tasks.writing import Writing
@@ -39,15 +40,21 @@ class TeacherTexts:
     sources: Mapping[str, Sequence[str]]
     sizes: Mapping[str, int]
 
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Returns the rules that the texts of the teacher and of all files are written by."""
+        rules = {name: value for name, value in describe_rules(self.writer.model).items() if name != "num_beams"}
+        return {"beams": self.writer.beams, "max_new_tokens": self.writer.max_target, **rules}
+
     def describe(self) -> str:
-        """Describes for how many sources texts are written, and the time that the teacher takes."""
+        """Describes for how many sources texts are written, by which rules, and the time that the teacher takes."""
         counts = ", ".join(f"{len(of):,} of {self.sizes[split]:,} in {split}" for split, of in self.sources.items())
         cached = "which are in the cache"
         if self.texts.missing():
             cached = f"about {format_duration(self.texts.estimate_seconds(self.writer))}"
         return (
-            f"sources {counts}: the teacher writes a text for each, {cached}, and so does every exported file; "
-            "task.scored_texts=0 writes none"
+            f"sources {counts}: the teacher writes a text for each, {cached}, and so does every exported file, by "
+            f"{', '.join(f'{name}={value}' for name, value in self.decoding.items())}; task.scored_texts=0 writes none"
         )
 
     def write(self) -> Texts:
@@ -66,26 +73,31 @@ def open_teacher_texts(teacher: PreparedTeacher, data: Data, *, cache_dir: Path)
     model, splits = teacher.running(), _splits(data)
     # The exported files cut a source where it has more tokens than positions too.
     positions = count_positions(model) or LONGEST
-    writer = BeamWriter(model, teacher.tokenizer, writing.beams, positions, writing.max_target)
-    sources = {name: data.scoring.plain_texts(split) for name, split in splits.items()}
+    beams = writing.beams or model.generation_config.num_beams or 1
+    writer = BeamWriter(model, teacher.tokenizer, beams, positions, writing.max_target)
+    sources = {name: [split["source"][row] for row in writing.rows(len(split))] for name, split in splits.items()}
     every = [source for of in sources.values() for source in of]
     texts = open_texts(every, writer, fingerprint=teacher.fingerprint, cache_dir=cache_dir)
     return TeacherTexts(writer, texts, sources, {name: len(split) for name, split in splits.items()})
 
 
-def compare_texts(models: Mapping[str, Texts], data: Data) -> dict[str, dict[str, Any]]:
+def compare_texts(models: Mapping[str, Texts], data: Data, decoding: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns the `texts` of run.json: of each split the differences of the models, and their metrics by length.
 
     Each file is compared with the teacher, and with the float32 file.
 
     Args:
         models: the texts of the teacher and of each file.
+        decoding: the rules that all of them are written by.
     """
     writing = _writing(data)
     return {
-        name: _compare_split({model: texts[name] for model, texts in models.items()}, split, writing)
+        name: {
+            **_compare_split({model: texts[name] for model, texts in models.items()}, split, writing),
+            "beams": decoding["beams"], "decoding": dict(decoding),
+        }
         for name, split in _splits(data).items()
-    }
+    }  # fmt: skip
 
 
 def list_columns(models: Mapping[str, Texts], data: Data) -> dict[str, dict[str, list[Any]]]:
@@ -120,7 +132,6 @@ def _compare_split(models: Mapping[str, Sequence[Mapping[str, Any]]], split: Spl
         comparison.setdefault(model, {})[reference] = _compare(columns[model], columns[reference], worst)
     return {
         "sources": len(chosen),
-        "beams": writing.beams,
         "comparison": comparison,
         "lengths": {model: break_down_by_length(of, chosen["source"]) for model, of in columns.items()},
     }

@@ -6,6 +6,7 @@ The target of a row is a text, or several references: a list of texts, or one te
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ class TextPairs:
         tables = self.rows.read(cache_dir, self._hold_out, self._has_targets)
         splits = {name: self._read(table) for name, table in tables.items()}
         splits = self.rows.sample(splits)
-        splits["train"] = _spread_references(splits["train"])
+        splits["train"] = _spread_references(splits["train"], self.prefix)
         data = create_data(replace(self.rows, train_examples=None), (), splits, _list_content)
         return data.with_option(f"prefix={self.prefix!r}") if self.prefix else data
 
@@ -76,7 +77,7 @@ class TextPairs:
         table = self._leave_out(table)
         sources = read_text_column(table, self.source, may_be_empty=False)
         references = [self._read_target(table, row) for row in range(len(table))]
-        return pair_split([self.prefix + source for source in sources], references)
+        return pair_split([self.prefix + source for source in sources], references, prefix=self.prefix)
 
     def _leave_out(self, table: Table) -> Table:
         """Returns the table without the rows that lack a source or a target; raises UserError if they must not."""
@@ -127,26 +128,30 @@ class TextPairs:
         return references
 
 
-def pair_split(sources: list[str], references: list[list[str]]) -> Split:
-    """Returns sources with the references of each, of which the first one is the target."""
+def pair_split(sources: list[str], references: list[list[str]], *, prefix: str = "") -> Split:
+    """Returns sources with the references of each, of which the first one is the target.
+
+    Args:
+        prefix: with which each source begins, and which its record does not have, because a bundle puts it there.
+    """
     targets = [of_row[0] for of_row in references]
     whole = [f"{source} {target}" for source, target in zip(sources, targets, strict=True)]
     columns: dict[str, list[Any]] = {"source": sources, "target": targets, "references": references, "text": whole}
-    return Split(columns, ("source",), _create_record, whole="text")
+    return Split(columns, ("source",), partial(_create_record, prefix), whole="text")
 
 
-def _create_record(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"source": row["source"], "target": row["target"]}
+def _create_record(prefix: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {"source": row["source"].removeprefix(prefix), "target": row["target"]}
 
 
-def _spread_references(split: Split) -> Split:
+def _spread_references(split: Split, prefix: str) -> Split:
     """Returns a row for each reference."""
     pairs = [
         (source, reference)
         for source, references in zip(split["source"], split["references"], strict=True)
         for reference in references
     ]
-    return pair_split([source for source, _ in pairs], [[reference] for _, reference in pairs])
+    return pair_split([source for source, _ in pairs], [[reference] for _, reference in pairs], prefix=prefix)
 
 
 def _list_content(splits: Mapping[str, Split]) -> Iterator[object]:

@@ -40,7 +40,7 @@ from distill.edge.refinement import refine_masks
 from distill.edge.search import check_count, find_nearest, similarity
 from distill.edge.strings import shorten
 from distill.edge.target_masks import FilledTargets
-from distill.edge.texts import describe
+from distill.edge.texts import Continuations, describe
 from distill.edge.truncation import Truncation, chunk_texts
 from distill.edge.whole_texts import TARGET, TARGET_MASK, WholeTexts, open_model
 from distill.errors import UserError, first_line
@@ -429,7 +429,8 @@ class Bundle(Shown):
         A piece has whole characters, and nothing of a stop string. A beam search has one piece, which comes at its end.
 
         Args:
-            prompt: a text to continue, or the source of a model with an encoder.
+            prompt: a text to continue, or the source of a model with an encoder, before which the prefix of its task is
+                put.
             options: the fields of `GenerationOptions`, such as `max_new_tokens=100, temperature=0.8, seed=1`.
 
         Raises:
@@ -482,7 +483,7 @@ class Bundle(Shown):
             kind = self.manifest.get("kind")
             raise UserError(f"{self.directory} is of a {kind} and writes no text: call predict instead")
         model, settings = self._writer
-        return Generator(model, self.tokenizer, settings)
+        return Generator(model, self.tokenizer, settings, cast(Continuations, self.decoder).complete)
 
     def encode(
         self, texts: Iterable[str], *, dimensions: int | None = None, batch_size: int | None = None

@@ -9,7 +9,7 @@
 Other texts may start between two steps, and any may be dropped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,11 +96,18 @@ class Generator:
         model: reads tokens.
         tokenizer: neither pads nor truncates.
         settings: of the bundle.
+        complete: as in `Prompts`.
     """
 
-    def __init__(self, model: CachedModel, tokenizer: Tokenizer, settings: GenerationSettings) -> None:
+    def __init__(
+        self,
+        model: CachedModel,
+        tokenizer: Tokenizer,
+        settings: GenerationSettings,
+        complete: Callable[[str], str] = str,
+    ) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.prompts = Prompts(tokenizer, settings, has_encoder=model.encoder is not None)
+        self.prompts = Prompts(tokenizer, settings, has_encoder=model.encoder is not None, complete=complete)
         self.size: int = tokenizer.get_vocab_size()
         self._batches: list[_Batch] = []
 
@@ -127,6 +134,7 @@ class Generator:
         """
         if not prompts:
             return []
+        options = self.settings.complete(options)
         numbers = range(len(prompts)) if numbers is None else numbers
         read = [prompt if isinstance(prompt, Prompt) else self.prompts.read(prompt, options) for prompt in prompts]
         writings = [self._create(prompt, options, number) for prompt, number in zip(read, numbers, strict=True)]
@@ -190,12 +198,9 @@ class Generator:
         most = self.prompts.count_new(options)
         if settings.positions is not None:  # The last token is not read.
             most = min(most, settings.positions - len(before) + 1)
-        endings = Endings(
-            frozenset(settings.eos), most, forced_bos=settings.forced_bos, forced_eos=settings.forced_eos,
-            length_penalty=settings.length_penalty, early_stopping=settings.early_stopping,
-        )  # fmt: skip
+        endings, is_search = settings.endings(most), (options.beams or 1) > 1
         choice: TokenChoice = (
-            Beams(before, options, endings) if options.beams > 1 else OneToken(before, options, endings, number)
+            Beams(before, options, endings) if is_search else OneToken(before, options, endings, number)
         )
         text = TokenText(self.tokenizer, [] if has_source else prompt.tokens, options.stop)
         return Writing(choice, text, endings, is_truncated=prompt.is_truncated)

@@ -27,11 +27,12 @@ class GenerationOptions:
         top_p: samples from the fewest most probable tokens whose probabilities sum to `top_p` or more (arXiv
             1904.09751); None for all.
         seed: repeats the sampled tokens; None for others each time.
-        beams: sequences that a beam search keeps; 1 for none.
+        beams: sequences that a beam search keeps, 1 for none; None for the number of the bundle, or for one text that is
+            sampled.
         stop: texts at which the generation ends. They are no part of its text. A beam search goes on behind them, and
             its text is cut there.
         repetition_penalty: divides positive logits of the tokens so far and multiplies negative ones (arXiv 1909.05858,
-            equation 2).
+            equation 2); None for that of the bundle.
         truncate: the end at which a prompt with more tokens than the model has positions is cut; None refuses it.
 
     Raises:
@@ -43,16 +44,17 @@ class GenerationOptions:
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
-    beams: int = 1
+    beams: int | None = None
     stop: Sequence[str] = ()
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     truncate: Side | None = None
 
     def __post_init__(self) -> None:
         for name, most in (("max_new_tokens", MOST_TOKENS), ("top_k", MOST_TOKENS)):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), most=most)
-        check_count("beams", self.beams, most=MOST_BEAMS)
+        if self.beams is not None:
+            check_count("beams", self.beams, most=MOST_BEAMS)
         if self.temperature is not None and not _is_positive(self.temperature):
             raise UserError(
                 f"got temperature={shorten(self.temperature)}, expected a number above 0, or none for the most "
@@ -60,7 +62,7 @@ class GenerationOptions:
             )
         if self.top_p is not None and not (_is_positive(self.top_p) and self.top_p <= 1):
             raise UserError(f"got top_p={shorten(self.top_p)}, expected a number above 0 and at most 1")
-        if not _is_positive(self.repetition_penalty):
+        if self.repetition_penalty is not None and not _is_positive(self.repetition_penalty):
             raise UserError(f"got repetition_penalty={shorten(self.repetition_penalty)}, expected a number above 0")
         if self.seed is not None:
             check_count("seed", self.seed, least=0, most=LARGEST_SEED)
@@ -78,7 +80,7 @@ class GenerationOptions:
                         f"got {name}={value} without a temperature, by which tokens are sampled: give temperature=1 "
                         "too, or leave it out"
                     )
-        elif self.beams > 1:
+        elif (self.beams or 1) > 1:
             raise UserError(f"got beams={self.beams} and temperature={self.temperature}, expected one of the two")
 
 

@@ -101,6 +101,10 @@ class LabelWords(Targets):
     def parse(self, line: str) -> Record:
         return line.split("\t") if "\t" in line else line
 
+    def complete(self, text: str) -> str:
+        """Returns the whole source of a text, as `read` does."""
+        return self.read(text).text
+
     def read(self, record: Record) -> Example:
         """Returns the source of a record; raises UserError for one of an unknown task, or without a text."""
         texts: object = record

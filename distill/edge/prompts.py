@@ -1,6 +1,6 @@
 """The tokens of prompts and sources, which are refused or cut if the model has fewer positions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -28,10 +28,18 @@ class Prompts:
 
     Args:
         tokenizer: neither pads nor truncates.
+        complete: puts before a text what the model reads before every one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, settings: GenerationSettings, *, has_encoder: bool) -> None:
-        self.tokenizer, self.settings, self.has_encoder = tokenizer, settings, has_encoder
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        settings: GenerationSettings,
+        *,
+        has_encoder: bool,
+        complete: Callable[[str], str] = str,
+    ) -> None:
+        self.tokenizer, self.settings, self.has_encoder, self.complete = tokenizer, settings, has_encoder, complete
 
     def count_new(self, options: GenerationOptions) -> int:
         """Returns how many tokens a text has at most, as far as there are positions."""
@@ -51,7 +59,7 @@ class Prompts:
         if self.has_encoder:
             if is_empty:
                 raise UserError(f"got {shorten(text)}, expected a source with text")
-            return self._cut_source(text, encoding.ids, options)
+            return self._cut_source(text, self.complete(text), options)
         if is_empty:
             return Prompt([self._find_start(text)])
         own = [token for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True) if not added]
@@ -79,14 +87,15 @@ class Prompts:
         size = max(positions - self.count_new(options) + 1, positions // 2, len(first) + 1) - len(first)
         return Prompt(first + (tokens[-size:] if options.truncate == "left" else tokens[:size]), is_truncated=True)
 
-    def _cut_source(self, text: str, tokens: list[int], options: GenerationOptions) -> Prompt:
-        positions = self.settings.positions
+    def _cut_source(self, text: str, source: str, options: GenerationOptions) -> Prompt:
+        """Returns the tokens of a text with what stands before it."""
+        positions, tokens = self.settings.positions, self.tokenizer.encode(source).ids
         if positions is None or len(tokens) <= positions:
             return Prompt(tokens)
         if options.truncate is None:
             raise self._too_long(text, len(tokens))
         truncation = Truncation(self.tokenizer, max_length=positions, side=options.truncate)
-        [(encoding, _)] = truncation.encode([text])
+        [(encoding, _)] = truncation.encode([source])
         return Prompt(encoding.ids, is_truncated=True)
 
     def _too_long(self, text: str, tokens: int) -> UserError:

@@ -43,12 +43,16 @@ class Continuations:
     def parse(self, line: str) -> Record:
         return line
 
+    def complete(self, text: str) -> str:
+        """Returns a text with what the model reads before every one."""
+        return text
+
     def read(self, record: Record) -> Example:
         if isinstance(record, MaskedTokens):
             return Example("", tokens=record)
         if not isinstance(record, str):
             raise UserError(f"got {shorten(record)}, expected a text")
-        return Example(check_text(record))
+        return Example(self.complete(check_text(record)))
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         return [row if example.tokens is None else [example.tokens]]
@@ -75,7 +79,8 @@ class Targets(Continuations):
 
     Args:
         decoding: `start`, the token that a target begins after, `end`, the one that ends it, which is put behind it if
-            the tokenizer does not, and `max_target`, the tokens that it is cut to.
+            the tokenizer does not, `max_target`, the tokens that it is cut to, and `prefix`, which is put before every
+            source; none if it is missing.
     """
 
     targets = True
@@ -85,6 +90,12 @@ class Targets(Continuations):
         self.start: int | None = decoding.get("start")
         self.end: int | None = decoding.get("end")
         self.max_target: int | None = decoding.get("max_target")
+        self.prefix = decoding.get("prefix", "")
+        if not isinstance(self.prefix, str):
+            raise UserError(f"decoding has prefix {shorten(self.prefix)}, expected a text")
+
+    def complete(self, text: str) -> str:
+        return self.prefix + text
 
     def read(self, record: Record) -> Example:
         if isinstance(record, SourceTokens):
@@ -94,7 +105,7 @@ class Targets(Continuations):
         source, target = record.get("source"), record.get("target")
         if not isinstance(source, str) or not isinstance(target, str):
             raise UserError(f'got {shorten(record)}, expected {{"source": ..., "target": ...}}')
-        return Example(check_text(source), target=check_text(target))
+        return Example(self.complete(check_text(source)), target=check_text(target))
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         [source] = row or [example.tokens]

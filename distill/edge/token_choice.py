@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distill.edge.generation_options import GenerationOptions
+from distill.edge.token_rules import Floats, TokenRules, forbid
 
-Floats = NDArray[np.floating]
 EarlyStopping = bool | Literal["never"]
 Following = tuple[list[int], list[int]]  # The rows that a step goes on from, and the next token of each.
 FEW = 1024  # Tokens that mostly have the probability `top_p`, so that the others need not be sorted.
@@ -22,18 +22,23 @@ class Endings:
     Args:
         eos: tokens that end a text; none for a text that only its length ends.
         most: tokens of a text.
-        forced_bos, forced_eos: tokens that every text of `most` tokens begins and ends with; None for any.
+        forced_bos: the token that a text begins with, unless its prompt has several; None for any.
+        forced_eos: the token that a text of `most` tokens ends with, or one of several; None for any.
         length_penalty: exponent of the length that divides the score of a beam.
         early_stopping: ends a beam search as soon as there are enough whole beams if True, and if no better one is
             probable if False; with `never` if none is possible.
+        rules: tokens that may not occur.
+        renormalizes: whether the log-probabilities of a beam search are those of the tokens that may occur.
     """
 
     eos: Set[int]
     most: int
     forced_bos: int | None = None
-    forced_eos: int | None = None
+    forced_eos: int | Sequence[int] | None = None
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+    rules: TokenRules = TokenRules()
+    renormalizes: bool = False
 
 
 class TokenChoice(Protocol):
@@ -96,7 +101,7 @@ class Beams:
         self.tokens: list[int] = []
         self.score: float | None = None
         self.prompt, self.options, self.endings = list(prompt), options, endings
-        self.beams = options.beams
+        self.beams = options.beams or 1
         self.running: list[list[int]] = [[]]
         self.scores = np.zeros(1, dtype=np.float32)  # Sums of log-probabilities of the running beams.
         self.whole: list[tuple[float, list[int]]] = []  # Their scores and tokens, the best one first.
@@ -105,8 +110,10 @@ class Beams:
     def advance(self, logits: Floats) -> Following | None:
         log_probs = log_softmax(logits.astype(np.float32))
         written = [self.prompt + beam for beam in self.running]
-        log_probs = adjust(log_probs, written, self.length, self.options, self.endings) + self.scores[:, None]
-        candidates = self._find_best(log_probs)
+        log_probs = adjust(log_probs, written, self.length, self.options, self.endings)
+        if self.endings.renormalizes:
+            log_probs = log_softmax(log_probs)
+        candidates = self._find_best(log_probs + self.scores[:, None])
         self.length += 1
         at_end = self.length == self.endings.most
         ends = [at_end or token in self.endings.eos for _, _, token in candidates]
@@ -168,26 +175,32 @@ def _sort_largest(values: Floats, count: int) -> NDArray[np.integer]:
 def adjust(
     scores: Floats, written: Sequence[Sequence[int]], length: int, options: GenerationOptions, endings: Endings
 ) -> Floats:
-    """Returns logits or log-probabilities `[rows, V]` with the penalty of repeated tokens and with forced tokens.
+    """Returns logits or log-probabilities `[rows, V]` with a penalty, and without tokens that may not follow.
+
+    The order is that of `generate` of transformers: the penalty of repeated tokens, tokens that may not follow, forced
+    tokens, and those that may not follow in any case.
 
     Args:
         written: tokens of each row, those of the prompt too.
         length: tokens without those of the prompt.
     """
-    forced = {0: endings.forced_bos}.get(length)
+    adjusted, penalty = scores.copy(), options.repetition_penalty or 1.0
+    bos = endings.forced_bos if len(written[0]) - length <= 1 else None  # A longer prompt has a beginning.
+    forced: int | Sequence[int] | None = bos if length == 0 else None
     if length == endings.most - 1 and endings.forced_eos is not None:
         forced = endings.forced_eos
-    if forced is not None:
-        only = np.full_like(scores, -np.inf)
-        only[:, forced] = 0
-        return only
-    if options.repetition_penalty == 1:
-        return scores
-    adjusted = scores.copy()
-    for row, tokens in zip(adjusted, written, strict=True):
-        seen = list(set(tokens))
-        penalty = options.repetition_penalty
-        row[seen] = np.where(row[seen] < 0, row[seen] * penalty, row[seen] / penalty)
+    after = endings.rules.after_forced(length, is_begun=bos is not None)
+    for row, tokens in enumerate(written):
+        if forced is not None:
+            adjusted[row] = -np.inf
+            adjusted[row, np.atleast_1d(forced)] = 0
+        else:
+            seen = list(set(tokens)) if penalty != 1 else []
+            adjusted[row, seen] = np.where(
+                adjusted[row, seen] < 0, adjusted[row, seen] * penalty, adjusted[row, seen] / penalty
+            )
+            forbid(adjusted, row, endings.rules.before_forced(tokens, length, endings.eos))
+        forbid(adjusted, row, after)
     return adjusted
 
 

@@ -585,10 +585,13 @@ def _create_manifest(
         "positive": about.get("positive"),
         **splits.scoring.describe_functions(),
         "max_length": task.info.max_length,
-        "decoding": {} if task.info.max_target is None else _describe_targets(model, tokenizer, task.info.max_target),
+        "decoding": {
+            **({} if task.info.max_target is None else _describe_targets(model, tokenizer, task.info.max_target)),
+            **({"prefix": about["prefix"]} if about.get("prefix") else {}),
+        },
         "truncation_side": tokenizer.truncation_side,
         "doc_stride": about.get("doc_stride"),
-        **({"generation": describe_generation(model, tokenizer.backend_tokenizer)} if task.info.generates else {}),
+        **({"generation": _describe_generation(model, tokenizer, task, splits)} if task.info.generates else {}),
         "inputs": [name for name in input_names(model, tokenizer) if name in INPUTS or not task.info.generates],
         "padding": {
             "input_ids": tokenizer.pad_token_id,
@@ -606,6 +609,17 @@ def _create_manifest(
         "batch_sizes": {},
         "files": {},
     }
+
+
+def _describe_generation(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
+) -> dict[str, Any]:
+    """Returns how texts are written, with the beams of those that are scored."""
+    writing = splits.scoring.writing
+    return describe_generation(
+        model, tokenizer.backend_tokenizer, beams=None if writing is None else writing.beams,
+        max_target=task.info.max_target,
+    )  # fmt: skip
 
 
 def _describe_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Continuation of prompts by a decoder of transformers, several together."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from distill.models.decoding import choose_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,15 +45,17 @@ def continue_prompts(
     return [[text[:most] for text in texts[number * beams : (number + 1) * beams]] for number, most in enumerate(room)]
 
 
-def choose_tokens(temperature: float | None) -> dict[str, Any]:
-    """Returns the options of `generate` for sampling from all tokens, or for the most probable ones."""
-    if temperature is None:
-        return {"do_sample": False}
-    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-
-
 def up_to_end(ids: Tensor, end: int | list[int] | None) -> Tensor:
     """Returns whether each token `[B, T]` is in its text: all to the first one that ends it, this one included."""
-    ends = torch.tensor([] if end is None else end, device=ids.device, dtype=ids.dtype).flatten()
-    is_end = torch.isin(ids, ends)
+    is_end = _find_ends(ids, end)
     return is_end.cumsum(dim=1) - is_end.long() == 0
+
+
+def before_end(ids: Tensor, end: int | list[int] | None) -> Tensor:
+    """Returns whether each token `[B, T]` is before the first one that ends its text."""
+    return _find_ends(ids, end).cumsum(dim=1) == 0
+
+
+def _find_ends(ids: Tensor, end: int | list[int] | None) -> Tensor:
+    ends = torch.tensor([] if end is None else end, device=ids.device, dtype=ids.dtype).flatten()
+    return torch.isin(ids, ends)

@@ -76,6 +76,7 @@ class CompletionForm:
         if isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0:
             for name in ("temperature", "top_p", "seed"):
                 options.pop(name, None)
+            options["beams"] = 1
         return options
 
     def refuse(self, status: int, reason: str) -> Response:

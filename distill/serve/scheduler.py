@@ -103,7 +103,7 @@ class _Text:
     @property
     def rows(self) -> int:
         """The rows that the model reads for the text in a step."""
-        return self.job.options.beams
+        return self.job.options.beams or 1
 
     def read(self) -> None:
         if self.writing is not None:

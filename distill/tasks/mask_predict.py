@@ -47,7 +47,7 @@ class TargetOptions(PairOptions, total=False):
     missing: MissingTarget
     text_metrics: Sequence[TextMetric]
     scored_texts: int | None
-    beams: int
+    beams: int | None
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,10 @@ class MaskPredict(Seq2Seq):
         )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
-        data = super().read(cache_dir)
-        scoring = MaskedTargetScores(max_target=self.max_target, writing=self.writing)
-        return replace(data, scoring=scoring, terms={"hard": HardLabels(), "length": TargetLength()})
+        return replace(super().read(cache_dir), terms={"hard": HardLabels(), "length": TargetLength()})
+
+    def create_scores(self) -> MaskedTargetScores:
+        return MaskedTargetScores(max_target=self.max_target, writing=self.writing, prefix=self.pairs.prefix)
 
     def join(
         self, tokens: "Tokens", targets: "Tokens", tokenizer: "PreTrainedTokenizerBase", *, name: str

@@ -80,6 +80,7 @@ class TargetScores(TokenScores):
         settings: None, because targets are not packed.
         max_target: tokens of a target.
         writing: of the texts that are scored besides the tokens of targets; None for none.
+        prefix: text before each source, which a bundle puts there too.
     """
 
     names = ("loss", "perplexity", "token_accuracy")
@@ -87,10 +88,13 @@ class TargetScores(TokenScores):
     settings: Any = None
     max_target: int | None = None
     writing: Writing | None = None
+    prefix: str = ""
 
     def plain_texts(self, split: Split) -> list[str]:
-        """The sources that texts are written for."""
-        return [] if self.writing is None else [split["source"][row] for row in self.writing.rows(len(split))]
+        """The sources that texts are written for, without the prefix."""
+        if self.writing is None:
+            return []
+        return [split["source"][row].removeprefix(self.prefix) for row in self.writing.rows(len(split))]
 
     def text_metrics(self, split: Split, predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The metrics of the texts that were written for `plain_texts`."""
@@ -117,8 +121,8 @@ class TargetScores(TokenScores):
             "answer": "text",
             "pipeline_tag": "text2text-generation",
             "prediction": "Writes a text for a text.",
-            "example": '"a sentence"',
             "max_target": self.max_target,
+            "prefix": self.prefix,
         }
 
     def summary(self, splits: Any) -> str:
@@ -146,7 +150,8 @@ class Seq2Seq(ShownTask):
             `chrf`, `bleu`, `distinct1`, `distinct2` and `length_ratio`. They select nothing.
         scored_texts: sources of dev, and of each further split, that these texts are written for; None for all, 0 for
             none.
-        beams: of the search for such a text; 1 takes the most probable token each time.
+        beams: of the search for such a text; 1 takes the most probable token each time, and None has the number of the
+            teacher's generation configuration.
         name: names the task in records and directories.
         options: those of `PairOptions`.
 
@@ -172,7 +177,7 @@ class Seq2Seq(ShownTask):
         missing: MissingTarget = "error",
         text_metrics: Annotated[Sequence[TextMetric], Field(min_length=1)] = DEFAULT_METRICS,
         scored_texts: Annotated[int, Field(ge=0)] | None = 200,
-        beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] = 1,
+        beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | None = None,
         name: str = "seq2seq",
         **options: Unpack[PairOptions],
     ) -> None:
@@ -203,8 +208,12 @@ class Seq2Seq(ShownTask):
             text_metrics(["a"], [["a"]], self.writing.metrics)  # Before a training, at whose end it is needed.
         data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
         return replace(
-            data, scoring=TargetScores(max_target=self.max_target, writing=self.writing), terms={"hard": HardLabels()}
-        )
+            data, scoring=self.create_scores(), terms={"hard": HardLabels()}
+        )  # fmt: skip
+
+    def create_scores(self) -> TargetScores:
+        """Returns the scoring of the data."""
+        return TargetScores(max_target=self.max_target, writing=self.writing, prefix=self.pairs.prefix)
 
     def encode(
         self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None

@@ -21,13 +21,14 @@ class Writing:
     Args:
         metrics: of `text_metrics`.
         sources: of a split that texts are written for, evenly spaced ones; None for all.
-        beams: of the search for a text; 1 takes the most probable token each time.
+        beams: of the search for a text; 1 takes the most probable token each time, and None has the number of the
+            model.
         max_target: the most tokens of a text.
     """
 
     metrics: tuple[str, ...]
     sources: int | None
-    beams: int
+    beams: int | None
     max_target: int
 
     def write(self, bundle: "Bundle", sources: Sequence[str]) -> list[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from distill.contracts import EncodedSplits
 from distill.data.token_cache import Tokens
 from distill.errors import UserError
 from distill.models.continuation import continue_prompts
+from distill.models.decoding import describe_rules
 from distill.storage.cache import entry_key
 from distill.tasks.masked_lm import TextData
 from distill.teaching.targets import FORMAT, TargetSettings, check_writes, complete, open_texts, seeded
@@ -47,7 +48,8 @@ class ContinuationWriter:
         """Everything that the texts depend on besides the teacher and the sources."""
         settings = self.settings
         sampling = (settings.sampling_temperature, settings.sampling_seed)
-        return ("continuation", self.prompt, settings.beams, *(() if sampling[0] is None else sampling))
+        drawn = () if sampling[0] is None else sampling
+        return ("continuation", self.prompt, settings.beams, *drawn, describe_rules(self.model))
 
     @torch.inference_mode()
     def __call__(self, sources: Sequence[str]) -> list[list[str]]:

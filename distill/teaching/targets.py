@@ -24,7 +24,8 @@ from distill.console import ProgressMeter, format_duration, print_line, print_no
 from distill.contracts import TaskInfo
 from distill.data.tables import LabelledData
 from distill.errors import UserError
-from distill.models.continuation import choose_tokens
+from distill.models.continuation import before_end
+from distill.models.decoding import choose_tokens, describe_rules
 from distill.options import STRICT, raise_option_errors
 from distill.storage import mirror
 from distill.storage.cache import check_writable, entry_key, lease
@@ -224,7 +225,7 @@ class BeamWriter:
     @property
     def options(self) -> tuple[object, ...]:
         sampling = () if self.temperature is None else (self.temperature, self.seed)
-        return (self.beams, self.max_source, self.max_target, *sampling)
+        return (self.beams, self.max_source, self.max_target, *sampling, describe_rules(self.model))
 
     @torch.inference_mode()
     def __call__(self, sources: Sequence[str]) -> list[list[str]]:
@@ -235,9 +236,10 @@ class BeamWriter:
                 **inputs, num_beams=self.beams, num_return_sequences=self.beams, max_new_tokens=self.max_target,
                 pad_token_id=pad_token(self.tokenizer), **choose_tokens(self.temperature),
             )  # fmt: skip
-        if not self.model.config.is_encoder_decoder:
-            ids = ids[:, inputs["input_ids"].shape[1] :]
-        texts = [text.strip() for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
+        # A decoder behind an encoder starts with one token.
+        ids = ids[:, 1 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1] :]
+        rows = [row[kept] for row, kept in zip(ids, before_end(ids, self.model.generation_config.eos_token_id), strict=True)]
+        texts = [text.strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
         return [texts[first : first + self.beams] for first in range(0, len(texts), self.beams)]
 
 

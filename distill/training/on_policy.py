@@ -6,7 +6,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from distill.contracts import IGNORED, PROMPT_TOKENS, TARGET_MASK, Batch
-from distill.models.continuation import choose_tokens, continue_prompts, up_to_end
+from distill.models.continuation import continue_prompts, up_to_end
+from distill.models.decoding import choose_tokens
 
 STUDENT_WRITES = "student_writes"  # The column `[B]` of batches whose texts the student wrote, which are no labels.
 
@@ -35,7 +36,7 @@ def write_batch(student: PreTrainedModel, batch: Batch, *, temperature: float) -
 def _write_targets(student: PreTrainedModel, batch: Batch, temperature: float) -> dict[str, Tensor]:
     ids = student.generate(
         input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=1,
-        max_new_tokens=batch["labels"].shape[1], **choose_tokens(temperature),
+        num_return_sequences=1, max_new_tokens=batch["labels"].shape[1], **choose_tokens(temperature),
     )  # fmt: skip
     written = ids[:, 1:]  # Without the token that a decoder starts with.
     is_written = up_to_end(written, student.generation_config.eos_token_id)

@@ -123,8 +123,8 @@ export class TokenText {
 /** The options of a text with their defaults; an error names the value that is out of range. */
 export function readOptions(given = {}) {
   const options = { maxNewTokens: null, temperature: null, topK: null, topP: null, seed: null, stop: [], truncate: null, ...given };
-  options.beams ??= 1;
-  options.repetitionPenalty ??= 1;
+  options.beams ??= null;
+  options.repetitionPenalty ??= null;
   const check = (name, isValid, expected) => {
     if (options[name] !== null && !isValid(options[name])) throw new Error(`${name} is ${options[name]}, expected ${expected}.`);
   };
@@ -145,20 +145,45 @@ export function readOptions(given = {}) {
   return options;
 }
 
-/** Logits or log-probabilities of a row with the penalty of its repeated tokens, and with forced tokens. */
-function adjust(scores, written, length, { repetitionPenalty }, { forcedBos, forcedEos, most }) {
-  const forced = (length === most - 1 ? forcedEos : null) ?? (length === 0 ? forcedBos : null);
+/** The tokens that may not follow `written` ones, `length` of them behind the prompt, unless one is forced. */
+function findForbidden(written, length, { eos, rules }) {
+  const found = written.length < rules.min_length || length < rules.min_new_tokens ? [...eos] : [];
+  const endsWith = (tokens) => tokens.every((token, i) => token === written[written.length - tokens.length + i]);
+  const size = rules.no_repeat_ngram_size;
+  for (let begin = 0; size && begin + size <= written.length; begin++) {
+    if (endsWith(written.slice(begin, begin + size - 1))) found.push(written[begin + size - 1]);
+  }
+  for (const word of rules.bad_words_ids) {
+    if (word.length > 1 ? endsWith(word.slice(0, -1)) : !eos.includes(word[0])) found.push(word.at(-1));
+  }
+  return found;
+}
+
+/** Logits or log-probabilities of a row as `adjust` of distill.edge has them: with a penalty, forced tokens and rules. */
+function adjust(scores, written, length, { repetitionPenalty }, endings) {
+  const { forcedEos, most, rules } = endings, adjusted = scores.slice();
+  const bos = written.length - length <= 1 ? endings.forcedBos : null;  // A longer prompt has a beginning.
+  const forced = (length === most - 1 ? forcedEos : null) ?? (length === 0 ? bos : null);
+  const forbid = (tokens) => tokens.forEach((token) => token < scores.length && (adjusted[token] = -Infinity));
   if (forced !== null) {
-    const only = new Float32Array(scores.length).fill(-Infinity);
-    only[forced] = 0;
-    return only;
+    adjusted.fill(-Infinity);
+    [forced].flat().forEach((token) => (adjusted[token] = 0));
+  } else {
+    for (const token of repetitionPenalty === 1 ? [] : new Set(written)) {
+      adjusted[token] = scores[token] < 0 ? scores[token] * repetitionPenalty : scores[token] / repetitionPenalty;
+    }
+    forbid(findForbidden(written, length, endings));
   }
-  if (repetitionPenalty === 1) return scores;
-  const adjusted = scores.slice();
-  for (const token of new Set(written)) {
-    adjusted[token] = scores[token] < 0 ? scores[token] * repetitionPenalty : scores[token] / repetitionPenalty;
-  }
+  forbid(rules.suppress_tokens);
+  if (length === Number(bos !== null)) forbid(rules.begin_suppress_tokens);
   return adjusted;
+}
+
+/** Log-probabilities of logits. */
+function logSoftmax(logits) {
+  const largest = logits[findLargest(logits)];
+  const logSum = Math.log(logits.reduce((total, logit) => total + Math.exp(logit - largest), 0));
+  return Float32Array.from(logits, (logit) => logit - largest - logSum);
 }
 
 /** Chooses one token after the other, as `OneToken` of distill.edge. */
@@ -206,10 +231,8 @@ class Beams {
   findBest(logits) {
     const size = logits[0].length, scores = new Float32Array(size * logits.length);
     logits.forEach((own, row) => {
-      const largest = own[findLargest(own)];
-      const logSum = Math.log(own.reduce((total, logit) => total + Math.exp(logit - largest), 0));
-      const logProbs = Float32Array.from(own, (logit) => logit - largest - logSum);
-      const adjusted = adjust(logProbs, [...this.prompt, ...this.running[row]], this.length, this.options, this.endings);
+      let adjusted = adjust(logSoftmax(own), [...this.prompt, ...this.running[row]], this.length, this.options, this.endings);
+      if (this.endings.renormalizes) adjusted = logSoftmax(adjusted);
       adjusted.forEach((score, token) => (scores[row * size + token] = score + this.scores[row]));
     });
     return sortLargest(scores, Math.max(2, 1 + this.endings.eos.length) * this.options.beams)
@@ -312,14 +335,16 @@ export class Writer {
   /** The tokens of a prompt, or of a source with its special tokens, and whether others were cut off. */
   encode(text, options) {
     if (!text.isWellFormed()) throw new Error("The text is not Unicode: it has a lone surrogate.");
-    const { special, generation: { start, eos, positions, max_new_tokens } } = this.description;
-    const own = Array.from(this.tokenizer.encode(text, { add_special_tokens: false }).ids, Number);
+    const { special, decoding, generation: { start, eos, positions, max_new_tokens } } = this.description;
+    const tokenize = (part) => Array.from(this.tokenizer.encode(part, { add_special_tokens: false }).ids, Number);
+    let own = tokenize(text);
     const place = special.single.findIndex((part) => part.text === 0);
     const around = (parts) => parts.flatMap((part) => part.ids);
     let before = around(special.single.slice(0, place)), behind = around(special.single.slice(place + 1));
     let most = positions;
     if (this.encoder) {
       if (!own.length) throw new Error("The text is empty.");
+      if (decoding?.prefix) own = tokenize(decoding.prefix + text);
     } else {
       // An end token would end the prompt.
       before = before[0] === start && before.length ? [start] : [];
@@ -353,7 +378,7 @@ export class Writer {
    * @param signal of an AbortController, which ends the text.
    */
   async *write(prompt, given, signal) {
-    const options = readOptions(given), { generation } = this.description;
+    const { generation } = this.description, options = this.complete(readOptions(given));
     const { ids, isCut } = this.encode(prompt, options);
     const before = this.encoder ? [generation.start] : ids;
     const choice = new (options.beams > 1 ? Beams : OneToken)(before, options, this.endings(options, before.length));
@@ -393,6 +418,13 @@ export class Writer {
     }
   }
 
+  /** The options with the beams and the penalty of the bundle where none are given. */
+  complete(options) {
+    const { beams, repetition_penalty } = this.description.generation;
+    const own = options.temperature === null ? beams : 1;
+    return { ...options, beams: options.beams ?? own, repetitionPenalty: options.repetitionPenalty ?? repetition_penalty };
+  }
+
   /** The rules by which a text ends, whose decoder reads `count` tokens before it. */
   endings({ maxNewTokens }, count) {
     const { generation } = this.description;
@@ -401,6 +433,7 @@ export class Writer {
       eos: generation.eos, most: Math.min(maxNewTokens ?? generation.max_new_tokens, room),
       forcedBos: generation.forced_bos, forcedEos: generation.forced_eos,
       lengthPenalty: generation.length_penalty, earlyStopping: generation.early_stopping,
+      renormalizes: generation.renormalizes, rules: generation,
     };
   }
 

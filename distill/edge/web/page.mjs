@@ -168,7 +168,9 @@ async function write(writer, prompt, signal) {
 function prepareWriting(writer) {
   $("options").hidden = $("stopping").hidden = false;
   $("button").textContent = "Write";
-  $("maxNewTokens").placeholder = writer.description.generation.max_new_tokens;
+  const { max_new_tokens, beams, repetition_penalty } = writer.description.generation;
+  Object.entries({ maxNewTokens: max_new_tokens, beams, repetitionPenalty: repetition_penalty })
+    .forEach(([name, value]) => ($(name).placeholder = value));
   let controller = null;
   $("stopping").addEventListener("click", () => controller?.abort());
   return async () => {
