@@ -270,10 +270,11 @@ def register_resolvers() -> None:
 
 def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Path | None:
     """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
+    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     refuse_passwords(find_texts(OmegaConf.to_container(config, resolve=True)))
-    _check_added(config)
+    check_added(config, HydraConfig.get().overrides.task)
     if config.trust is not None and not _opens_a_run(config):
         raise UserError("trust= is for resume=DIR and job=benchmark, which open runs of others: leave it out")
     if config.resume and config.resume is not True:
@@ -332,14 +333,13 @@ def _opens_a_run(config: "DictConfig") -> bool:
     return config.job.name == "benchmark" or bool(config.resume and config.resume is not True)
 
 
-def _check_added(config: "DictConfig") -> None:
+def check_added(config: "DictConfig", options: "Iterable[str]") -> None:
     """Raises UserError for `+name=...` where the configuration has no such name, which nothing would read."""
-    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
     known = sorted({*groups, *map(str, OmegaConf.load(config_directory() / "config.yaml"))} - {"defaults", "hydra"})
-    for given in HydraConfig.get().overrides.task:
+    for given in options:
         name = given.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0]
         if given.startswith("+") and name in config and name not in known:
             raise UserError(f"there is no option {name}{_suggest(name, known)}")
