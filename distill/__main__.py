@@ -87,10 +87,11 @@ def main() -> int:
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
         refuse_passwords((_option_name(argument), argument) for argument in sys.argv[1:])
-        check_slips(sys.argv[1:], VALUED, _names)
-        sys.argv[1:] = put_options_first(sys.argv[1:])
+        given = sys.argv[1:]
+        sys.argv[1:] = put_options_first(given)
         sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
         _check_installation()
+        check_slips(given, VALUED, _names)
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Only rank 0 prints.

@@ -47,8 +47,9 @@ def check_slips(arguments: Sequence[str], valued: Collection[str], list_names: L
         name, equals, value = argument.partition("=")
         missing = _find_unclosed(value)
         if equals and (not name or name != name.strip() or value != value.lstrip()):
-            stripped = f"type {name.strip()}={value.strip()}" if name.strip() else "expected key=value"
-            raise UserError(f"{argument!r} has {'a space at' if name else 'no name before'} its equals sign: {stripped}")
+            wrong = "a space at" if name.strip() else "no name before"
+            advice = f"type {name.strip()}={value.strip()}" if name.strip() else "expected key=value"
+            raise UserError(f"{argument!r} has {wrong} its equals sign: {advice}")
         if not equals:
             raise UserError(_explain_word(argument, given, list_names))
         if missing:
