@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 
 from distill.readers.lines import Lines, RowNumbers
 from distill.readers.missing import WHOLE, has_no_label, is_blank, is_missing
@@ -283,11 +282,17 @@ def _differ_by_a_letter(name: str, other: str) -> bool:
     first, second = sorted((name, other), key=len)
     if len(second) < _SHORTEST_NAME or len(second) - len(first) > 1:
         return False
-    start = len(commonprefix([first, second]))
-    end = len(commonprefix([first[start:][::-1], second[start:][::-1]]))
+    start = _count_equal(first, second)
+    end = _count_equal(first[start:][::-1], second[start:][::-1])
     rest, longer = first[start : len(first) - end], second[start : len(second) - end]
     swapped = len(rest) == 2 and rest == longer[::-1]
     return (swapped or len(longer) == 1) and all(map(str.isalpha, rest + longer))
+
+
+def _count_equal(first: str, second: str) -> int:
+    """Returns the number of letters at the beginning that two texts have in common."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def _lines_of(name: str, labels: Sequence[object], lines: Lines) -> str:
