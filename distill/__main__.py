@@ -295,6 +295,10 @@ def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Pat
     if shows_stages:
         stages.start(local_path(config.cache_dir))
     try:
+        if not config.resume:
+            from distill.jobs.early import check_early
+
+            check_early(config, HydraConfig.get().overrides.task)
         _import_jobs()
         from distill.jobs.run import run_job
 
