@@ -1,6 +1,5 @@
 """The command `python -m distill`: composes the configuration, runs a job, and reports errors in one line."""
 
-import difflib
 import gc
 import importlib
 import importlib.util
@@ -27,10 +26,12 @@ from distill.errors import (
     find_cause,
     first_line,
     forget_interrupt,
+    suggest,
 )
 from distill.installation import config_directory, install_command
 from distill.jobs import slurm
 from distill.jobs.registry import find_job
+from distill.jobs.slips import ADDED, check_slips
 from distill.storage.files import is_full_disk
 from distill.storage.mirror import is_url, local_path
 
@@ -86,9 +87,11 @@ def main() -> int:
     launched = "RANK" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ
     try:
         refuse_passwords((_option_name(argument), argument) for argument in sys.argv[1:])
-        sys.argv[1:] = put_options_first(sys.argv[1:])
+        given = sys.argv[1:]
+        sys.argv[1:] = put_options_first(given)
         sys.argv[1:] = [copy_sweep(argument) for given in sys.argv[1:] for argument in expand_tasks(given)]
         _check_installation()
+        check_slips(given, VALUED, _names)
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Only rank 0 prints.
@@ -270,10 +273,11 @@ def register_resolvers() -> None:
 
 def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Path | None:
     """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
+    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     refuse_passwords(find_texts(OmegaConf.to_container(config, resolve=True)))
-    _check_added(config)
+    check_added(config, HydraConfig.get().overrides.task)
     if config.trust is not None and not _opens_a_run(config):
         raise UserError("trust= is for resume=DIR and job=benchmark, which open runs of others: leave it out")
     if config.resume and config.resume is not True:
@@ -291,6 +295,10 @@ def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Pat
     if shows_stages:
         stages.start(local_path(config.cache_dir))
     try:
+        if not config.resume:
+            from distill.jobs.early import check_early
+
+            check_early(config, HydraConfig.get().overrides.task)
         _import_jobs()
         from distill.jobs.run import run_job
 
@@ -332,17 +340,16 @@ def _opens_a_run(config: "DictConfig") -> bool:
     return config.job.name == "benchmark" or bool(config.resume and config.resume is not True)
 
 
-def _check_added(config: "DictConfig") -> None:
+def check_added(config: "DictConfig", options: "Iterable[str]") -> None:
     """Raises UserError for `+name=...` where the configuration has no such name, which nothing would read."""
-    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     groups = [path.name for path in config_directory().iterdir() if path.is_dir()]
     known = sorted({*groups, *map(str, OmegaConf.load(config_directory() / "config.yaml"))} - {"defaults", "hydra"})
-    for given in HydraConfig.get().overrides.task:
+    for given in options:
         name = given.lstrip("+").partition("=")[0].partition(".")[0].partition("@")[0]
         if given.startswith("+") and name in config and name not in known:
-            raise UserError(f"there is no option {name}{_suggest(name, known)}")
+            raise UserError(f"there is no option {name}{suggest(name, known)}")
 
 
 def _check_resume_alone() -> None:
@@ -396,7 +403,12 @@ def _translate(error: Exception, config: "DictConfig | None" = None) -> DistillE
         group, _, name = error.missing_cfg_file.rpartition("/")
         if group == "hydra/launcher" and name in LAUNCHERS:
             return UserError(f"{group}={name} is not installed: {install_command(LAUNCHERS[name])}")
-        return UserError(f"there is no {group or 'configuration'} {name}{_suggest(name, _names(group))}")
+        return UserError(f"there is no {group or 'configuration'} {name}{suggest(name, _names(group))}")
+    twice = re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+: (\S+)'", text)
+    if twice:
+        group, choice = twice.groups()
+        advice = "choose one" if group in ADDED else f"type {group}={choice} without its plus, because it has a default"
+        return UserError(f"got more than one {group}: {advice}")
     key = re.search(r"Could not override '([^']*)'", text)
     if key:
         return UserError(_unknown_option_message(key.group(1).partition("@")[0]))
@@ -449,20 +461,16 @@ def _unknown_option_message(key: str) -> str:
         node = OmegaConf.select(config, parent) if parent else config
     prefix = f"{parent}." if parent else ""
     names = [f"{prefix}{name!s}" for name in node if name != "_target_"]
-    return f"there is no option {key}{_suggest(prefix + last, names)}"
+    below = [f"{group}.{key}" for group in groups if key in (OmegaConf.select(config, group) or ())]
+    if len(below) == 1:
+        return f"there is no option {key} (did you mean {below[0]}?)"
+    return f"there is no option {key}{suggest(prefix + last, names)}"
 
 
 def _search_own() -> list[str]:
     """Returns the option by which Hydra reads the user's YAML files too."""
     found = ",".join(f"'file://{directory}'" for directory in _own_directories())
     return [f"hydra.searchpath=[{found}]"] if found else []
-
-
-def _suggest(given: str, names: list[str]) -> str:
-    """Returns the end of a message with the nearest name and all names."""
-    nearest = difflib.get_close_matches(given, names, n=1)
-    hint = f" (did you mean {nearest[0]}?)" if nearest else ""
-    return f"{hint}, expected one of {', '.join(names)}"
 
 
 def _print_error(error: DistillError) -> int:

@@ -32,13 +32,20 @@ class PlainConsole(Console):
         return super().render_str(spelled, **options)
 
 
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook, which shows HTML."""
+    ipython = sys.modules.get("IPython")  # A kernel has imported it.
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
 # In a notebook every text that rich shows would be an output of its own, and lines are printed as one.
 create_console = partial(PlainConsole, highlight=False, markup=False, emoji=False, force_jupyter=False)
 # A file and a pipe cannot be redrawn, whatever FORCE_COLOR says, and the default of 80 columns would break the tables.
+# A kernel sets it although the text of a saved notebook would have the codes of the colours.
 console = (
     create_console()
     if sys.stdout is not None and sys.stdout.isatty()
-    else create_console(width=120, force_interactive=False)
+    else create_console(width=120, force_interactive=False, color_system=None if in_notebook() else "auto")
 )
 LINE_EVERY_SECONDS = 20.0
 
@@ -52,12 +59,6 @@ def print_notice(text: str) -> None:
     """Prints a notice: something unexpected that is no error."""
     print_line(f"Notice: {text}", style="yellow")
     events.send("notice", text=hide_secrets(text))
-
-
-def in_notebook() -> bool:
-    """Returns whether this process is the kernel of a notebook, which shows HTML."""
-    ipython = sys.modules.get("IPython")  # A kernel has imported it.
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def display_html(html: str) -> None:

@@ -1,13 +1,32 @@
 """Errors that end a run with a message of one line, each with its exit code."""
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distill.credentials import hide_secrets
+
+_SURE = 0.8  # Similarity of a misspelt name, from which on no other one can be meant.
 
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or the name of its class where it has no text."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def did_you_mean(given: str, names: Sequence[str]) -> str:
+    """Returns ` (did you mean NAME?)` with the nearest of these names, empty where none is near."""
+    nearest = difflib.get_close_matches(given, names, n=1)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+def suggest(given: str, names: Sequence[str]) -> str:
+    """Returns the end of a message: the nearest name, and all names unless it is surely meant."""
+    hint = did_you_mean(given, names)
+    ends = [name.rpartition(".")[2] for name in (given, *names)]  # What is common to all says nothing.
+    if hint and difflib.get_close_matches(ends[0], ends[1:], n=1, cutoff=_SURE):
+        return hint
+    return f"{hint}, expected one of {', '.join(names)}"
 
 
 def find_cause(error: BaseException) -> BaseException:

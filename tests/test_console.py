@@ -150,6 +150,17 @@ def test_a_pipe_is_not_redrawn_and_has_one_width_although_colours_are_forced() -
     assert done.stdout.split() == ["False", "120"]
 
 
+def test_a_kernel_prints_no_codes_of_colours() -> None:
+    program = (
+        "import sys, types; shell = types.SimpleNamespace(kernel=1); ipython = types.ModuleType('IPython')\n"
+        "ipython.get_ipython = lambda: shell; sys.modules['IPython'] = ipython\n"
+        "from distill.console import print_notice; print_notice('a notice')"
+    )
+    environment = {**os.environ, "FORCE_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "Notice: a notice\n"
+
+
 def test_no_module_has_a_console_of_its_own() -> None:
     sources = {path: path.read_text(encoding="utf-8") for path in Path(distill.__file__).parent.rglob("*.py")}
     own = [path.name for path, text in sources.items() if re.search(r"Console\(|rich import print", text)]

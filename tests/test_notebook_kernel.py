@@ -105,6 +105,10 @@ def test_an_interrupted_cell_is_resumed_and_shows_one_bar_for_each_stage(
     result = finished[-1][1]["data"]
     assert "<table>" in result["text/html"]
     assert not [content for kind, content in finished if kind == "stream" and content["name"] == "stderr"]
+    printed = "".join(content["text"] for kind, content in finished if kind == "stream")
+    assert "\x1b[" not in printed
+    assert "parameters" in result["text/html"]
+    assert "parameters" not in printed  # The table of the result stands once.
     shown = [content["data"]["text/html"] for kind, content in finished if kind == "display_data"]
     assert sum("<progress" in html and "student" in html for html in shown) == 1
     assert kinds.count("update_display_data") >= 1  # The bar is changed in place.

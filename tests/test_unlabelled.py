@@ -106,7 +106,7 @@ def test_a_fine_tuned_teacher_is_shared_by_runs_with_and_without_unlabelled_text
         d.Teacher.from_pretrained(encoder_dir, cache_dir=tmp_path / "cache").fit(task, **settings)
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("is fine-tuned on toy first") == 1
-    assert out.count("Teacher: fine-tuned before, reused from") == 1
+    assert out.count("Teacher: fine-tuned before, read from") == 1
     assert len(list((tmp_path / "cache" / "teachers").iterdir())) == 1
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from distill.chain.task_run import BASELINE
 from distill.chain.train import Prepared, Trained
-from distill.console import console, print_line
+from distill.console import console, in_notebook, print_line
 from distill.contracts import Examples, Scores
 from distill.edge import Bundle
 from distill.edge.overview import Overview, Shown
@@ -100,8 +100,9 @@ def close(prepared: Prepared) -> None:
     for task_run in prepared.tasks:
         # They were written before the baseline, the timing or further seeds.
         task_run.replace_cards()
-    console.print()
-    console.print(report.summary_table(run.record))
+    if not in_notebook():  # It shows the result, which has the table.
+        console.print()
+        console.print(report.summary_table(run.record))
     record = run.record
     for sentence in (*describe_verdict(record), *report.seed_sentences(record), *report.transfer_sentences(record)):
         print_line(sentence)

@@ -219,18 +219,18 @@ def _score(
 
 
 def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
-    """Finds the teacher's weights and reads the data of one task.
+    """Reads the data of one task and finds the teacher's weights.
 
     Raises:
         UserError: for weights that are not available, and data that does not fit the options.
     """
-    found, substituted = locate(source, task)
     rows = getattr(task, "rows", None)
     if plan.dry_run and isinstance(rows, LabelledText) and rows.is_labelled and source.labeller is None:
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
     check_ranking(student, data, task)
+    found, substituted = locate(source, task)
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
     check_pieces(student, found, plan)

@@ -172,11 +172,11 @@ class TaskRun:
         score = f", {metric} {teacher.metrics[metric]:.4f} on dev" if teacher.metrics else ""
         return f"{teacher.resolved} ({teacher.origin}){score}" + (f", for {self.name}" if self.name else "")
 
-    def describe_precision(self) -> list[str]:
-        """Describes the precision of each teacher whose precision a probe chose, with the reason."""
+    def describe_precision(self) -> list[tuple[str, str]]:
+        """Returns the option and the precision of each teacher for which a probe chose it, with the reason."""
         several = len(self.teacher.members) > 1
         return [
-            f"teacher.precision={teacher.precision}{f' of {teacher.resolved}' if several else ''}: {reason}"
+            ("teacher.precision", f"{teacher.precision}{f' of {teacher.resolved}' if several else ''}: {reason}")
             for teacher in self.teacher.members
             if (reason := teacher.precision_reason) is not None
         ]

@@ -164,8 +164,8 @@ class Prepared:
             *([("pruning", pruning.describe())] if pruning else []),
             ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
             *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
-            *(("chosen", line) for task_run in self.tasks for line in task_run.describe_precision()),
-            *(("chosen", line) for line in describe_choices(plan.chosen)),
+            *(row for task_run in self.tasks for row in task_run.describe_precision()),
+            *describe_choices(plan.chosen),
         ]
 
     def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:

@@ -79,6 +79,10 @@ class LabelledText:
             _report_small_classes(tables["train"].source, data.splits["train"].labels, names, lines["train"])
         return data if unlabelled is None else replace(data, pool=Pool(_create_split(self, unlabelled)))
 
+    def check_names(self, tables: Mapping[str, Table]) -> None:
+        """Raises UserError for tables of which one lacks a column; their rows are not read."""
+        self._add_label_columns(dict(tables))
+
     def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
         tables = self.source.read(cache_dir, lambda table: {SINGLE: table}, partial(is_labelled, names=self.label))

@@ -4,12 +4,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from rich.table import Table
+from rich.table import Table as ShownTable
 
 from distill.console import console, print_line
 from distill.data.labelled_text import LabelledText
-from distill.data.sources import STEMS, find_files, missing_file
+from distill.data.readers import Table
+from distill.data.sources import STEMS, TableSource, find_files, missing_file
 from distill.errors import UserError
 from distill.readers.kinds import ColumnProfile
 from distill.readers.lengths import LIMIT
@@ -50,6 +52,42 @@ def profile_data(data: str, given: Chosen | None = None, stems: Mapping[str, Seq
         Problem(f"{split} is missing", str(missing_file(path, stems[split])), is_error=True) for split in missing
     ]
     return replace(profile, problems=(*problems, *profile.problems))
+
+
+class _Undrawn(TableSource):
+    """A source whose dev is its first row, because no verdict depends on the draw, which needs large libraries."""
+
+    def hold_out_dev(self, table: Table, **options: Any) -> dict[str, Table]:
+        """Returns all rows as train, and the first one as dev."""
+        if len(table) < 2:
+            raise UserError(f"{table.source} cannot be split into train and dev: it has one row, expected many")
+        return {"train": table, "dev": table.select([0])}
+
+
+def rehearse_reading(profile: Profile, data: str) -> Profile:
+    """Returns the profile with the reason for which the training that it suggests would refuse the rows, if any.
+
+    The rows are read by the code of the training.
+    """
+    if profile.errors:
+        return profile
+    chosen = profile.chosen
+    rows = LabelledText(
+        source=_Undrawn(name=chosen.task, wanted=(*chosen.text, *chosen.label), data_dir=data),
+        text=chosen.text,
+        label=chosen.label,
+        label_names=chosen.names or None,
+        regression=chosen.task == "regression",
+        separator=(chosen.separator or "|") if chosen.task == "multi_label" else None,
+    )
+    try:
+        with console.capture():  # The notices of the reading are among the problems.
+            rows.read(Path())
+    except UserError as error:
+        summary, _, advice = str(error).partition(": ")
+        refusal = Problem(summary, advice or "a training cannot begin", is_error=True)
+        return replace(profile, problems=(refusal, *profile.problems))
+    return profile
 
 
 def print_profile(profile: Profile, data: str) -> None:
@@ -121,8 +159,8 @@ def _count(number: int, noun: str) -> str:
     return " ".join([f"{number:,}", first if number == 1 else f"{first}s", *rest])
 
 
-def _tabulate_columns(profile: Profile) -> Table:
-    table = Table(title_justify="left")
+def _tabulate_columns(profile: Profile) -> ShownTable:
+    table = ShownTable(title_justify="left")
     for name in ("column", "kind"):
         table.add_column(name, overflow="fold")
     for name in ("values", "missing", "distinct"):
@@ -149,10 +187,10 @@ def _find_use(profile: Profile, name: str) -> str:
     return "text" if name in profile.chosen.text else "label" if name in profile.chosen.label else ""
 
 
-def _tabulate_classes(profile: Profile) -> Table:
+def _tabulate_classes(profile: Profile) -> ShownTable:
     """Returns the classes with their rows by split, and their share of train or of the single file."""
     first = next(iter(profile.rows))
-    table = Table()
+    table = ShownTable()
     name = "label" if profile.chosen.task == "multi_label" else "class"
     table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=2 * _EXAMPLE)
     for split in profile.rows:
@@ -200,7 +238,7 @@ def _print_problems(profile: Profile) -> None:
         print_line("No problems")
         return
     print_line("Problems", style="bold")
-    table = Table.grid(padding=(0, 1))
+    table = ShownTable.grid(padding=(0, 1))
     for number, problem in enumerate(profile.problems, 1):
         kind = "error: " if problem.is_error else ""
         table.add_row(f"{number}.", f"{kind}{problem}", style="red" if problem.is_error else None)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distill.console import print_notice
 from distill.errors import UserError, first_line
 from distill.readers.columns import SAMPLED, is_string, read_table
 from distill.readers.columns import SUFFIXES as SUFFIXES
@@ -38,6 +39,8 @@ def read_file(path: Path, wanted: Collection[str]) -> Table:
     """
     if not path.name.endswith(SQUAD):
         table = read_table(path, wanted)
+        if table.note:
+            print_notice(f"{path}: {table.note}")
         return table if table.schema is None else _add_classes(table)
     with reading_errors(path):
         if path.stat().st_size == 0:

@@ -1,5 +1,6 @@
 """Sources of labelled rows: data in memory, a directory, a single file, the Hub, or the built-in data."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from distill.data import readers
 from distill.data.held_out import Keys, keep_together, number_units
 from distill.data.readers import Table, show_names
-from distill.errors import UserError
+from distill.errors import UserError, did_you_mean
 from distill.readers.split_names import read_shard
 from distill.storage import hub
 
@@ -211,9 +212,7 @@ class TableSource:
     def _read_directory(self, directory: Path) -> dict[str, Table]:
         """Returns the table of each split in the directory."""
         if not directory.is_dir():
-            raise UserError(
-                f"task.data_dir={directory} does not exist, expected a directory with train and dev, or a file"
-            )
+            raise missing_data(directory)
         files = find_files(directory, self.stems, self.suffixes)
         for split in self._needed:
             if split not in files:
@@ -298,6 +297,11 @@ def _find_parts(directory: Path, suffixes: Sequence[str]) -> dict[tuple[str, int
     return {key: tuple(paths) for key, paths in found.items()}
 
 
+def missing_data(path: Path) -> UserError:
+    """Returns the error of a path of data that is not there."""
+    return UserError(f"task.data_dir={path} does not exist, expected a directory with train and dev, or a file")
+
+
 def missing_file(directory: Path, stems: Sequence[str], suffixes: Sequence[str] = readers.SUFFIXES) -> UserError:
     """Returns the error of a directory without the file of a split."""
     content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
@@ -361,4 +365,6 @@ def _is_empty(dataset: "datasets.Dataset", column: str) -> bool:
 
 def missing_columns(table: Table, columns: str, advice: str) -> UserError:
     """Returns the error of a table without these columns."""
-    return UserError(f"{table.source} has no column {columns}: it has {show_names(table.names)}; {advice}")
+    hints = (did_you_mean(name, table.names) for name in re.split(", | or ", columns))
+    hint = next(filter(None, hints), "")
+    return UserError(f"{table.source} has no column {columns}{hint}: it has {show_names(table.names)}; {advice}")

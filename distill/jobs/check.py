@@ -4,7 +4,7 @@ import json
 
 from omegaconf import DictConfig, ListConfig
 
-from distill.data.profile import print_profile, profile_data, suggest_command
+from distill.data.profile import print_profile, profile_data, rehearse_reading, suggest_command
 from distill.errors import OptionError, UserError
 from distill.jobs.overrides import refuse_other_options
 from distill.readers.splits import Chosen
@@ -26,7 +26,7 @@ def run_check(config: DictConfig) -> None:
     given = Chosen(text=_read_names("text", config.text), label=_read_names("label", config.label))
     if len(given.text) > 2:
         raise OptionError("text", f"[{','.join(given.text)}]", "one column or the two of a pair")
-    profile = profile_data(data, given)
+    profile = rehearse_reading(profile_data(data, given), data)
     if config.json:
         command = None if profile.errors else ["python", "-m", "distill", *suggest_command(profile, data)]
         print(json.dumps({"data": data, **profile.record(), "command": command}, ensure_ascii=False, indent=2))

@@ -34,9 +34,9 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     check_source(requested, task)
     settings: TrainerSettings = requested.finetune or build.instantiate(config.trainer)
     open_cache(cache_dir)
-    source, substituted = locate(requested, task)
     with run.timed("data"):
         data = task.read(cache_dir)
+    source, substituted = locate(requested, task)
     preparation = teaching.Preparation(
         task=task, splits=data, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
         resume=bool(config.resume), dry_run=config.dry_run,

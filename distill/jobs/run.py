@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
         run = _create_run(config)
         _list_in_sweep(run, launch)
     record = build.instantiate(config.record)
-    with tracked(run, resume_with=f"python -m distill resume={mirror.address(run.directory)}", texts=record.texts):
+    with tracked(run, resume_with=_describe_resume(run), texts=record.texts):
         job(config, run)
     if mirror.is_copy(run.directory):
         print_line(f"Sent     {mirror.address(run.directory)}")
@@ -222,6 +223,14 @@ def _sweep_directory() -> Path | None:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         return Path(str(HydraConfig.get().sweep.dir))
     return None
+
+
+def _describe_resume(run: Run) -> str:
+    """Returns the command that goes on with a run, and with all of its sweep."""
+    if _sweep_directory() is None:
+        return f"python -m distill resume={mirror.address(run.directory)}"
+    options = [option for option in sys.argv[1:] if not option.startswith("resume=")]
+    return shlex.join(["python", "-m", "distill", *options, "resume=true"])
 
 
 def _list_in_sweep(run: Run, launch: str) -> None:

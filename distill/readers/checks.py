@@ -41,6 +41,8 @@ def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterato
             "write a line with names such as text,label above it",
             is_error=True,
         )
+    if file.note:
+        yield Problem(file.note, "this needs no action")
     if has_mark(file.path):
         yield Problem("the file begins with a byte order mark", "it is left out, which needs no action")
 

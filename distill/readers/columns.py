@@ -12,7 +12,7 @@ from distill.errors import UserError
 from distill.readers.lines import Lines, name_row, open_file, reading_errors, select_lines
 from distill.readers.parquet import open_parquet
 from distill.readers.rows import SUFFIXES as ROW_SUFFIXES
-from distill.readers.rows import Skipped, check_names, is_delimited, read_fields, read_rows
+from distill.readers.rows import Skipped, check_names, is_delimited, read_dialect, read_fields, read_rows
 
 SUFFIXES = (*ROW_SUFFIXES, ".parquet")
 _DELIMITERS = (";", "\t", "|", ",")
@@ -34,6 +34,7 @@ class Table:
         unreadable: the errors of lines that are left out.
         schema: of a Parquet file, None for others.
         parts: the files of several parts.
+        note: what is unusual about the form of the file, in words.
     """
 
     source: str
@@ -45,6 +46,7 @@ class Table:
     unreadable: Skipped = field(default_factory=dict)
     schema: Any = None
     parts: tuple[str, ...] = ()
+    note: str | None = None
 
     @property
     def path(self) -> Path:
@@ -135,7 +137,8 @@ def has_mark(path: Path) -> bool:
 
 def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | None) -> Table:
     """Reads the wanted columns of CSV or TSV."""
-    with closing(read_fields(path, skipped)) as rows:
+    dialect = read_dialect(path)
+    with closing(read_fields(path, skipped, dialect)) as rows:
         _, names = next(rows)
         if skipped is not None:
             _check_delimiter(path, names)
@@ -150,7 +153,10 @@ def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | 
             if len(lines) <= SAMPLED:
                 for name, place in others.items():
                     samples[name].append(row[place])
-    return Table(str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {})
+    return Table(
+        str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {},
+        note=dialect.describe(names),
+    )  # fmt: skip
 
 
 def _check_delimiter(path: Path, names: Sequence[str]) -> None:

@@ -11,6 +11,8 @@ from distill.readers.rows import show_names
 
 FEWEST = 10  # Rows of a class with fewer are too few to learn it and to score it.
 _LINES_SHOWN = 5
+_FAR_MORE = 10  # Times the rows of a class that another one has whose name may be meant.
+_SHORTEST_NAME = 4  # Letters of a name that may be misspelt; A and B are two classes.
 _CLASSES_SHOWN = 8
 _FEWEST_IDS = 20  # Values from which on a column is compared with ids.
 _SHARE_OF_IDS = 0.95
@@ -162,7 +164,8 @@ def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest:
     if not small:
         return None
     shown = [
-        f"{show_names([name])} ({count:,}: {_lines_of(name, labels, lines)})" for count, name in small[:_CLASSES_SHOWN]
+        f"{show_names([name])} ({count:,}: {_lines_of(name, labels, lines)}{_describe_slip(name, counts)})"
+        for count, name in small[:_CLASSES_SHOWN]
     ]
     more = f" and {len(small) - _CLASSES_SHOWN:,} more" if len(small) > _CLASSES_SHOWN else ""
     verb, them = ("has", "it") if len(small) == 1 else ("have", "them")
@@ -265,6 +268,31 @@ def looks_like_text(values: Sequence[object]) -> bool:
     texts = [value for value in values if isinstance(value, str) and not is_blank(value)]
     long = [text for text in texts if len(text.split()) >= 3 or (len(text) >= 6 and not text.isascii())]
     return bool(texts) and 2 * len(long) > len(texts)
+
+
+def _describe_slip(name: str, counts: Mapping[str, int]) -> str:
+    """Returns the class with far more rows that differs by one letter, of which this one is a likely slip, in words."""
+    many = [other for other, count in counts.items() if count >= max(FEWEST, _FAR_MORE * counts[name])]
+    found = max((other for other in many if _differ_by_a_letter(name, other)), key=counts.__getitem__, default=None)
+    return "" if found is None else f", a likely slip for {show_names([found])} with {counts[found]:,} rows"
+
+
+def _differ_by_a_letter(name: str, other: str) -> bool:
+    """Returns whether two names differ in one letter, which one of them lacks or has in another case or place."""
+    first, second = sorted((name, other), key=len)
+    if len(second) < _SHORTEST_NAME or len(second) - len(first) > 1:
+        return False
+    start = _count_equal(first, second)
+    end = _count_equal(first[start:][::-1], second[start:][::-1])
+    rest, longer = first[start : len(first) - end], second[start : len(second) - end]
+    swapped = len(rest) == 2 and rest == longer[::-1]
+    return (swapped or len(longer) == 1) and all(map(str.isalpha, rest + longer))
+
+
+def _count_equal(first: str, second: str) -> int:
+    """Returns the number of letters at the beginning that two texts have in common."""
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def _lines_of(name: str, labels: Sequence[object], lines: Lines) -> str:

@@ -5,9 +5,11 @@ import json
 import reprlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from distill.errors import UserError, first_line
+from distill.readers.dialect import Dialect, find_dialect
 from distill.readers.lines import iterate_lines, lone_carriage_return, reading_errors
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
@@ -50,20 +52,35 @@ def is_delimited(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
 
 
-def read_fields(path: Path, skipped: Skipped | None = None) -> Generator[tuple[int, list[str]], None, None]:
+def read_dialect(path: Path) -> Dialect:
+    """Returns the form of a CSV file, that of usual CSV for others.
+
+    Raises:
+        UserError: if the file cannot be read.
+    """
+    with reading_errors(path), _long_fields():
+        return Dialect() if _is_tsv(path) else find_dialect(path)
+
+
+def read_fields(
+    path: Path, skipped: Skipped | None = None, dialect: Dialect | None = None
+) -> Generator[tuple[int, list[str]], None, None]:
     """Yields the first line and the fields of the header of a CSV or TSV file, and then of each row.
+
+    Numbers with a decimal comma have a point.
 
     Args:
         skipped: receives the rows of another number of fields than the header, which end the reading without it.
+        dialect: that of `read_dialect`; None finds it.
 
     Raises:
         UserError: if the file cannot be read, has no row, or has rows of another number of fields than its header.
     """
     names: list[str] = []
+    dialect = dialect or read_dialect(path)
     with reading_errors(path), _long_fields():
-        number, is_tsv = 0, path.name.lower().removesuffix(".gz").endswith(".tsv")
-        rows = _parse_tsv(path) if is_tsv else _parse_csv(path)
-        for first, row in rows:
+        number = 0
+        for first, row in _parse_tsv(path) if _is_tsv(path) else _parse_csv(path, dialect):
             if len(row) < 2 and not any(field.strip() for field in row):
                 continue
             if not names:
@@ -80,7 +97,7 @@ def read_fields(path: Path, skipped: Skipped | None = None) -> Generator[tuple[i
                     raise error
                 skipped[first] = error
                 continue
-            yield first, row
+            yield first, dialect.convert(row) if number else row
     if not names:
         raise UserError(f"{path} is empty, expected a header and examples")
     if not number:
@@ -140,6 +157,10 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
+def _is_tsv(path: Path) -> bool:
+    return path.name.lower().removesuffix(".gz").endswith(".tsv")
+
+
 def _parse_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yields the number and the fields of each line."""
     for number, line in enumerate(iterate_lines(path), 1):
@@ -149,17 +170,18 @@ def _parse_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield number, content.split("\t")
 
 
-def _parse_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _parse_csv(path: Path, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
     """Yields the first line and the fields of each row, which may have more than one line."""
-    rows = csv.reader(iterate_lines(path), strict=True)
-    first = 1
+    rows = csv.reader(islice(iterate_lines(path), dialect.header, None), strict=True, delimiter=dialect.delimiter)
+    skipped = dialect.header
+    first = 1 + skipped
     try:
         for row in rows:
             yield first, row
-            first = rows.line_num + 1
+            first = rows.line_num + 1 + skipped
     except csv.Error as error:
         if "new-line" in str(error):
-            raise lone_carriage_return(path, rows.line_num) from error
+            raise lone_carriage_return(path, rows.line_num + skipped) from error
         if "end of data" in str(error):
             raise UserError(f"{path}, line {first} opens a quote that is never closed") from error
         raise UserError(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from distill.errors import UserError
+from distill.errors import UserError, did_you_mean
 from distill.readers.columns import Table
 from distill.readers.kinds import ColumnProfile, guess_label, guess_text
 from distill.readers.label_sets import read_lists
@@ -89,7 +89,8 @@ def choose_columns(columns: Sequence[ColumnProfile], given: Chosen, source: str)
         label = tuple(name for name in label if name in names)[:1] or label
     missing = [name for name in (*given.text, *label) if name not in names]
     if missing:
-        raise UserError(f"{source} has no column {' and '.join(missing)}: it has {show_names(names)}")
+        hint = next(filter(None, (did_you_mean(name, names) for name in missing)), "")
+        raise UserError(f"{source} has no column {' and '.join(missing)}{hint}: it has {show_names(names)}")
     label = label or guess_label([column for column in columns if column.name not in given.text])
     text = given.text or guess_text(columns, label)
     kinds = {column.name: column.kind for column in columns}

@@ -6,6 +6,7 @@ from distill.options import show_value
 from distill.records.paths import hide_values
 
 Options = Mapping[str, object]
+_MEASURED = "benchmark."
 
 
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
@@ -49,19 +50,22 @@ def describe_names(names: Mapping[str, str]) -> str | None:
 def select_options(options: Sequence[Options], typed: Collection[str]) -> list[Options]:
     """Returns the options that tell rows apart: names of groups, what was typed, and of the rest only what is needed.
 
+    Those of the student come first. Those of the benchmark change no result, and are left out where others differ.
+
     Args:
         typed: the names on the command lines.
     """
     names = list(dict.fromkeys(name for row in options for name in row))
     values = {name: [repr(row.get(name)) for row in options] for name in names}
     varying = [name for name in names if len(set(values[name])) > 1]
-    chosen = [name for name in varying if name in typed or name.endswith(".name")]
+    varying.sort(key=lambda name: name.startswith(_MEASURED))
+    chosen = [name for name in varying if name.endswith(".name") or (name in typed and not name.startswith(_MEASURED))]
     keys = list(zip(*(values[name] for name in chosen), strict=True)) or [()] * len(options)
     for name in varying:
         finer = [(*key, value) for key, value in zip(keys, values[name], strict=True)]
         if name not in chosen and len(set(finer)) > len(set(keys)):
             chosen.append(name)
             keys = finer
-    chosen.sort(key=names.index)
+    chosen.sort(key=lambda name: (not name.startswith("student."), names.index(name)))
     shown = {name: iter(hide_values([row[name] for row in options if name in row])) for name in chosen}
     return [{name.removesuffix(".name"): next(shown[name]) for name in chosen if name in row} for row in options]

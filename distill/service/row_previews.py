@@ -13,6 +13,7 @@ from distill.readers.lines import iterate_lines, reading_errors
 from distill.readers.parquet import open_parquet
 from distill.readers.problems import Problem
 from distill.readers.profile import profile_files
+from distill.readers.rows import read_dialect
 from distill.service.preview import FIRST, LARGEST, Preview, create_preview
 
 _PARQUET_ROWS = 50_000  # Rows of a Parquet file that are looked through, whose size tells nothing of them.
@@ -83,7 +84,7 @@ def _sample(path: Path, target: Path) -> _Sample:
             return _Sample(target, rows - (path.suffix == ".tsv"))
         csv.field_size_limit(2**31 - 1)  # This process reads nothing else.
         try:
-            return _Sample(target, _copy_fields(csv.reader(iterate_lines(path), strict=True), target))
+            return _Sample(target, _copy_fields(path, target, read_dialect(path).delimiter))
         except csv.Error as error:
             raise UserError(f"{path}: {first_line(error)}") from error
 
@@ -100,11 +101,12 @@ def _copy_lines(lines: Iterable[str], target: Path) -> int:
     return number
 
 
-def _copy_fields(rows: Iterable[list[str]], target: Path) -> int:
+def _copy_fields(path: Path, target: Path, delimiter: str) -> int:
     """Copies the first rows; returns the number of all, without the header."""
+    rows = csv.reader(iterate_lines(path), strict=True, delimiter=delimiter)
     number, size = 0, 0
     with open(target, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, delimiter=delimiter)
         for row in rows:
             number += any(row)
             size += sum(map(len, row)) if size < LARGEST else 0

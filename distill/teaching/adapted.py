@@ -95,7 +95,7 @@ class AdaptedWeights:
     def train(self, run_directory: Path, *, resume: bool, dry_run: bool) -> None:
         """Trains and caches the encoder, once, or in a dry run prints how long it takes."""
         if self.is_trained():
-            print_line(f"Teacher: adapted before, reused from {self.directory}")
+            print_line(f"Teacher: adapted before, read from {self.directory}")
             return
         with renamed():
             self._train(run_directory, resume=resume, dry_run=dry_run)

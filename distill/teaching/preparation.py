@@ -126,7 +126,7 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
     directory = cache_dir / "teachers" / f"{source.weights.name}-{task.info.name}-{key}"
     seconds, origin, notices = 0.0, "kept", list[str]()
     if not task.info.raw_text and source.finetune is not None and _is_cached(directory):
-        print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, reused from {directory}")
+        print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, read from {directory}")
         notices = _read_notices(directory)
     else:
         start, rescaling = _load_fitting(source, preparation)
@@ -217,7 +217,8 @@ def _adapt(adapted: AdaptedWeights, source: TeacherSource, preparation: Preparat
 def _print_finetuning(source: TeacherSource, task: Task, start: Start, chosen: Mapping[str, dict[str, Any]]) -> None:
     """Prints the reason of a fine-tuning and the values of its options that were `auto`."""
     print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}")
-    for line in auto.describe_choices(dict(chosen)) if source.contrastive is None else ():
+    for name, choice in auto.describe_choices(dict(chosen)) if source.contrastive is None else ():
+        line = f"{name}={choice}"
         print_line(f"         {line}")
 
 

@@ -277,9 +277,9 @@ def resolve_finetuning(
     return resolve(settings, Facts(examples, math.ceil(examples / size), start, width, scored, sequences))
 
 
-def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[str]:
-    """Returns one line for each choice: the option, its value and the reason."""
-    return [f"{name}={_show(choice['value'])}: {choice['reason']}" for name, choice in chosen.items()]
+def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
+    """Returns the option of each choice, and its value with the reason."""
+    return [(name, f"{_show(choice['value'])}: {choice['reason']}") for name, choice in chosen.items()]
 
 
 def _show(value: float | int | None) -> str:

@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from distill import __main__ as command_line
 from distill.data.profile import print_rows_profile, profile_data
 from distill.data.sources import STEMS
+from distill.errors import UserError
 from distill.jobs.quoting import quote_overrides
 from tests.jobs.conftest import Command
 from tests.readers.test_profile import GERMAN, labelled, sentence, write_rows
@@ -89,6 +90,32 @@ def test_problems_that_stop_a_training_end_with_exit_code_2(command: Command, tm
     assert "1. error: 1 line cannot be read (line 62)" in output
     assert "2. 1 of 60 rows has no label (line 6)" in output
     assert "Go on with" not in output
+
+
+def test_the_verdict_is_that_of_the_training(command: Command, tmp_path: Path) -> None:
+    from distill.tasks import Classification
+
+    rows = [["text", "label"], *([sentence(row), "positive"] for row in range(92)), [sentence(92), "positve"]]
+    rows += [[sentence(100 + row), "negative"] for row in range(12)]
+    path = write_rows(tmp_path / "rows.csv", rows)
+    code, output, error = command("job=check", f"data={path}")
+    slip = "positve (1: line 94, a likely slip for positive with 92 rows)"
+    assert (code, error) == (2, f"error: a training on {path} would stop at problem 1\n")
+    assert slip in " ".join(output.split())
+    assert "Go on with" not in output
+    with pytest.raises(UserError) as caught:
+        Classification(text="text", data_dir=str(path)).read(tmp_path)
+    assert slip in str(caught.value)
+    assert str(caught.value) in " ".join(output.split())
+    rows[93][1] = "positive"
+    write_rows(path, rows)
+    code, output, _ = command("job=check", f"data={path}")
+    assert (code, "Go on with" in output) == (0, True)
+    write_rows(path, rows[:2])
+    assert command("job=check", f"data={path}")[0] == 2
+    write_rows(path, [["text", "label"], [sentence(1), 0.5]])  # Of a regression nothing is left for dev.
+    code, output, _ = command("job=check", f"data={path}", "label=label")
+    assert (code, "Go on with" in output) == (2, False)
 
 
 def test_a_directory_is_checked_with_its_splits(command: Command, tmp_path: Path) -> None:

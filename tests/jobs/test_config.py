@@ -1,7 +1,5 @@
-"""Tests that every YAML composes and instantiates, and that every documented command composes."""
+"""Tests that every YAML composes and instantiates."""
 
-import re
-import shlex
 from pathlib import Path
 
 import hydra
@@ -13,7 +11,6 @@ from distill.__main__ import config_directory, expand_tasks
 from distill.jobs import build
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
-from tests import documents
 
 CONF = config_directory()
 WITHOUT_TARGET = ("augment", "adapt", "job", "benchmark", "student", "logger", "experiment", "ablation", "variant")
@@ -23,7 +20,6 @@ LABELLERS = {
     "file": {"path": "probabilities.csv", "encoder": "."},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
-DOCUMENTS = [*documents.DOCUMENTS, CONF / "config.yaml", *(CONF / file for file in FILES)]
 
 
 def compose_config(*overrides: str) -> DictConfig:
@@ -109,31 +105,6 @@ def test_named_teachers_of_the_hub_have_all_options_of_pretrained() -> None:
         own = compose_config(f"+teacher={name}", "teacher.positions=2048").teacher
         assert {*own} == {*pretrained}
         assert {key for key in own if own[key] != pretrained[key]} == {"name", "id", "positions"}
-
-
-def commands(document: Path) -> list[list[str]]:
-    """Returns the arguments of every `python -m distill` in a document or YAML, under torchrun too, up to a pipe."""
-    result = []
-    for line in documents.read_text(document).splitlines():
-        match = re.search(r"-m distill ((?:(?! \| )[^`#])*)", line)
-        if match and "=" in match.group(1):
-            result.append([word for word in shlex.split(match.group(1)) if not word.startswith("-")])
-    return result
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_every_documented_command_composes(document: Path) -> None:
-    if not document.is_file():
-        pytest.skip(f"{document} is not part of this installation")
-    for arguments in commands(document):
-        swept = [re.sub(r"(?<==)([\w.]+)(,[\w.]+)+$", r"\1", argument) for argument in arguments]
-        swept = [re.sub(r"(?<==)(range|interval|tag)\(.*\)$", "1", argument) for argument in swept]
-        if "=my_" not in " ".join(swept):
-            config = compose_config(*swept)
-            for argument in swept:
-                key, _, value = argument.removeprefix("+").partition("=")
-                if "." not in key and value in ("docstrings", "sst2", "bert_base", "minilm", "distilbert", "hinton"):
-                    assert config[key].name == value
 
 
 def test_runs_with_different_seeds_share_one_teacher() -> None:

@@ -23,7 +23,7 @@ from distill.edge.bundle import Bundle
 from distill.errors import UserError
 from distill.jobs import run
 from distill.jobs.cache import scan
-from distill.records.record import Run
+from distill.records.record import Run, create_run
 from distill.teaching import preparation as teaching
 from distill.training import fitting
 from tests.conftest import LARGEST_SHARE, LOOSE_OPTIONS, run_here, sentences
@@ -476,6 +476,16 @@ def test_the_exported_model_has_the_expected_inputs_and_outputs(chain: dict[str,
     session = onnxruntime.InferenceSession(str(directory / "bundle" / "model.onnx"))
     assert [value.name for value in session.get_outputs()] == ["logits"]
     assert sorted(value.name for value in session.get_inputs()) == ["attention_mask", "input_ids"]
+
+
+def test_an_interrupted_run_names_the_command_that_goes_on_with_it_or_with_all_of_its_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = create_run(tmp_path, job="distill", seed=0)
+    monkeypatch.setattr(sys, "argv", ["distill", "-m", "seed=0,1", "task.text=[a b]", "resume=false"])
+    assert run._describe_resume(created) == f"python -m distill resume={created.directory}"
+    monkeypatch.setattr(run, "_sweep_directory", lambda: tmp_path)
+    assert run._describe_resume(created) == "python -m distill -m seed=0,1 'task.text=[a b]' resume=true"
 
 
 def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:

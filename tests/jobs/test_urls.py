@@ -64,7 +64,7 @@ def test_sweep_of_another_machine_has_the_teacher_and_goes_on(
     on("third")
     code, output, error = command(*finetune, "teacher.finetune.seed=2")
     assert code == 0, error
-    assert "fine-tuned before, reused from" in output
+    assert "fine-tuned before, read from" in output
     assert len(read_runs(there)) == 4
     assert [path.name for path in (there / "cache" / "teachers").iterdir() if path.name.startswith(".")] == []
 

@@ -142,3 +142,29 @@ def test_all_problems_of_a_table_are_one_line():
 def test_problems_are_found_without_numpy():
     code = "import sys; import distill.readers.problems; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "is_slip"),
+    [
+        ("positve", "positive", True),
+        ("positivee", "positive", True),
+        ("Positive", "positive", True),
+        ("postiive", "positive", True),
+        ("pozitive", "positive", True),
+        ("class1", "class2", False),
+        ("B", "A", False),
+        ("male", "female", False),
+        ("negative", "positive", False),
+        ("good ", "good", False),
+    ],
+)
+def test_a_class_of_one_row_that_differs_by_a_letter_is_named_as_a_likely_slip(
+    name: str, other: str, is_slip: bool
+) -> None:
+    found = problems.find_small_classes([*[other] * 92, name, *["something else"] * 12])
+    assert found is not None
+    assert (f"a likely slip for {other} with 92 rows" in found.summary) == is_slip
+    few = problems.find_small_classes([*[other] * 9, name])
+    assert few is not None
+    assert "likely" not in few.summary

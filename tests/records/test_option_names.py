@@ -9,7 +9,7 @@ import pytest
 from distill.jobs.report import write
 from distill.records.collection import find_runs
 from distill.records.collection_report import write_collection
-from distill.records.option_names import describe_names, shorten_names
+from distill.records.option_names import describe_names, select_options, shorten_names
 from tests.records.test_collection_report import save
 
 
@@ -32,6 +32,23 @@ def test_a_short_name_is_the_shortest_end_that_no_other_option_has() -> None:
 def test_the_full_names_are_in_a_sentence() -> None:
     assert describe_names({"a.b": "b", "c": "c", "d.e": "e"}) == "Short names: b is a.b, e is d.e."
     assert describe_names({"c": "c"}) is None
+
+
+def test_rows_begin_with_the_student_and_leave_the_benchmark_out() -> None:
+    rows = [
+        {"task.name": "sst2", "trainer.max_epochs": 2, "student.name": name, "student.depth": depth,
+         "benchmark.enabled": depth == 1, "benchmark.seconds": seconds}
+        for name, depth, seconds in (("small", 1, 0.1), ("small", 2, 0.2), ("large", 1, 0.3))
+    ]  # fmt: skip
+    rows[2]["trainer.max_epochs"] = 3
+    typed = {"benchmark.enabled", "benchmark.seconds", "student.depth", "trainer.max_epochs"}
+    assert [list(row.items()) for row in select_options(rows, typed)] == [
+        [("student", "small"), ("student.depth", 1), ("trainer.max_epochs", 2)],
+        [("student", "small"), ("student.depth", 2), ("trainer.max_epochs", 2)],
+        [("student", "large"), ("student.depth", 1), ("trainer.max_epochs", 3)],
+    ]
+    alone = [rows[0], {**rows[0], "benchmark.seconds": 0.5}]  # Nothing else tells these apart.
+    assert select_options(alone, typed) == [{"benchmark.seconds": 0.1}, {"benchmark.seconds": 0.5}]
 
 
 def save_grid(root: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_file_without_a_header_is_taken_with_its_problem(data: DataSets) -> No
     [
         (b"", "csv", "the upload has no bytes"),
         (b"text,label\n", "csv", "films.csv has a header and no examples|films.csv has no examples"),
-        (b"text;label\na;1\n", "csv", "has one column 'text;label' with ';' in its name, expected commas"),
+        (b"text|label\na|1\n", "csv", "has one column 'text|label' with '|' in its name, expected commas"),
         (b"\xff\xfe\x00a", "tsv", "films.tsv is in UTF-16 or UTF-32, expected UTF-8"),
         (b"text,label\n\"open,1\n", "csv", "films.csv, line 2 opens a quote that is never closed"),
         (b"not json\n", "jsonl", "films.jsonl has no examples|films.jsonl, line 1 is not valid JSON"),

@@ -92,7 +92,7 @@ def test_an_adapted_teacher_is_fine_tuned_and_both_are_cached(
     other = replace(source, finetune=replace(SHORT, max_steps=4))
     with pytest.raises(RuntimeError, match="trained again"):  # The fine-tuning alone.
         prepare(other, short, tmp_path)
-    assert "adapted before, reused from" in " ".join(capsys.readouterr().out.split())
+    assert "adapted before, read from" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_dry_run_counts_the_adaptation_and_trains_nothing(

@@ -107,7 +107,7 @@ def test_both_jobs_make_one_teacher_of_pairs(
     ]  # fmt: skip
     code, output, error = command(*given, *student)
     assert code == 0, error
-    assert "Teacher: fine-tuned before, reused from" in output
+    assert "Teacher: fine-tuned before, read from" in output
 
 
 MISTAKES = {

@@ -174,7 +174,7 @@ def test_a_student_is_distilled_from_the_features_teacher(prepared: Any, capsys:
         objective=d.Objective(soft=d.SoftTargets(), cosine=d.Cosine()), export=d.ExportSettings(recipes=["dynamic"]),
         benchmark=d.BenchmarkSettings(enabled=False, batches=[1], lengths=[8]), directory=root / "run",
     )  # fmt: skip
-    assert "Teacher: trained before, reused from" in capsys.readouterr().out
+    assert "Teacher: trained before, read from" in capsys.readouterr().out
     record = result.record["teacher"]
     assert record["features"] == {
         "name": "concat_last_4", "layers": 1, "hidden_dim": 16, "dropout": 0.1, "pooling": "max",

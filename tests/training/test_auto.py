@@ -151,7 +151,7 @@ def test_given_values_win_and_chosen_ones_have_reasons():
     assert chosen["max_epochs"] == {
         "value": 22, "reason": "3,576 examples are 112 steps an epoch, and 2,400 steps are the least",
     }  # fmt: skip
-    assert "soup=3: the average of the last weights" in "\n".join(auto.describe_choices(chosen))
+    assert dict(auto.describe_choices(chosen))["soup"].startswith("3: the average of the last weights")
     assert settings.total_steps(112) == 2464
     assert auto.resolve(SETTINGS, facts) == (SETTINGS, {})
 
