@@ -77,7 +77,7 @@ def for_targets(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if not hasattr(tokenizer, _TARGET_LANGUAGE):
         return tokenizer
     changed = copy.deepcopy(tokenizer)
-    getattr(changed, _TARGET_LANGUAGE)(tokenizer.tgt_lang or tokenizer.src_lang)
+    changed.src_lang = tokenizer.tgt_lang or tokenizer.src_lang  # Each call goes back to the language of sources.
     return changed
 
 

@@ -1,12 +1,14 @@
 """Tests that a student whose family may not be exportable is exported before it is trained."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Gemma3TextConfig, Gemma3TextModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.export import rehearsal
@@ -70,3 +72,38 @@ def test_a_family_whose_file_differs_is_refused(
     replace_export(monkeypatch, export_other)
     with pytest.raises(UserError, match=r"student mine .* has other outputs in ONNX than in torch, by up to \d"):
         rehearsal.rehearse_export(stranger, tokenizer, name="mine", max_length=40)
+
+
+def test_padding_that_sees_padding_alone_is_not_compared(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The kernels of torch differ where a Gemma 3 that reads both sides of a window has padding alone in it."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, intermediate_size=16, sliding_window=8, use_bidirectional_attention=True, initializer_range=0.2,
+        layer_types=["sliding_attention", "full_attention"], pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = Gemma3TextModel(config).eval()
+    rehearsal.rehearse_export(model, tokenizer, name="gemma", max_length=40)
+    batch = rehearsal._draw_inputs(np.random.default_rng(0), tokenizer, (2, 40))
+    inputs = {name: torch.from_numpy(batch[name]) for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        states = [model(**inputs).last_hidden_state]
+        model.set_attn_implementation("eager")
+        states.append(model(**inputs).last_hidden_state)
+    assert (states[0] - states[1])[inputs["attention_mask"] == 0].abs().max() > 0.01
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_random_texts_have_their_special_tokens_and_padding_on_its_side(
+    side: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    own = copy.deepcopy(tokenizer)
+    own.padding_side = side
+    inputs = rehearsal._draw_inputs(np.random.default_rng(0), own, (2, 8))
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    padded = [1] * 5 + [0] * 3 if side == "right" else [0] * 4 + [1] * 4
+    assert mask.tolist() == [[1] * 8, padded]
+    for row, shown in zip(ids, mask.astype(bool), strict=True):
+        assert (row[shown][0], row[shown][-1]) == (own.cls_token_id, own.sep_token_id)
+        assert set(row[~shown].tolist()) <= {own.pad_token_id}
+        assert not {*row[shown][1:-1].tolist()} & {*own.all_special_ids}

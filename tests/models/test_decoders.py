@@ -18,6 +18,7 @@ from distill.errors import UserError
 from distill.models.causality import check_reads_both_sides
 from distill.models.forward import run_model
 from distill.models.loading import load_directory
+from distill.models.pooling import VectorSettings, pool
 from distill.models.tokenizer import separate_texts
 from tests.conftest import LOOSE_OPTIONS, sentences
 from tests.jobs.runs import read_record, run_command
@@ -87,6 +88,18 @@ def test_texts_of_a_pair_are_apart_and_an_empty_text_has_a_token(directory: Path
     again = load(tmp_path)  # Its head is as good as trained.
     assert again.fits
     assert again.tokenizer("a", "a").tokens() == [end, "a", end, "a"]
+
+
+def test_a_decoder_without_padding_gives_vectors(directory: Path) -> None:
+    start = load_directory(directory, "AutoModel", None, trust_remote_code=False)
+    assert start.tokenizer.pad_token == "<|endoftext|>"
+    texts = ["a", "a lovely film of wit"]
+    batch = start.tokenizer(texts, padding=True, return_tensors="pt")
+    settings = VectorSettings(pooling="mean", normalize=False)
+    with torch.no_grad():
+        vectors = pool(start.model(**batch).last_hidden_state, batch["attention_mask"], settings)
+        alone = start.model(**start.tokenizer(texts[:1], return_tensors="pt")).last_hidden_state.mean(dim=1)
+    torch.testing.assert_close(vectors[:1], alone, atol=1e-5, rtol=1e-4)
 
 
 def test_a_trained_head_reads_texts_as_it_has_learned_them(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from distill.builtin.students import distilbert
+from distill.builtin.students import distilbert, layers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -213,6 +213,46 @@ def test_a_model_type_teaches_or_is_refused_with_its_reason(
     assert 1 <= student.config.num_hidden_layers <= 2
     assert len(student.inherited) > 10  # type: ignore[arg-type]
     assert any(parameter.grad is not None for parameter in student.parameters())
+
+
+def test_a_family_of_any_length_reads_as_many_tokens_as_its_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    model = transformers.XLNetModel(transformers.XLNetConfig(vocab_size=200, **TYPES["xlnet"].sizes))
+    assert model.config.max_position_embeddings == -1
+    assert checks.longest(model, tokenizer) == LONGEST
+    sizes = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 16, "attention_window": 8}
+    led = transformers.LEDModel(transformers.LEDConfig(vocab_size=200, **TYPES["led"].sizes | sizes))
+    assert (checks.longest(led, tokenizer), checks.longest(led, tokenizer, writes=True)) == (64, 16)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "reason"),
+    [
+        ("Funnel", {"block_sizes": [4], "block_repeats": [1]}, "of type funnel has no number of layers"),
+        ("Albert", {"embedding_size": 16}, "has no 4 separate layers to choose from .they share one set of weights"),
+    ],
+)
+def test_a_model_without_layers_to_choose_from_is_refused(family: str, sizes: dict[str, Any], reason: str) -> None:
+    own = TYPES[family.lower()].sizes | sizes
+    model = getattr(transformers, f"{family}Model")(getattr(transformers, f"{family}Config")(vocab_size=200, **own))
+    with pytest.raises(UserError, match=reason):
+        distilbert.from_teacher(model)
+
+
+def test_the_layers_of_a_mamba_that_writes_text_are_chosen() -> None:
+    config = transformers.MambaConfig(vocab_size=60, **TYPES["mamba"].sizes)
+    teacher = transformers.MambaForCausalLM(config)
+    student = layers.from_teacher(teacher, depth=2)
+    assert student.config.layer_types == ["linear_attention"] * 2
+    last = [model.get_parameter(f"backbone.layers.{layer}.mixer.D") for model, layer in ((teacher, 3), (student, 1))]
+    torch.testing.assert_close(*last)
+
+
+def test_an_encoder_decoder_is_refused_for_the_task_of_a_decoder(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    save_teacher("bart", tokenizer, tmp_path)
+    with pytest.raises(UserError, match="of type bart, an encoder-decoder, and the task is for a decoder alone"):
+        load_directory(tmp_path, "AutoModelForCausalLM", None, trust_remote_code=False)
 
 
 @pytest.mark.slow
