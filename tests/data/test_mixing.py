@@ -95,6 +95,24 @@ def test_the_first_epochs_show_the_first_texts_whatever_the_seed() -> None:
     assert first != second
 
 
+def test_each_pass_over_the_pool_has_an_order_of_its_own() -> None:
+    """An epoch shows half of the pool, the first pass its first half, and no two of the later passes the same half."""
+    buckets = mixed(40, 80, batch_size=8)
+    halves = []
+    for epoch in range(0, 8, 2):
+        halves.append(frozenset(example - 40 for example in flatten(of_epoch(buckets, epoch)) if example >= 40))
+    assert halves[0] == set(range(40))
+    assert len(set(halves)) == 4
+
+
+def test_each_epoch_shows_the_same_part_in_an_order_of_its_own() -> None:
+    """An epoch is one pass over the pool, whose texts are all as long as the labelled ones."""
+    buckets = MixedBuckets(np.full(80, 9), 40, share=0.5, batch_size=8, seed=1)
+    orders = {tuple(example for example in flatten(of_epoch(buckets, epoch)) if example >= 40) for epoch in range(4)}
+    assert len(orders) == 4
+    assert (*range(40, 80),) not in orders
+
+
 def test_the_order_follows_from_seed_and_epoch_alone_and_steps_can_be_skipped() -> None:
     whole = of_epoch(mixed(60, 90, batch_size=6), 2)
     resumed = mixed(60, 90, batch_size=6)

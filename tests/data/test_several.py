@@ -93,7 +93,9 @@ def test_evenly_a_task_goes_on_where_it_stopped(tokenizer: PreTrainedTokenizerBa
     for steps, length, size in ((large, 5, 40), (small, 2, 16)):
         for first in range(0, len(steps) - length + 1, length):
             assert sorted(i for ids in steps[first : first + length] for i in ids) == list(range(size))
-    assert large[:5] != large[5:10]
+    passes = [large[first : first + 5] for first in (0, 5, 10, 15)]
+    assert len({str(one) for one in passes}) == 4
+    assert len({str([task for task, _ in steps]) for steps in epochs}) > 3  # The tasks take turns in other orders.
 
 
 def test_a_split_is_scored_task_by_task_with_those_that_have_it(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -92,6 +92,51 @@ def test_chosen_sentences_are_new_balanced_and_cached(
     assert len(list((tmp_path / "banks").iterdir())) == 2
 
 
+def test_the_choice_is_cached_by_everything_that_it_depends_on(
+    encoder_dir: Path, tmp_path: Path, data: LabelledData, prepared: PreparedTeacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the vectors of the bank are shared by choices of other teachers, tasks and counts."""
+    chosen: list[int] = []
+    monkeypatch.setattr(Search, "_find", lambda *of: np.arange(5))
+    monkeypatch.setattr(Search, "_encode", lambda self, texts, *of: np.ones((len(texts), 2)))
+    monkeypatch.setattr(Search, "_select", lambda self, near, data, teacher, count: chosen.append(count) or near)
+    one = search(encoder_dir, tmp_path, SENTENCES)
+    more = data.splits["train"] + data.splits["dev"]
+    task = Classification(text="text", name="toy", max_length=24, train=data_of(TRAIN), dev=data_of(DEV))
+    changes: list[tuple[Search, LabelledData, PreparedTeacher, int]] = [
+        (one, data, prepared, 3),
+        (one, data, prepared, 4),
+        (one, data, cast(PreparedTeacher, SimpleNamespace(**{**vars(prepared), "fingerprint": "other"})), 3),
+        (one, replace(data, sha256="other"), prepared, 3),
+        (one, replace(data, splits={**data.splits, "train": more}), prepared, 3),
+        (one, replace(data, pool=data.pool.add(data.splits["dev"], "new", "here")), prepared, 3),
+        (search(encoder_dir, tmp_path, SENTENCES[1:]), data, prepared, 3),
+        (replace(one, task=task), data, prepared, 3),
+        (replace(one, source=replace(one.source, weights=other_weights(encoder_dir))), data, prepared, 3),
+    ]
+    for number, (of_search, of_data, teacher, count) in enumerate(changes, 1):
+        for _ in range(2):
+            of_search._choose(of_data, teacher, count)
+            assert len(chosen) == number
+    monkeypatch.setattr(module, "CANDIDATES", 7)
+    one._choose(data, prepared, 3)
+    assert len(chosen) == len(changes) + 1
+
+
+def data_of(rows: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
+    return [text for text, _ in rows], [label for _, label in rows]
+
+
+def other_weights(encoder: Path) -> Pretrained:
+    """Returns the weights of the encoder with another fingerprint."""
+
+    class Other(Pretrained):
+        def fingerprint(self) -> str:
+            return "other"
+
+    return Other(name="toy", path=str(encoder))
+
+
 def _not_again(*arguments: object) -> None:
     raise AssertionError("the texts are encoded again")
 

@@ -12,6 +12,7 @@ from distill.contracts import Examples
 from distill.errors import OptionError
 from distill.models.loading import find_head
 from distill.tasks import Classification
+from distill.teaching import contrastive
 from distill.teaching.contrastive import ContrastiveSettings, draw_pairs, read_start, tune
 from tests.conftest import LABELS, LOOSE_OPTIONS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
@@ -50,6 +51,25 @@ def test_pairs_move_the_vectors_of_one_class_together(tokenizer: PreTrainedToken
     with torch.no_grad():
         logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     assert (logits.argmax(dim=1) == batch["labels"]).all()
+
+
+def test_each_epoch_has_pairs_of_its_own(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, examples = encode(tokenizer, tmp_path, 16)
+    drawn: list[list[int]] = []
+    original = contrastive._read_vectors
+    monkeypatch.setattr(
+        contrastive,
+        "_read_vectors",
+        lambda model, head, of, rows, device: drawn.append(rows) or original(model, head, of, rows, device),
+    )
+    settings = ContrastiveSettings(pairs=2, epochs=3, batch_size=64)
+    tune(toy_bert(len(tokenizer), layers=1), task, examples, settings, device=CPU)
+    epochs = [rows for rows in drawn if len(rows) == 2 * 64]  # A pass of pairs; the head reads single rows.
+    assert len(epochs) == 3
+    pairs = [frozenset(zip(rows[:64], rows[64:], strict=True)) for rows in epochs]
+    assert len(set(pairs)) == 3
 
 
 @torch.no_grad()

@@ -144,6 +144,23 @@ def test_each_pass_yields_every_sequence_once_with_other_masks(
     assert np.mean(differ) > 0.7
 
 
+@pytest.mark.parametrize("pair", ["nsp", "sop"])
+def test_pairs_differ_in_each_pass_and_in_each_process(pair: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    """Two processes read documents of the same texts, and each reads them three times."""
+    texts = [make_text(number, 12) for number in range(12)]
+    (tmp_path / "a.txt").write_text("\n".join(text for text in texts for _ in range(2)))
+    passes: dict[tuple[int, int], list[list[int]]] = {}
+    for rank in range(2):
+        stream = make_stream(
+            tmp_path / "a.txt", tokenizer, steps=1, rank=rank, world=2, packing="segment_pair", pair=pair, max_length=32
+        )
+        stream.__dict__["is_training_document"] = lambda key: True
+        for position, examples in itertools.islice(stream._buffers(), 3):
+            passes[rank, position["visit"]] = unmask_all(examples)
+    assert sorted(passes) == [(rank, visit) for rank in range(2) for visit in range(3)]
+    assert len({str(pairs) for pairs in passes.values()}) == 6
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_each_document_goes_to_one_process(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, world: int):
     def read_shard(rank: int, world_size: int) -> list[list[int]]:
