@@ -176,7 +176,7 @@ def _check(subject: Subject, questions: Questions) -> None:
             )
     if questions.probes and subject.has_classes:
         rows = min(questions.probe_rows, subject.items_of_train())
-        check_rows(rows, int(subject.model.config.hidden_size))
+        check_rows(rows, int(getattr(subject.model.config, "hidden_size", 0)))
 
 
 def _compare(found: Inspection, first: Subject, seen: Sequence[Seen], texts: Sequence[str], shown: int) -> Inspection:
@@ -219,7 +219,7 @@ class _Observer:
             attributions=self._attribute(batches), probes=self._probe(seen),
             relations=find_syntactic_heads(model, tokenizer, self.material.parsed) if subject.has_attention else (),
             clozes=fill_gaps(model, tokenizer, self.material.clozes)[0],
-            neighbours=compare_contexts(model, tokenizer, self.material.occurrences),
+            neighbours=compare_contexts(model, tokenizer, self.material.occurrences) if seen.states else (),
         )  # fmt: skip
 
     def _rank_heads(self) -> Sequence[Sequence[float]]:
@@ -280,6 +280,8 @@ class _Observer:
 
     def _probe(self, seen: Seen) -> list[LayerProbes]:
         subject, questions, found = self.subject, self.questions, list[LayerProbes]()
+        if not seen.states:
+            return []
         if questions.probes and subject.has_classes:
             train = look(subject, "train", subject.train_rows(questions.probe_rows), heads=False)
             found.append(_fit_probes("labels of the task", _labelled(train, seen, of_words=subject.labels_words)))

@@ -1,17 +1,14 @@
 """Writes an inspection: a page, its Markdown, and tables as Parquet files."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from distill.inspection.groups import LEAST
+from distill.inspection.insets import render_attention, render_words
 from distill.inspection.inspection import Inspection, Looked
 from distill.inspection.masking import heads_of
 from distill.inspection.similarity import compared_rows
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAGE, MARKDOWN = "inspect.html", "inspect.md"
-ATTENTION = "Attention"
+ATTENTION, WORDS = "Attention", "What the predictions rest on"  # Sections.
 
 Rows = list[dict[str, Any]]
 
@@ -38,8 +35,8 @@ def write_inspection(inspection: Inspection, directory: Path) -> Path:
         ["# " + _title(inspection), _summary(inspection), *(f"## {name}\n\n{text}" for name, text, _ in sections)]
     )
     write_text(directory / MARKDOWN, markdown + "\n")
-    views = _render_attention(inspection)
-    insets = {ATTENTION: views} if views else {}
+    drawn_in_html = {ATTENTION: render_attention(inspection), WORDS: render_words(inspection)}
+    insets = {name: html for name, html in drawn_in_html.items() if html is not None}
     write_text(directory / PAGE, render_page(markdown, {name: drawn for name, _, drawn in sections}, insets=insets))
     for name, rows in tables(inspection).items():
         if rows:
@@ -145,7 +142,7 @@ def _list_sections(inspection: Inspection) -> Iterator[Section]:
     yield "Where they differ", _describe_differences(inspection), ()
     yield "Types and calibration", _describe_types(inspection), ()
     yield ATTENTION, "The weights of attention in single sentences." if inspection.models[0].views else "", ()
-    yield "What the predictions rest on", _describe_attributions(inspection), ()
+    yield WORDS, _describe_attributions(inspection), ()
     yield "Heads", _describe_heads(inspection), ()
     yield "Relations of words", _describe_relations(inspection), ()
     yield from _similarity_section(inspection)
@@ -246,9 +243,10 @@ def _describe_heads(inspection: Inspection) -> str:
             change = "" if row["without"] is None or of.whole is None else f"{row['without'] - of.whole:+.4f}"
             rows.append(
                 (
-                    of.subject.name, str(row["layer"]), str(row["head"]), f"{row['confidence']:.2f}",
+                    of.subject.name, str(row["layer"]), str(row["head"]), change,
+                    "" if row["importance"] is None else f"{row['importance']:.2f}", f"{row['confidence']:.2f}",
                     f"{row['entropy']:.2f}", f"{row['distance']:.1f}", f"{row['separator']:.2f}", place,
-                    f"{row['rare']:.2f}", "" if row["importance"] is None else f"{row['importance']:.2f}", change,
+                    f"{row['rare']:.2f}",
                 )
             )  # fmt: skip
     without = [of.subject.name for of in inspection.models if not of.subject.has_attention]
@@ -261,14 +259,14 @@ def _describe_heads(inspection: Inspection) -> str:
         return " ".join(notes)
     metric = inspection.models[0].subject.data.scoring.metric
     header = (
-        "model", "layer", "head", "confidence", "entropy", "distance", "on special tokens", "most frequent offset",
-        "on the rarest token", "importance", f"{metric} without it",
+        "model", "layer", "head", f"{metric} without it", "importance", "confidence", "entropy", "distance",
+        "on special tokens", "most frequent offset", "on the rarest token",
     )  # fmt: skip
     text = (
-        "Means over the tokens that are not special. Confidence is the largest weight on such a token (arXiv "
-        "1905.09418), entropy is in nats, and a head is positional if 90% of its largest weights are at one offset. "
-        "Importance is the expected size of the derivative of the loss by the head (arXiv 1905.10650), and the last "
-        "column the change of the metric where its output is zero."
+        f"{metric} without it is the change of the metric where the output of the head is zero, and importance the "
+        "expected size of the derivative of the loss by the head (arXiv 1905.10650). The rest are means over the "
+        "tokens that are not special. Confidence is the largest weight on such a token (arXiv 1905.09418), entropy is "
+        "in nats, and a head is positional if 90% of its largest weights are at one offset."
     )
     return "\n\n".join([text, *notes, render_table(header, rows)])
 
@@ -292,6 +290,10 @@ def _similarity_section(inspection: Inspection) -> Iterator[Section]:
     if inspection.similarity is None:
         return
     first, second = (of.subject.name for of in inspection.models)
+    if not inspection.similarity.size:  # As a CNN.
+        missing = [of.subject.name for of in inspection.models if not of.seen.states]
+        yield "Layers that are alike", f"Not known: {' and '.join(missing)} returns no states of layers.", ()
+        return
     drawn = [_draw_similarity(inspection.similarity, first, second, "after training")]
     if inspection.before is not None:
         drawn.append(_draw_similarity(inspection.before, first, second, "before training"))
@@ -428,20 +430,3 @@ def _describe_contexts(inspection: Inspection) -> str:
     if not rows:
         return ""
     return render_table(("model", "layer", "occurrence", "cosine", "nearest other one"), rows)
-
-
-def _render_attention(inspection: Inspection) -> Markup | None:
-    models = [of for of in inspection.models if of.views]
-    if not models:
-        return None
-    content = {
-        "sentences": list(inspection.sentences),
-        "models": [{"name": of.subject.name, "views": [view.encode() for view in of.views]} for of in models],
-    }  # fmt: skip
-    data = json.dumps(content).replace("<", "\\u003c")  # No end of the script can be in it.
-    return Markup(_templates().get_template("attention.html.jinja").render(data=Markup(data)))
-
-
-@cache
-def _templates() -> Environment:
-    return Environment(loader=PackageLoader("distill.inspection"), autoescape=True, undefined=StrictUndefined)

@@ -130,12 +130,23 @@ def open_subject(name: str, path: Path, task: Task, data: Data, cache_dir: Path)
         raise UserError(f"{directory} has no trained head for task={task.info.name}: {start.reason}")
     for notice in [*start.notices, *configure(start.model, settings)]:
         print_notice(notice)
-    check_length(start.model, start.tokenizer, task.info.max_length, who=name)
-    model = start.model.eval()
+    return create_subject(name, directory, start.model, start.tokenizer, task, data, cache_dir)
+
+
+def create_subject(
+    name: str, path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, data: Data,
+    cache_dir: Path,
+) -> Subject:  # fmt: skip
+    """Returns a loaded model with the data that it is looked at on, with attention that returns its weights.
+
+    Raises:
+        UserError: for texts that are longer than it reads.
+    """
+    check_length(model, tokenizer, task.info.max_length, who=name)
     if getattr(model.config, "num_attention_heads", 0):
         model.set_attn_implementation("eager")  # The only one that returns weights.
-    examples = labelled_only(task.encode(data, start.tokenizer, cache_dir))
-    return Subject(name, directory, model, start.tokenizer, task, data.with_examples(examples), examples)
+    examples = labelled_only(task.encode(data, tokenizer, cache_dir))
+    return Subject(name, path, model.eval(), tokenizer, task, data.with_examples(examples), examples)
 
 
 def open_subjects(paths: Sequence[Path], task: Task, cache_dir: Path) -> list[Subject]:

@@ -85,9 +85,9 @@ JOBS: dict[str, Job] = {
         "distill.jobs.inspection:run_inspect",
         (
             "job=", "model=", "other=", "inspect.", "task=", "task.", "+student=", "student.", "output_dir=",
-            "cache_dir=",
+            "cache_dir=", "trust=",
         ),
-        words="model, other, inspect.*, task, student, output_dir and cache_dir", creates_run=False,
+        words="model, other, inspect.*, task, student, trust, output_dir and cache_dir", creates_run=False,
     ),
     "publish": Job(
         "distill.jobs.publish:run_publish", ("job=", "job.", "run=", "repo=", "private=", "dry_run="), creates_run=False

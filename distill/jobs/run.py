@@ -271,6 +271,17 @@ def _open_to_resume(directory: Path, config: DictConfig) -> tuple[DictConfig, Ru
     return run_config, run
 
 
+def read_run(directory: Path, config: DictConfig) -> tuple[DictConfig, Run]:
+    """Returns the configuration and the run of a directory, for a job that looks at it.
+
+    Raises:
+        UserError: if it is no run, would create objects that the command does not trust, or its data are gone.
+    """
+    run_config, run = _open_to_resume(directory, config)
+    _check_paths(run_config, run)
+    return run_config, run
+
+
 def _find_run(config: DictConfig) -> tuple[DictConfig, Run] | None:
     """Returns the configuration and the run to resume; None for a run of a sweep that was not started yet."""
     if config.resume is not True:

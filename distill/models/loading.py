@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError, first_line
+from distill.models.architectures import register_architecture
 from distill.models.causality import check_causal, check_reads_both_sides, is_decoder
 from distill.models.forward import SEQ2SEQ, model_class
 from distill.models.padding import choose_padding_side
@@ -147,6 +148,7 @@ def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTraine
     Raises:
         UserError: if the family has no model with this head.
     """
+    register_architecture(directory)
     config = transformers.AutoConfig.from_pretrained(directory, **options)
     check_reads_both_sides(config, auto_class, str(directory))
     if auto_class == CAUSAL and config.is_encoder_decoder:
@@ -183,6 +185,7 @@ def read_width(directory: Path, *, trust_remote_code: bool) -> int:
     Raises:
         UserError: if the configuration cannot be loaded, or names no `hidden_size`.
     """
+    register_architecture(directory)
     try:
         with without_warnings():
             config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
@@ -203,6 +206,7 @@ def read_label_names(directory: Path, *, trust_remote_code: bool) -> list[str]:
     Raises:
         UserError: if the configuration cannot be loaded.
     """
+    register_architecture(directory)
     try:
         with without_warnings():
             config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)

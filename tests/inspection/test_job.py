@@ -1,5 +1,7 @@
 """Tests of whole inspections: the job, its page and tables, students without attention, and bad input."""
 
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,10 +57,66 @@ def test_the_command_writes_a_page_and_tables(
     assert len(heads) == 16 + 8
     assert all(row["importance"] is not None and row["without"] is not None for row in heads)
     similarity = pyarrow.parquet.read_table(directory / "similarity.parquet").to_pylist()
+    assert {row["items"] for row in similarity} == {24}
     assert {row["training"] for row in similarity} == {"before", "after"}
     # The student's embeddings are the teacher's, before and after no training at all.
     alike = [row["cka"] for row in similarity if row["first_layer"] == row["second_layer"] == 0]
     assert alike == pytest.approx([1.0, 1.0])
+
+
+def test_the_words_of_a_prediction_are_coloured_in_their_sentence(subjects: list[Subject], tmp_path: Path) -> None:
+    pytest.importorskip("captum")
+    sentence = "a good film"
+    found = inspect_models(
+        subjects[:1], replace(QUICK, attributions=True, probes=False, masked_rows=0, sentences=[sentence])
+    )  # fmt: skip
+    page = write_inspection(found, tmp_path / "page").read_text(encoding="utf-8")
+    [values] = found.models[0].attributions
+    strongest = max(map(abs, values.integrated))
+    coloured = re.findall(r'<span title="([+-][\d.]+)" style="background: rgba\(([\d, ]+), ([\d.]+)\)[^"]*">(.*?)<', page)
+    assert [word for *_, word in coloured] == ["a", "good", "film"]
+    for (title, colour, strength, _), value in zip(coloured, values.integrated, strict=True):
+        assert title == f"{value:+.2f}"
+        assert (colour == "57, 135, 229") == (value >= 0)
+        assert float(strength) == pytest.approx(0.45 * abs(value) / strongest, abs=0.006)
+
+
+def test_the_table_of_heads_begins_with_what_a_head_is_worth(subjects: list[Subject], tmp_path: Path) -> None:
+    found = inspect_models(subjects[:1], replace(QUICK, probes=False))
+    page = write_inspection(found, tmp_path / "page").with_suffix(".md").read_text(encoding="utf-8")
+    assert "\n| model | layer | head | accuracy without it | importance | confidence |" in page
+    change = found.models[0].masked[0][0] - (found.models[0].whole or 0)
+    importance = found.models[0].importance[0][0]
+    assert f"\n| teacher | 1 | 1 | {change:+.4f} | {importance:.2f} |" in page
+
+
+def test_a_run_knows_its_task_and_compares_its_student_with_its_teacher(
+    subjects: list[Subject], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher = subjects[0].path
+    assert run_command(
+        "+teacher=pretrained", f"teacher.path={teacher}", "teacher.accept_weak=true", "+student=cnn",
+        "student.hidden_dim=9", "task=classification", f"task.data_dir={data_dir}", "task.text=sentence",
+        f"task.labels=[{','.join(LABELS)}]", "task.max_length=32", "trainer.max_steps=1", "baseline=false",
+        "export.enabled=false", "benchmark.enabled=false", f"output_dir={tmp_path / 'runs'}",
+        f"cache_dir={tmp_path / 'cache'}",
+    ) == 0  # fmt: skip
+    [record] = (tmp_path / "runs").glob("*/*/*/run.json")
+    capsys.readouterr()
+    quick = (
+        "inspect.probe_rows=64", "inspect.masked_rows=0", "inspect.word=film", f"output_dir={tmp_path / 'runs'}"
+    )  # fmt: skip
+    assert run_command("job=inspect", f"model={record.parent}", *quick) == 0
+    directory, page = read_page(tmp_path)
+    assert "Looking inside teacher and student on classification" in page
+    assert "Not known: student returns no states of layers." in page  # A CNN.
+    # Without its weights the teacher is left out, with the reason.
+    shutil.rmtree(directory)
+    (teacher / "model.safetensors").unlink()
+    capsys.readouterr()
+    assert run_command("job=inspect", f"model={record.parent}", *quick) == 0
+    assert "the student is shown without its teacher:" in " ".join(capsys.readouterr().out.split())
+    assert "Looking inside student on classification" in read_page(tmp_path)[1]
 
 
 def test_one_model_alone(command: Callable[..., int], tmp_path: Path) -> None:
