@@ -126,6 +126,13 @@ def test_one_of_several_runs_is_named(finished: tuple[Running, str, Path]) -> No
         assert (missing.status, missing.body) == (
             404, {"error": f"the job has no run '{name}', expected one of sweep/1, sweep/2"},
         )  # fmt: skip
+    assert running.ask("GET", f"/jobs/{id}/report?run=2").body == "<p>2"  # The part that one run alone has.
+    several = running.ask("GET", f"/jobs/{id}/report?run=sweep")
+    assert (several.status, several.body) == (409, {"error": "2 runs of the job have 'sweep': sweep/1, sweep/2"})
+    (write_run(root, "toy/big-1/2") / "report.html").write_text("<p>static")
+    assert running.ask("GET", f"/jobs/{id}/report?run=big").body == "<p>static"
+    assert running.ask("GET", f"/jobs/{id}/report?run=1").body == "<p>1"  # A whole directory comes first.
+    assert running.ask("GET", f"/jobs/{id}/report?run=").status == 404
     (root / "sweep" / "report.html").write_text("<p>both")
     answer = running.ask("GET", f"/jobs/{id}/report")
     assert answer.body == "<p>both"
