@@ -279,7 +279,8 @@ class Service:
             return list_runs(self.runs_directory(job)), []
         if key not in self._results:
             root = self.runs_directory(job)
-            self._results[key] = list_runs(root), read_results(root)
+            typed = {text.lstrip("+").partition("=")[0] for text in job.overrides}
+            self._results[key] = list_runs(root), read_results(root, typed)
         return self._results[key]
 
     def retry(self, job: Job) -> Job:

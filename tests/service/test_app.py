@@ -294,6 +294,7 @@ def test_a_form_is_offered_what_there_is(start: Start, tmp_path: Path) -> None:
     assert "bilstm" in names["students"]
     assert "trainer.max_epochs" in names["options"]
     assert offered["upload"] == 1000
+    assert names["tasks"][0] == "classification"
     tasks = {task["name"]: task for task in offered["tasks"]}
     assert [column["name"] for column in tasks["classification"]["columns"]] == ["text", "label"]
     text, label = tasks["classification"]["columns"]
