@@ -475,7 +475,7 @@ def _search_own() -> list[str]:
 
 def _print_error(error: DistillError) -> int:
     """Prints the error and returns its exit code."""
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)  # Others read its last line.
     if isinstance(error, Interrupted):
         forget_interrupt()
     return error.exit_code

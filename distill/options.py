@@ -124,7 +124,7 @@ def show_value(value: object) -> str:
         return f"[{', '.join(map(show_value, value))}]"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {show_value(item)}' for key, item in value.items())}}}"
-    return value if isinstance(value, str) and not _needs_quotes(value) else repr(value)
+    return value if isinstance(value, str) and not _needs_quotes(value) else " ".join(repr(value).split("\n"))
 
 
 def _needs_quotes(text: str) -> bool:
@@ -152,8 +152,21 @@ def _to_option_error(
     if name not in names:
         known = ", ".join(known for known in names if known != "self")
         return OptionError(name, show_value(given[name]), f"one of the options {known}")
+    if (item := _find_item(name, given.get(name), annotations[name], location[1:])) is not None:
+        return item
     expected = describe(annotations[name])
     return OptionError(name, show_value(given[name]) if name in given else None, expected)
+
+
+def _find_item(name: str, value: object, annotation: object, location: Sequence[object]) -> OptionError | None:
+    """Returns the error about the wrong value of a mapping; None where the whole option is wrong."""
+    kinds = [get_args(kind)[1] for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Mapping]
+    key = next(iter(location), None)
+    if not kinds or not isinstance(value, Mapping) or key not in value:
+        return None
+    others = [str(other) for other, given in value.items() if other != key and given is not None]
+    known = f" (there are {', '.join(others)})" if others else ""
+    return OptionError(f"{name}.{key}", show_value(value[key]), f"{describe(kinds[0])}{known}")
 
 
 def _alternatives(annotation: object, metadata: tuple[object, ...]) -> list[str]:

@@ -35,6 +35,7 @@ class Stages:
     def __init__(self) -> None:
         self._live: Live | None = None
         self._file = Path()
+        self.expect_runs(1)
         self._reset()
 
     def _reset(self) -> None:
@@ -47,6 +48,9 @@ class Stages:
     def start(self, cache_dir: Path) -> None:
         """Begins a command with the stage of its imports; `cache_dir` has the times of the last command."""
         self.stop()
+        if self._begun == self._runs:  # Another command of this process.
+            self.expect_runs(1)
+        self._begun += 1
         self._file = cache_dir / FILE
         with contextlib.suppress(OSError, ValueError):  # There was no command before, or it was ended while it wrote.
             times = json.loads(self._file.read_text(encoding="utf-8"))
@@ -89,6 +93,10 @@ class Stages:
         if self._stage is not None and self._is_planned:
             events.send("stage", stage=self._stage, **self.progress())
 
+    def expect_runs(self, number: int) -> None:
+        """Sets the number of runs that the command is going to start one after the other, as those of a sweep."""
+        self._runs, self._begun, self._share = number, 0, 0.0
+
     def expect_left(self, seconds: float) -> None:
         """Raises the time of the stage that runs, where it will take `seconds` s more than until now."""
         if self._stage is not None and self._stage in self._expected:
@@ -106,12 +114,20 @@ class Stages:
         return own, own + sum(max(0.0, self._expected.get(stage, 0.0) - self._time(stage)) for stage in later)
 
     def progress(self) -> dict[str, float | None]:
-        """Returns the `seconds_left` of the run and the share of its time that has passed, as an event has them."""
+        """Returns the `seconds_left` of all runs and the share of their time that has passed, as an event has them.
+
+        The other runs of a sweep are expected to take as long as this one. The share never falls.
+        """
         left = self.left()[1]
         if left is None:
             return {"seconds_left": None, "progress": None}
         spent = sum(self._time(stage) for stage in STAGES)
-        return {"seconds_left": round(left, 1), "progress": round(spent / max(spent + left, 1e-9), 4)}
+        share = (max(0, self._begun - 1) + spent / max(spent + left, 1e-9)) / self._runs
+        self._share = max(self._share, share)
+        return {
+            "seconds_left": round(left + (self._runs - self._begun) * (spent + left), 1),
+            "progress": round(self._share, 4),
+        }
 
     def _time(self, stage: str) -> float:
         """Returns the seconds that a stage took until now."""

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from distill import console, stages
+from distill.jobs import grid_sweeper
 from distill.stages import BASELINE, BENCHMARK, DATA, EXPORT, IMPORTS, TEACHER, TRAINING, Stages
 
 
@@ -46,6 +48,50 @@ def test_the_time_left_is_that_of_the_last_command_and_of_the_plan(clock: list[f
     assert command.left() == (0.0, 0.0)
     command.stop()
     assert json.loads(file.read_text()) == {IMPORTS: 1.0, DATA: 1.0, EXPORT: 30.0, BENCHMARK: 12.0}
+
+
+def test_the_progress_of_a_sweep_is_that_of_all_runs_and_never_falls(clock: list[float], tmp_path: Path) -> None:
+    command = Stages()
+    command.expect_runs(4)
+    shares = []
+    for slower in (0.0, 60.0):
+        command.start(tmp_path)
+        assert command.progress() == {"seconds_left": None, "progress": None}
+        command.expect(**{IMPORTS: 0.0, DATA: 0.0, TRAINING: 40.0})
+        command.begin(TRAINING)
+        shares.append(command.progress()["progress"])
+        clock[0] += 20
+        shares.append(command.progress()["progress"])
+        command.expect_left(20 + slower)
+        shares.append(command.progress()["progress"])
+        command.stop()
+    assert shares == [0.0, 0.125, 0.125, 0.25, 0.375, 0.375]
+    command.start(tmp_path)
+    command.expect(**{IMPORTS: 0.0, DATA: 0.0, TRAINING: 40.0, EXPORT: 0.0})
+    command.begin(TRAINING)
+    clock[0] += 10
+    assert command.progress() == {"seconds_left": 30.0 + 40.0, "progress": 0.5625}
+    command.stop()
+    for _ in range(2):  # The last run, and another command of this process.
+        command.start(tmp_path)
+    command.expect(**{IMPORTS: 0.0, DATA: 0.0, TRAINING: 40.0})
+    assert command.progress() == {"seconds_left": 40.0, "progress": 0.0}
+
+
+@pytest.mark.parametrize(("dry_run", "share"), [(False, 0.25), (True, 0.5)])
+def test_a_sweep_announces_its_runs(
+    dry_run: bool, share: float, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = Stages()
+    monkeypatch.setattr(grid_sweeper, "stages", command)
+    sweeper = grid_sweeper.GridSweeper(max_batch_size=None)
+    sweeper.config, sweeper.overrides = OmegaConf.create({"dry_run": dry_run}), [[["seed=1"]], [["seed=2"]]]
+    assert [sweeper.get_job_batch() for _ in range(2)] == [[["seed=1"]], [["seed=2"]]]
+    command.start(tmp_path)
+    command.expect(**{IMPORTS: 0.0, DATA: 0.0, TRAINING: 40.0})
+    command.begin(TRAINING)
+    clock[0] += 20
+    assert command.progress()["progress"] == share
 
 
 def test_a_stage_that_runs_twice_keeps_its_time(clock: list[float], tmp_path: Path) -> None:

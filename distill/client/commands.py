@@ -11,6 +11,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from distill.client.client import ENDED, FILES, URL, Client
@@ -23,6 +24,14 @@ ADDRESS, TOKEN = "DISTILL_SERVICE", "DISTILL_SERVICE_TOKEN"
 EXIT_CODES = {"finished": 0, "failed": 1, "cancelled": 3}  # Of watch, by the state in which the job ended.
 # An override of a key whose value may be a file or a directory with data.
 _DATA = re.compile(r"(\+*[\w.]*\b(?:data_dir|unlabelled|bank|transfer(?:\.\w+)?|teacher\.texts|teacher\.path)=)(.+)")
+# Words of the service, which speaks of HTTP, and those of the shell.
+_SHELL = (
+    ("add run=NAME", "add --run NAME"),
+    ("force=1 gives the bundle", "--force fetches the bundle"),
+    ("the bearer token is missing or wrong", f"the token is missing or wrong: give --token, or set {TOKEN}"),
+    ("name its format with format=NAME", "give the file the ending of its format"),
+    ("exists: give another path", "exists: give another path with --to"),
+)
 _TITLE = 50  # Characters of the overrides in the list of jobs.
 
 
@@ -32,9 +41,23 @@ def main(arguments: Sequence[str]) -> int:
     unknown = [argument for argument in overrides if options.command != "submit" or argument.startswith("-")]
     if unknown:
         raise UserError(f"distill {options.command} has no option {unknown[0]}: see distill {options.command} --help")
-    options.overrides = overrides
+    options.overrides, options.uploads = overrides, {}
     client = Client(options.url or os.environ.get(ADDRESS) or URL, options.token or os.environ.get(TOKEN) or None)
-    return COMMANDS[options.command](client, options)
+    try:
+        return COMMANDS[options.command](client, options)
+    except ServiceError as error:
+        raise ServiceError(_translate(str(error), options.uploads), error.status) from error
+    except UserError as error:
+        raise UserError(_translate(str(error), options.uploads)) from error
+
+
+def _translate(text: str, uploads: Mapping[str, str]) -> str:
+    """Returns a text of the service with the options of the shell, and with paths in place of the names of uploads."""
+    for name, path in uploads.items():
+        text = text.replace(f"data:{name}", path).replace(f"{name}{Path(path).suffix}", path)
+    for words, ours in _SHELL:
+        text = text.replace(words, ours)
+    return text
 
 
 def _create_parser() -> argparse.ArgumentParser:
@@ -69,10 +92,10 @@ def _create_parser() -> argparse.ArgumentParser:
 def _submit(client: Client, options: argparse.Namespace) -> int:
     if not options.overrides:
         raise UserError("nothing to submit: give key=value as in distill submit +teacher=NAME +student=NAME")
-    overrides = [_upload(client, override) for override in options.overrides]
+    overrides = [_upload(client, override, options.uploads) for override in options.overrides]
     if options.plan:
         plan = client.plan(overrides)
-        _print(*str(plan["plan"]).splitlines())
+        _print(*_translate(str(plan["plan"]), options.uploads).splitlines())
         return 0
     job = client.submit(overrides, name=options.name)
     options.job = job["id"]
@@ -83,13 +106,18 @@ def _submit(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
-def _upload(client: Client, override: str) -> str:
-    """Returns the override with the data set that holds its local file, uploaded unless the service has it already."""
+def _upload(client: Client, override: str, uploads: dict[str, str]) -> str:
+    """Returns the override with the data set that holds its local file, uploaded unless the service has it already.
+
+    Args:
+        uploads: gets the path by the name of the data set.
+    """
     found = _DATA.fullmatch(override)
     path = Path(found[2]).expanduser() if found else None
     if found is None or path is None or not path.exists() or (path.is_dir() and "teacher." in found[1]):
         return override  # A model stays here, because the service takes none.
     name = f"{re.sub(r'[^A-Za-z0-9-]+', '-', path.resolve().stem).strip('-') or 'data'}-{hash_data(path)[:12]}"
+    uploads[name] = found[2]
     try:
         client.data(name)
         _print(f"The service has {path} as data:{name}")
@@ -103,7 +131,8 @@ def _upload(client: Client, override: str) -> str:
 
 def _watch(client: Client, options: argparse.Namespace) -> int:
     try:
-        show_progress(client.watch(options.job))
+        events = client.watch(options.job)
+        show_progress(replace(event, data=_localize(event.data, options.uploads)) for event in events)
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"job {options.job} goes on: distill watch {options.job} follows it again, and distill cancel "
@@ -113,6 +142,11 @@ def _watch(client: Client, options: argparse.Namespace) -> int:
     if job["state"] == "finished":
         _print(f"distill fetch {options.job} downloads its bundle")
     return EXIT_CODES[job["state"]]
+
+
+def _localize(data: Json, uploads: Mapping[str, str]) -> Json:
+    """Returns the data of an event with the texts that a user of the shell reads."""
+    return {key: _translate(value, uploads) if isinstance(value, str) else value for key, value in data.items()}
 
 
 def _fetch(client: Client, options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from distill.errors import DistillError, Failure, Interrupted, UserError, first_
 from distill.jobs import slurm
 from distill.jobs.quoting import quote_overrides
 from distill.jobs.ray_launcher import name_runs
+from distill.stages import stages
 from distill.storage import mirror
 
 _GOES_ON = "the same command with resume=true goes on"
@@ -52,6 +53,14 @@ class GridSweeper(BasicSweeper):
             batches = super().sweep(arguments)
         report_failures(self._job, [result for batch in batches for result in batch])
         return batches
+
+    def get_job_batch(self) -> Sequence[Sequence[str]]:
+        """Returns the options of the next runs; the first time, announces how many runs there are."""
+        assert self.config is not None
+        assert self.overrides is not None
+        if self.batch_index == 0 and not self.config.dry_run:  # A plan has the time of each run.
+            stages.expect_runs(sum(map(len, self.overrides)))
+        return super().get_job_batch()
 
 
 def check_directory(config: DictConfig) -> None:

@@ -25,6 +25,7 @@ from distill.jobs import slurm
 from distill.jobs.grid_sweeper import FailureCollector, check_directory, lost_workers, report_failures
 from distill.jobs.quoting import quote_overrides
 from distill.options import require_package, show_value
+from distill.stages import stages
 from distill.storage import mirror
 from distill.storage.files import JsonObject, make_directory
 
@@ -98,6 +99,8 @@ class OptunaSweeper(Sweeper):
             with FileLock(directory / ".optuna.lock", timeout=0):
                 OmegaConf.save(self._config, directory / "multirun.yaml")
                 study = self._open_study(directory, space)
+                if not self._config.dry_run:  # A plan has the time of each run.
+                    stages.expect_runs(max(1, self.trials - _count(study)))
                 while (left := self.trials - _count(study)) > 0:
                     self._run(study, fixed, space, min(left, self.parallel))
                     mirror.try_send(directory)

@@ -32,6 +32,7 @@ from distill.records.experiment import (
 )
 from distill.records.experiment_runs import Outcome, TableRuns, write_runs
 from distill.records.record import RECORD
+from distill.stages import stages
 from distill.storage import mirror
 from distill.storage.files import JsonObject, make_directory
 
@@ -76,6 +77,8 @@ class TableSweeper(GridSweeper):
         self._check_options()
         models: dict[Place, dict[str, Path | Failure]] = {place: {} for place in self._experiment.places()}
         missing = self._find_missing_data()
+        if not self.config.dry_run:  # A plan has the time of each run.
+            stages.expect_runs(sum(len(self._experiment.needed(place)) for place in models))  # Some places share runs.
         for step in self._experiment.steps:
             chosen: dict[Place, Overrides] = {}
             for place in models:

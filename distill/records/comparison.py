@@ -22,7 +22,7 @@ from distill.records.measures import (
     number_format,
     select_timing,
 )
-from distill.records.option_names import Options, describe_options, select_options, shorten_names
+from distill.records.option_names import Options, describe_options, flatten_options, select_options, shorten_names
 from distill.records.paths import hide_paths
 from distill.records.saved_config import CONFIG, read_plain
 from distill.records.shape import DEV, TEST, metric_name
@@ -212,7 +212,7 @@ def _tell_apart(
 
 def read_options(directory: Path, record: JsonObject) -> Options:
     """Returns the options that the results depend on, by their full names; from Python there is only the record."""
-    flat = _flatten(read_config(directory) or _reconstruct_config(record), "")
+    flat = flatten_options(read_config(directory) or _reconstruct_config(record), "")
     return {
         name: value
         for name, value in flat.items()
@@ -236,13 +236,6 @@ def _reconstruct_config(record: JsonObject) -> JsonObject:
     }
     teacher = {"name": (record.get("teacher") or {}).get("requested")}
     return {**settings, **names, "teacher": teacher, "objective": record.get("objective")}
-
-
-def _flatten(node: object, name: str) -> dict[str, object]:
-    if not isinstance(node, dict) or not node:
-        return {name: node}
-    prefix = f"{name}." if name else ""
-    return {key: value for inner, below in node.items() for key, value in _flatten(below, f"{prefix}{inner}").items()}
 
 
 def _create_row(

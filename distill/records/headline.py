@@ -1,10 +1,10 @@
 """The verdict on a result in words."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from distill.edge.model_files import timed_name
 from distill.records import verdict as verdicts
-from distill.records.comparison import FileResult, Row
 from distill.records.measures import (
     describe_conditions,
     describe_gate,
@@ -20,7 +20,10 @@ from distill.records.measures import (
 from distill.records.shape import DEV
 from distill.records.verdict import Against, Verdict, decide
 from distill.storage.files import JsonObject
-from distill.training.statistics import Spread
+
+if TYPE_CHECKING:  # They import torch, and a verdict is also read where there is none.
+    from distill.records.comparison import FileResult, Row
+    from distill.training.statistics import Spread
 
 TITLES: Mapping[str, str] = {
     verdicts.WEAK: "The teacher is weak",
@@ -225,11 +228,11 @@ def _describe_tasks(record: JsonObject, verdict: Verdict) -> list[str]:
     return [f"{'; '.join(titles)}.", _describe_result(record, verdict), *_describe_uncertainty(verdict)]
 
 
-def _value(value: Spread) -> str:
+def _value(value: "Spread") -> str:
     return f"{value['mean']:.3f}" + ("" if value["std"] is None else f" ± {value['std']:.3f}")
 
 
-def describe_result(row: Row, *, subject: str | None = None) -> str | None:
+def describe_result(row: "Row", *, subject: str | None = None) -> str | None:
     """Returns the sentence about a row of several runs: its smallest file that passed, else the student in torch.
 
     The metric is that on dev, by which rows are compared. It ends with the reasons of files that did not pass.
@@ -258,7 +261,7 @@ def describe_result(row: Row, *, subject: str | None = None) -> str | None:
     return f"**{'; '.join([kept, *([' and '.join(saved)] if saved else []), *reasons])}.**"
 
 
-def _describe_row_savings(row: Row, file: FileResult) -> list[str]:
+def _describe_row_savings(row: "Row", file: "FileResult") -> list[str]:
     """Returns size and speed of a file beside the teacher, as far as they were measured."""
     teacher, saved = row.teacher, []
     if teacher and teacher.bytes and file.bytes:

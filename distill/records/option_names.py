@@ -9,6 +9,15 @@ Options = Mapping[str, object]
 _MEASURED = "benchmark."
 
 
+def flatten_options(node: object, name: str = "") -> dict[str, object]:
+    """Returns the values of mappings in each other by their full names: `{"task.name": "sst2"}`."""
+    if not isinstance(node, dict) or not node:
+        return {name: node}
+    prefix = f"{name}." if name else ""
+    inner = (flatten_options(below, f"{prefix}{key}") for key, below in node.items())
+    return {key: value for each in inner for key, value in each.items()}
+
+
 def shorten_names(names: Iterable[str]) -> dict[str, str]:
     """Returns each full name with its shortest end that no other of the names has too.
 

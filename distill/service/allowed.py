@@ -16,6 +16,7 @@ from distill.installation import config_directory
 from distill.service.grammar import Override, OverrideError, Scalar, Value, parse_override
 from distill.service.names import is_name, show
 
+MULTIRUN = ("-m", "--multirun")
 MOST_OVERRIDES = 200
 MOST_RUNS = 200  # Of a sweep.
 Resolve = Callable[[str], Path]  # Returns the path of a name, or raises an error of one line.

@@ -18,7 +18,7 @@ from distill.errors import UserError
 from distill.serve.refusals import RefusedError
 from distill.serve.settings import Limits
 from distill.service.accounts import Account, Accounts
-from distill.service.allowed import check_overrides
+from distill.service.allowed import MULTIRUN, check_overrides
 from distill.service.children import Children
 from distill.service.choices import list_teachers, names_sweep, read_form
 from distill.service.cleanup import Cleanup, Keeping
@@ -28,13 +28,13 @@ from distill.service.dispatcher import Dispatcher
 from distill.service.engine import Engine, job_directory
 from distill.service.feed import Feeds
 from distill.service.grammar import is_sweep
+from distill.service.locations import find_paths, list_names, rename, sort_names
 from distill.service.measurements import Measurements
-from distill.service.planning import Plan, Planner, rename
+from distill.service.planning import Plan, Planner
 from distill.service.queue import LIVE, Job, Queue, State
 from distill.service.results import list_runs, read_results
 from distill.service.usage import Usage
 
-MULTIRUN = ("-m", "--multirun")
 CLEANUP_SECONDS = 3600.0
 LONGEST_NAME = 200  # Characters of the name of a job.
 
@@ -216,7 +216,7 @@ class Service:
         sweep = ("-m",) if has_many else ()
         return Request(
             name, tuple(overrides), (*sweep, *resolved), tuple(dict.fromkeys(data)),
-            dict(sorted(names.items(), key=lambda entry: -len(entry[0]))),
+            sort_names(names),
         )  # fmt: skip
 
     async def plan(self, request: Request) -> Plan:
@@ -266,22 +266,11 @@ class Service:
     def describe(self, job: Job) -> dict[str, Any]:
         """Returns a job as JSON, with its runs and, once it has ended, their results, without paths of this machine."""
         runs, results = self._read_results(job)
-        names = self._list_names(job)
+        names = list_names(job, self.directory)
         return {
             **asdict(job), "overrides": [rename(override, names) for override in job.overrides],
             "error": job.error and rename(job.error, names), "runs": runs, "results": results,
         }  # fmt: skip
-
-    def _list_names(self, job: Job) -> dict[str, str]:
-        """Returns the names of data sets and teachers by their paths, the longest first."""
-        names: dict[str, str] = {}
-        for name in job.data:
-            with contextlib.suppress(RefusedError):  # It was deleted.
-                names[str(self.data.path(job.owner, name))] = f"data:{name}"
-        if self.settings.teachers is not None:
-            teachers = self.settings.teachers.absolute()
-            names |= {str(teachers / name): f"teacher:{name}" for name in list_teachers(teachers)}
-        return dict(sorted(names.items(), key=lambda entry: -len(entry[0])))
 
     def _read_results(self, job: Job) -> tuple[list[str], list[dict[str, Any]]]:
         """Returns the runs of a job and their results, which are read once after its end."""
@@ -290,15 +279,35 @@ class Service:
             return list_runs(self.runs_directory(job)), []
         if key not in self._results:
             root = self.runs_directory(job)
-            self._results[key] = list_runs(root), read_results(root)
+            typed = {text.lstrip("+").partition("=")[0] for text in job.overrides}
+            self._results[key] = list_runs(root), read_results(root, typed)
         return self._results[key]
 
     def retry(self, job: Job) -> Job:
-        """Queues a job again that failed or was cancelled."""
-        retried = self.queue.retry(job.id)
+        """Queues a job again that failed or was cancelled.
+
+        Raises:
+            RefusedError: 409 if a data set or a teacher of it is gone.
+            LiveJobError: if it is queued, runs, or has finished.
+        """
+        with self.data.hold(job.owner, job.data):
+            if job.state in (State.FAILED, State.CANCELLED):
+                self._check_sources(job)
+            retried = self.queue.retry(job.id)
         self.usage.note(job)
         self.dispatcher.wake()
         return retried
+
+    def _check_sources(self, job: Job) -> None:
+        """Raises RefusedError unless the data sets and teachers of a job are those that it was submitted with."""
+        for name, path in find_paths(job).items():
+            if not path.exists():
+                raise RefusedError(409, f"{name} is gone, which job {job.id} reads: submit the job anew with another")
+        for name in job.data:
+            if self.data.get(job.owner, name).created > job.created:
+                raise RefusedError(
+                    409, f"data:{name} was uploaded after job {job.id} was submitted: submit the job anew to read it"
+                )
 
     def cancel(self, job: Job) -> Job:
         """Cancels a job."""

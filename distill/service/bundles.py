@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distill.edge.manifest import NAME
@@ -21,17 +21,30 @@ REPORT = "report.html"
 def choose_run(root: Path, name: str | None) -> Path:
     """Returns the directory of a run below `root`: the one of this name, or the only one.
 
+    A part of a name is enough where one run alone has it: `bilstm` for `toy/minilm-bilstm/1`.
+
     Raises:
         RefusedError: if there is none, or several and no name.
     """
     runs = list_runs(root)
-    if name is not None and name not in runs:
-        raise RefusedError(404, f"the job has no run {shorten(name)}, expected one of {', '.join(runs) or 'none yet'}")
+    if name is not None:
+        return root / _find_run(runs, name)
     if not runs:
         raise RefusedError(409, "the job has no run yet: wait until it has finished")
-    if name is None and len(runs) > 1:
+    if len(runs) > 1:
         raise RefusedError(409, f"the job has {len(runs)} runs: add run=NAME, one of {', '.join(runs)}")
-    return root / (name or runs[0])
+    return root / runs[0]
+
+
+def _find_run(runs: Sequence[str], name: str) -> str:
+    """Returns the run of a name, or else the only one that has it as a directory or, if none has, as a part."""
+    by_directory = [run for run in runs if name in run.split("/")]
+    found = [name] if name in runs else by_directory or [run for run in runs if name and name in run]
+    if len(found) > 1:
+        raise RefusedError(409, f"{len(found)} runs of the job have {shorten(name)}: {', '.join(found)}")
+    if not found:
+        raise RefusedError(404, f"the job has no run {shorten(name)}, expected one of {', '.join(runs) or 'none yet'}")
+    return found[0]
 
 
 def find_bundle(run: Path, *, force: bool = False) -> Path:

@@ -22,6 +22,7 @@ OPTIONS: Mapping[str, str] = {
     "baseline": "config.yaml", "task.max_length": "task/classification.yaml", "export.max_drop": "export/default.yaml",
 }  # fmt: skip
 SEVERAL_TASKS = "multi"  # Its tasks have their own columns, for which a form has no place.
+USUAL_TASK = "classification"
 BUILT_IN = "embedded"
 _KEY = re.compile(r"(\w+):\s*([^#]*?)\s+#\s*(.*)")
 _VALUES = re.compile(r"^\[.*?\] ")  # That an option takes, at the start of its comment.
@@ -48,7 +49,8 @@ def list_teachers(directory: Path | None) -> list[str]:
 
 @cache
 def _offer_conf() -> dict[str, Any]:
-    tasks = [name for name in _names("task") if name != SEVERAL_TASKS]
+    named = [name for name in _names("task") if name != SEVERAL_TASKS]
+    tasks = sorted(named, key=lambda name: name != USUAL_TASK)  # A form begins with the first one.
     teachers = [name for name in _names("teacher") if name == BUILT_IN or _read("teacher", name).get("id")]
     students = [name for name in _names("student") if name != "pretrained"]
     return {

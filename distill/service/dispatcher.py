@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import DistillError, UserError, first_line
+from distill.service.allowed import MULTIRUN
 from distill.service.engine import Attempt, Engine, Work
 from distill.service.queue import LIVE, EventData, Job, Queue, StaleAttemptError, State
 from distill.storage import locks
@@ -22,7 +23,6 @@ from distill.storage.files import JsonObject
 
 SERVICE_LOCK = "lock"  # In the directory of a service.
 EVENTS_VARIABLE = "DISTILL_EVENTS"  # The file to which the chain appends its events.
-_MULTIRUN = ("-m", "--multirun")
 _READ_BYTES = 1_000_000  # Of events at a time.
 _RETRY_SECONDS = 2.0  # After an error of the disk or of the engine.
 # Exit codes of a command that was stopped and can go on.
@@ -45,7 +45,7 @@ def build_command(job: Job, attempt: Attempt) -> tuple[str, ...]:
         (path.parent for path in runs.rglob("run.json") if path.with_name("config.yaml").is_file()),
         key=lambda path: path.stat().st_mtime_ns,
     )
-    is_sweep = any(option in _MULTIRUN for option in job.overrides)
+    is_sweep = any(option in MULTIRUN for option in job.overrides)
     if begun and not is_sweep:
         return (*program, f"resume={begun[-1]}", *(option for option in job.overrides if option.startswith("trust=")))
     places = {"output_dir": runs, "cache_dir": attempt.directory / "cache"}

@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 
-from distill.service.engine import job_directory
+from distill.service.locations import list_names, rename_json
 from distill.service.queue import Event, Queue, State
 
 EVERY_SECONDS = 0.2  # Between two looks for new events, of a job that somebody watches.
@@ -16,14 +16,13 @@ WAIT_SECONDS = 1.0  # For a new event, before a watcher looks whether the servic
 QUIET_SECONDS = 15.0  # After which a comment is sent, so that a proxy does not close the connection.
 
 
-def render_event(event: Event, runs: Path) -> bytes:
+def render_event(event: Event, names: Mapping[str, str]) -> bytes:
     """Returns an event in the form of server-sent events, with its number as the id.
 
     Args:
-        runs: directory of the job's runs, to which the paths in an event are relative.
+        names: what stands in its texts in place of paths, by the path.
     """
-    data = json.dumps({**event.data, "time": event.time, "attempt": event.attempt})
-    data = data.replace(json.dumps(f"{runs}/")[1:-1], "")
+    data = rename_json(json.dumps({**event.data, "time": event.time, "attempt": event.attempt}), names)
     return f"id: {event.number}\nevent: {event.kind}\ndata: {data}\n\n".encode()
 
 
@@ -35,9 +34,9 @@ def is_end(event: Event) -> bool:
 class Feed:
     """The newest events of one job, for as long as somebody watches it."""
 
-    def __init__(self, queue: Queue, job: str, runs: Path) -> None:
+    def __init__(self, queue: Queue, job: str, names: Mapping[str, str]) -> None:
         self.watchers, self.last = 0, 0
-        self._queue, self._job, self._runs = queue, job, runs
+        self._queue, self._job, self._names = queue, job, names
         self._recent: deque[tuple[Event, bytes]] = deque(maxlen=RECENT)
         self._changed = asyncio.Condition()
         self._reader: asyncio.Task[None] | None = None
@@ -67,14 +66,14 @@ class Feed:
         events = await asyncio.to_thread(self._queue.events, self._job, after, AT_ONCE)
         if not events:  # The job was removed meanwhile.
             await asyncio.sleep(seconds)
-        return [(event, render_event(event, self._runs)) for event in events]
+        return [(event, render_event(event, self._names)) for event in events]
 
     async def _read(self) -> None:
         while True:
             events = await asyncio.to_thread(self._queue.events, self._job, self.last, AT_ONCE)
             if events:
                 async with self._changed:
-                    self._recent.extend((event, render_event(event, self._runs)) for event in events)
+                    self._recent.extend((event, render_event(event, self._names)) for event in events)
                     self.last = events[-1].number
                     self._changed.notify_all()
             if len(events) < AT_ONCE:
@@ -102,8 +101,9 @@ class Feeds:
 
         Those of a job that was tried again go on after such a state.
         """
-        runs = job_directory(self._directory, job) / "runs"
-        feed = self._feeds.setdefault(job, Feed(self._queue, job, runs))
+        found = await asyncio.to_thread(self._queue.get, job)
+        names = {} if found is None else list_names(found, self._directory)
+        feed = self._feeds.setdefault(job, Feed(self._queue, job, names))
         feed.begin()
         quiet = 0.0
         try:

@@ -24,6 +24,7 @@ from distill.service.app import Service
 from distill.service.children import ACTIONS
 from distill.service.choices import offer
 from distill.service.engine import read_log
+from distill.service.locations import name_directory, rename
 from distill.service.page import load_page
 from distill.service.queue import FullQueueError, Job, LiveJobError, UnknownJobError
 from distill.storage.files import is_full_disk
@@ -82,7 +83,7 @@ class Paths:
         try:
             return await endpoint(request)
         except RefusedError as error:
-            return refuse(error.status, str(error))
+            return refuse(error.status, self._rename(error))
         except FullQueueError as error:
             return refuse(503, str(error), {"Retry-After": "60"})
         except LiveJobError as error:
@@ -90,11 +91,15 @@ class Paths:
         except UnknownJobError as error:
             return refuse(404, str(error))
         except UserError as error:
-            return refuse(422, str(error))
+            return refuse(422, self._rename(error))
         except OSError as error:
             if not is_full_disk(error):
                 raise
             return refuse(507, "the disk of the service is full: delete data sets or jobs")
+
+    def _rename(self, error: Exception) -> str:
+        """Returns the text of an error without paths of this machine."""
+        return rename(str(error), name_directory(self.service.directory, "the service"))
 
     def add_jobs(self) -> None:
         """Adds the paths of jobs."""

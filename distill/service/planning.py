@@ -14,6 +14,7 @@ from pathlib import Path
 from distill.credentials import hide_secrets
 from distill.events import VARIABLE
 from distill.serve.refusals import RefusedError
+from distill.service.locations import name_directory, rename
 
 AT_ONCE = 2  # Dry runs, each of which loads a teacher.
 WAITING = 16  # Dry runs that wait for their turn.
@@ -72,6 +73,8 @@ class Planner:
             given = {override.partition("=")[0] for override in overrides}
             places = {"output_dir": Path(directory, "runs"), "cache_dir": self.cache.absolute()}
             added = [f"{name}={path}" for name, path in places.items() if name not in given]
+            names = {**names, **name_directory(Path(directory), "the check")}
+            names |= name_directory(self.cache.absolute().parent, "the service")
             command = (sys.executable, "-m", "distill", *overrides, *added, "dry_run=true")
             code, output, errors = await _run_command(command, {**os.environ, VARIABLE: str(events)})
             if code != 0:
@@ -104,13 +107,6 @@ def _find_error(errors: str) -> str:
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return hide_secrets((ours or lines or ["the check failed without a message"])[-1])
-
-
-def rename(text: str, names: Mapping[str, str]) -> str:
-    """Returns a text with names in place of paths."""
-    for path, name in names.items():
-        text = text.replace(path, name)
-    return text
 
 
 def read_events(lines: Sequence[str]) -> tuple[float | None, list[str]]:

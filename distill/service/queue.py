@@ -366,7 +366,9 @@ class Queue:
             (moment, attempt, kind, json.dumps(data), id),
         )  # fmt: skip
         news: dict[str, Any] = {
-            key: data[key] for key in ("stage", "progress", "seconds_left") if key in data and kind == "stage"
+            key: data[key]
+            for key in ("stage", "progress", "seconds_left")
+            if key in data and (kind == "stage" or (kind == "step" and key != "stage"))
         }
         if kind == "metrics":
             news["metrics"] = json.dumps({**self._find(id).metrics, **data.get("metrics", {})})

@@ -109,6 +109,42 @@ def test_a_bundle_is_fetched_and_a_refusal_is_printed(run: Run, service: FakeSer
     assert run("fetch", "j1", "report") == (2, "", "error: job j1 is running\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("the job has 2 runs: add run=NAME, one of a, b", "the job has 2 runs: add --run NAME, one of a, b"),
+        ("no file passed; force=1 gives the bundle all the same", "no file passed; --force fetches the bundle all the "
+                                                                  "same"),
+        ("the bearer token is missing or wrong", "the token is missing or wrong: give --token, or set "
+                                                 "DISTILL_SERVICE_TOKEN"),
+    ],
+)  # fmt: skip
+def test_a_refusal_has_the_words_of_the_shell(line: str, shown: str, run: Run, service: FakeService) -> None:
+    service.answer("GET /jobs/j1/bundle.zip", Answer({"error": line}, 409))
+    assert run("fetch", "j1") == (2, "", f"error: {shown}\n")
+
+
+def test_texts_of_the_service_name_files_as_they_were_given(run: Run, service: FakeService, tmp_path: Path) -> None:
+    (tmp_path / "my films.csv").write_text("text,label\na,b\n")
+    name = f"my-films-{hash_data(tmp_path / 'my films.csv')[:12]}"
+    command = ("submit", "task.data_dir=my films.csv")
+    service.answer(f"PUT /data/{name}", Answer({"error": f"{name}.csv, line 2 has no label"}, 422))
+    assert run(*command) == (2, "", "error: my films.csv, line 2 has no label\n")
+    service.answer(f"GET /data/{name}", Answer({"name": name}))
+    service.answer("POST /jobs", Answer({"error": f"data:{name} has one class"}, 422))
+    assert run(*command)[2] == "error: my films.csv has one class\n"
+    service.answer("POST /plan", Answer({"plan": f"data  data:{name}"}))
+    assert run(*command, "--plan")[1].splitlines()[-1] == "data  my films.csv"
+    service.answer("POST /jobs", Answer(JOB, 201))
+    notice = {"kind": "notice", "text": f"data:{name} has 2 rows"}
+    end_job(service, "failed")
+    events = stream((1, "notice", notice), (2, "state", {"state": "failed", "error": f"data:{name}, line 2"}))
+    service.answer("GET /jobs/j1/events", events)
+    assert run(*command, "--watch")[1].splitlines()[-2:] == [
+        "Notice: my films.csv has 2 rows", "failed: my films.csv, line 2"
+    ]  # fmt: skip
+
+
 def test_a_job_is_cancelled(run: Run, service: FakeService) -> None:
     service.answer("DELETE /jobs/j1", Answer({"id": "j1", "state": "cancelling"}, 202))
     assert run("cancel", "j1") == (0, "Job j1 is cancelling\n", "")

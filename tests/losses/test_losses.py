@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from distill.contracts import IGNORED, Items, Outputs
+from distill.errors import OptionError
 from distill.losses import (
     Cosine,
     HardLabels,
@@ -478,6 +479,13 @@ def test_a_term_of_weight_zero_is_left_out_with_what_it_needs():
 def test_an_objective_without_a_positive_weight_is_refused(terms: dict[str, Term], given: str):
     with pytest.raises(ValueError, match=rf"objective empty has nothing to learn from \({given}\): give one term"):
         Objective(name="empty", terms=terms)
+
+
+def test_a_value_that_is_no_term_is_named_in_one_line():
+    terms: dict = {"hard": HardLabels(), "cosine": Cosine(), "x": {"weight": 1}}
+    message = r"^got terms\.x=\{weight: 1\}, expected a Term \(there are hard, cosine\)$"
+    with pytest.raises(OptionError, match=message):
+        Objective(name="custom", terms=terms)
 
 
 def test_connect_adds_a_projection_for_different_widths():

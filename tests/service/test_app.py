@@ -1,6 +1,7 @@
 """Tests of the paths of the service: jobs, their limits, and what is refused."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(star
     assert resolved[0] == "-m"  # Two values are a sweep.
     assert f"task.data_dir='{path}'" in resolved
     assert names == {str(path): "data:films", str(tmp_path / "teachers" / "small"): "teacher:small"}
+    running.wait(running.submit().id, State.RUNNING)  # It is the only worker, so that the next job waits.
     job = running.submit(*overrides)
     assert job.data == ("films",)
     shown = running.ask("GET", f"/jobs/{job.id}").body
@@ -65,8 +67,45 @@ def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(star
     assert (refused.status, refused.body) == (
         409, {"error": "a job reads the data set films: wait for its end or cancel it"},
     )  # fmt: skip
+    assert running.job(job.id).state == State.QUEUED
+    running.end(running.service.queue.jobs()[0].id)
+    running.wait(job.id, State.RUNNING)
+    assert running.ask("DELETE", "/data/films").status == 409
     running.end(job.id)
     assert running.ask("DELETE", "/data/films").status == 204
+
+
+def test_a_job_whose_data_is_gone_shows_no_path_and_is_not_tried_again(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "teachers" / "small").mkdir(parents=True)
+    running = start(teachers=tmp_path / "teachers")
+    assert running.ask("PUT", "/data/films?format=csv", FILMS).status == 201
+    job = running.submit("+teacher=pretrained", "teacher.path=teacher:small", "+student=bilstm",
+                         "task.data_dir=data:films", "seed=1,2")  # fmt: skip
+    path, runs = running.service.data.path("local", "films"), running.service.runs_directory(job)
+    notice = f"{path} has 2 rows, see {runs}/toy/1/report.md and {running.service.directory}/cache/x"
+    running.write_events(job.id, {"kind": "notice", "text": notice})
+    running.end(job.id, code=2, error=f"{path}, line 2: {tmp_path}/teachers/small reads no '': {runs}/toy/1/last.ckpt "
+                                      "belongs to another training: run the command without resume")  # fmt: skip
+    expected = "data:films, line 2: teacher:small reads no '': toy/1/last.ckpt belongs to another training: submit"
+    for _ in range(2):  # With the sources, and without.
+        shown = running.ask("GET", f"/jobs/{job.id}").body
+        assert shown["error"] == f"{expected} the job anew"
+        assert shown["overrides"][2:5:2] == ["teacher.path='teacher:small'", "task.data_dir='data:films'"]
+        events = running.ask("GET", f"/jobs/{job.id}/events").body
+        assert "data:films has 2 rows, see toy/1/report.md and cache/x" in events
+        assert str(tmp_path) not in json.dumps(shown) + events
+        running.ask("DELETE", "/data/films")
+        shutil.rmtree(tmp_path / "teachers" / "small", ignore_errors=True)
+    retry = f"/jobs/{job.id}/retry"
+    gone = f"{{}} is gone, which job {job.id} reads: submit the job anew with another"
+    assert running.ask("POST", retry).body == {"error": gone.format("teacher:small")}
+    (tmp_path / "teachers" / "small").mkdir()
+    assert running.ask("POST", retry).body == {"error": gone.format("data:films")}
+    assert running.ask("PUT", "/data/films?format=csv", FILMS.replace(b"dull", b"slow")).status == 201
+    refused = running.ask("POST", retry)
+    assert refused.status == 409
+    assert refused.body["error"].startswith(f"data:films was uploaded after job {job.id} was submitted: submit the job")
+    assert running.job(job.id).state == State.FAILED
 
 
 @pytest.mark.parametrize(
@@ -255,6 +294,7 @@ def test_a_form_is_offered_what_there_is(start: Start, tmp_path: Path) -> None:
     assert "bilstm" in names["students"]
     assert "trainer.max_epochs" in names["options"]
     assert offered["upload"] == 1000
+    assert names["tasks"][0] == "classification"
     tasks = {task["name"]: task for task in offered["tasks"]}
     assert [column["name"] for column in tasks["classification"]["columns"]] == ["text", "label"]
     text, label = tasks["classification"]["columns"]

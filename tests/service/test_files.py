@@ -13,9 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle
 from distill.errors import UserError
+from distill.records.headline import describe_verdict
 from distill.records.record import Run, create_record
 from distill.service.deployment import Target
 from distill.service.queue import State
+from distill.service.results import name_runs
 from tests.edge.conftest import write_toy_bundle
 from tests.records.test_report import record
 from tests.serve.conftest import Running as Server
@@ -64,14 +66,31 @@ def test_a_finished_job_has_the_headline_of_each_run(finished: tuple[Running, st
     shown = running.ask("GET", f"/jobs/{id}").body
     assert shown["runs"] == [PASSED, "toy/big-small/2", "toy/big-small/3"]
     first, second, third = shown["results"]
+    verdict = first.pop("verdict")
     assert first == {
-        "run": PASSED, "task": "toy", "metric": "accuracy", "split": "dev", "teacher": 0.9, "student": 0.9,
-        "retained": 1.0, "mb": 40.0, "ms": 8.0, "gate": "passed", "reason": None,
+        "run": PASSED, "title": PASSED, "task": "toy", "metric": "accuracy", "split": "dev", "teacher": 0.9,
+        "student": 0.9, "retained": 1.0, "file": "model.onnx", "exported": 0.9, "mb": 40.0, "ms": 8.0,
+        "gate": "passed", "reason": None,
     }  # fmt: skip
+    assert verdict[:-1] == describe_verdict(record())  # Without the reason of the file that failed.
     reason = "failed its gate: agreement 0.9, the limit is 0.97"
     assert (second["gate"], second["mb"]) == ("failed", None)
     assert second["reason"] == f"model.onnx {reason}; model.int8.onnx {reason}"
+    assert third.pop("verdict") == []
     assert set(third.values()) == {"toy/big-small/3", None}
+
+
+def test_several_runs_are_called_by_the_options_in_which_they_differ(tmp_path: Path) -> None:
+    options = {"first": "student: {name: bilstm}\nseed: 1", "second": "student: {name: static}\nseed: 1", "third": ""}
+    for name, content in options.items():
+        (tmp_path / name).mkdir()
+        if content:
+            (tmp_path / name / "config.yaml").write_text(content)
+    assert name_runs(tmp_path, ["first", "second"]) == {"first": "student=bilstm", "second": "student=static"}
+    assert name_runs(tmp_path, ["first"]) == {"first": "first"}
+    assert name_runs(tmp_path, ["third", "second"])["third"] == "third"
+    (tmp_path / "third" / "config.yaml").write_text(options["first"])
+    assert name_runs(tmp_path, ["first", "third"]) == {"first": "first", "third": "third"}  # Nothing tells them apart.
 
 
 def test_a_bundle_is_streamed_as_a_zip(finished: tuple[Running, str, Path], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -126,6 +145,13 @@ def test_one_of_several_runs_is_named(finished: tuple[Running, str, Path]) -> No
         assert (missing.status, missing.body) == (
             404, {"error": f"the job has no run '{name}', expected one of sweep/1, sweep/2"},
         )  # fmt: skip
+    assert running.ask("GET", f"/jobs/{id}/report?run=2").body == "<p>2"  # The part that one run alone has.
+    several = running.ask("GET", f"/jobs/{id}/report?run=sweep")
+    assert (several.status, several.body) == (409, {"error": "2 runs of the job have 'sweep': sweep/1, sweep/2"})
+    (write_run(root, "toy/big-1/2") / "report.html").write_text("<p>static")
+    assert running.ask("GET", f"/jobs/{id}/report?run=big").body == "<p>static"
+    assert running.ask("GET", f"/jobs/{id}/report?run=1").body == "<p>1"  # A whole directory comes first.
+    assert running.ask("GET", f"/jobs/{id}/report?run=").status == 404
     (root / "sweep" / "report.html").write_text("<p>both")
     answer = running.ask("GET", f"/jobs/{id}/report")
     assert answer.body == "<p>both"

@@ -22,8 +22,9 @@ Open = Callable[..., Any]
 
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>${\'"`'
 RESULT: Json = {
-    "run": "runs/a", "task": "classification", "metric": "accuracy", "split": "dev", "teacher": 0.912,
-    "student": 0.9034, "retained": 0.9906, "mb": 17.7, "ms": 1.34, "gate": "passed", "reason": None,
+    "run": "runs/a", "title": "runs/a", "task": "classification", "metric": "accuracy", "split": "dev",
+    "teacher": 0.912, "student": 0.9034, "retained": 0.9906, "file": "model.int8.onnx", "exported": 0.9028,
+    "mb": 17.7, "ms": 1.34, "gate": "passed", "reason": None, "verdict": ["The teacher helps.", "It has accuracy 0.903."],
 }  # fmt: skip
 FAILED = RESULT | {"gate": "failed", "reason": "model.int8.onnx loses 2.1 points"}
 
@@ -222,7 +223,8 @@ def test_a_job_is_watched_over_a_connection_that_breaks(service: FakeService, op
     page.wait_for_selector("#outcome:not([hidden]) td")
     assert page.inner_text("#job-live") == "The job is finished."
     assert page.locator("#result-table td").all_inner_texts() == [
-        "classification", "accuracy on dev", "0.9120", "0.9034", "99.1%", "17.7", "1.34", "passed",
+        "classification", "accuracy on dev", "0.9120", "0.9034", "99.1%", "model.int8.onnx", "0.9028", "17.7", "1.34",
+        "passed",
     ]  # fmt: skip
     assert page.is_hidden("#watch")
 
@@ -275,7 +277,9 @@ def test_a_job_is_cancelled_retried_pinned_and_removed(service: FakeService, ope
 
 
 def test_finished_jobs_are_compared(service: FakeService, open_page: Open) -> None:
-    service.add(make_job("a", "finished", name="films", created=1.0, results=[RESULT, RESULT | {"student": 0.9}]))
+    service.add(make_job("a", "finished", name="films", created=1.0, results=[
+        RESULT | {"run": "runs/1", "title": "seed=1"}, RESULT | {"run": "runs/2", "title": "seed=2", "student": 0.9},
+    ]))  # fmt: skip
     service.add(make_job("b", "finished", created=2.0, results=[FAILED]))
     service.add(make_job("c", "running", created=3.0, stage="training", progress=0.5, seconds_left=30.0))
     page = open_page(service)
@@ -289,8 +293,10 @@ def test_finished_jobs_are_compared(service: FakeService, open_page: Open) -> No
     page.click("#compare-chosen")
     page.wait_for_selector("#comparison tbody tr >> nth=2")
     rows = [row.split("\t") for row in page.locator("#comparison tbody tr").all_inner_texts()]
-    assert [(row[0], row[4], row[8]) for row in rows] == [
-        ("b", "0.9034", "failed"), ("films", "0.9034", "passed"), ("films", "0.9000", "passed"),
+    assert [(row[0], row[4], row[6], row[7], row[10]) for row in rows] == [
+        ("b", "0.9034", "model.int8.onnx", "0.9028", "failed"),
+        ("films: seed=1", "0.9034", "model.int8.onnx", "0.9028", "passed"),
+        ("films: seed=2", "0.9000", "model.int8.onnx", "0.9028", "passed"),
     ]  # fmt: skip
     assert page.get_attribute("#comparison a:text('Report')", "href") == "jobs/b/report"
 
@@ -316,11 +322,21 @@ def test_files_are_fetched_and_a_bundle_without_a_passed_gate_only_by_force(
 
 
 def test_one_of_several_runs_is_chosen_for_files_and_texts(service: FakeService, open_page: Open) -> None:
-    service.add(make_job("a", results=[RESULT | {"run": "runs/0"}, RESULT | {"run": "runs/1"}]))
+    service.add(make_job("a", results=[
+        RESULT | {"run": "runs/0", "title": "seed=0"},
+        RESULT | {"run": "runs/1", "title": "seed=1", "verdict": ["No gain from the teacher."]},
+    ]))  # fmt: skip
+    for text in ("one epoch", "one class", "one epoch"):
+        service.emit("a", "notice", text=text)
     service.emit("a", "state", state="finished", attempt=1)
     page = open_page(service, "#/job/a")
+    page.wait_for_selector("#verdict strong")
+    assert page.inner_text("#verdict") == "seed=0: The teacher helps. It has accuracy 0.903."
     page.select_option("#run", "runs/1")
-    assert page.locator("#result-table tr td:first-child").all_inner_texts() == ["runs/0", "runs/1"]
+    assert page.inner_text("#verdict") == "seed=1: No gain from the teacher."
+    assert page.locator("#result-table tr td:first-child").all_inner_texts() == ["seed=0", "seed=1"]
+    assert page.locator("#job-notices li").all_inner_texts() == ["one epoch", "one class"]
+    assert page.evaluate("$('outcome').compareDocumentPosition($('notices'))") == 4  # They follow it.
     assert page.get_attribute("#report", "href") == "jobs/a/report"
     assert page.get_attribute("#run-report", "href") == "jobs/a/report?run=runs%2F1"
     page.fill("#texts", "a film")
@@ -342,7 +358,7 @@ def test_a_job_that_failed_has_the_results_of_runs_that_did_not(
     page.wait_for_selector("#job-error:not(:empty)")
     assert page.is_visible("#outcome") == (student is not None)
     if student:
-        assert page.locator("#result-table tbody tr >> nth=0").inner_text().split("\t") == ["runs/0", "-", *"-------"]
+        assert page.locator("#result-table tbody tr >> nth=0").inner_text().split("\t") == ["runs/0", "-", *"---------"]
 
 
 def test_texts_are_tried_on_a_student(service: FakeService, open_page: Open) -> None:
@@ -487,7 +503,7 @@ def test_the_page_and_the_service_fit_together(start: Callable[..., Running], op
     running.end(id)
     page.wait_for_selector("#result-table td")
     assert page.locator("#result-table td").all_inner_texts() == [
-        "toy", "accuracy on dev", "0.9000", "0.9000", "100.0%", "40", "8", "passed",
+        "toy", "accuracy on dev", "0.9000", "0.9000", "100.0%", "model.onnx", "0.9000", "40", "8", "passed",
     ]  # fmt: skip
     page.click("#bundle")
     page.wait_for_selector("#alert:not(:empty)")

@@ -187,6 +187,10 @@ def test_events_update_the_job_and_are_read_from_a_number_on(queue: Queue) -> No
     assert events[0].data == {"step": 1, "loss": 0.5}
     assert [event.number for event in queue.events(job.id, limit=2)] == [1, 2]
     assert queue.events(job.id)[2].time == 5.0
+    queue.record(job.id, 1, {"kind": "step", "stage": "no stage", "progress": 0.5, "seconds_left": 40.0})
+    found = queue.get(job.id)
+    assert found is not None
+    assert (found.stage, found.progress, found.seconds_left) == ("training", 0.5, 40.0)
 
 
 def test_a_job_is_removed_with_its_events_when_it_has_ended(queue: Queue) -> None:
