@@ -26,13 +26,14 @@ from distill.tasks.label_scores import LabelSets
 from distill.tasks.regression import NumberScores
 from distill.tasks.scoring import Scoring
 from distill.tasks.token_classification import TagScores
+from distill.training import statistics
 from distill.training.evaluate import fit_decoding
 from distill.training.statistics import LEVEL
 
 LIMITS = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)
 LOSS = 0.02  # Twice `max_drop`.
 RECIPES = 7
-POPULATION = 100_000  # Examples on which the signal of a losing file is found.
+POPULATION = 50_000  # Examples on which the signal of a losing file is found.
 LABELS = tuple(f"label {number}" for number in range(10))
 TAGS = ("O", "B-x", "B-y")
 WORDS = 4  # Of a sentence.
@@ -147,7 +148,9 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[200, 872, 5000])
     parser.add_argument("--times", type=int, default=300)
+    parser.add_argument("--resamples", type=int, default=statistics.METRIC_RESAMPLES, help="of metrics that are no mean")
     arguments = parser.parse_args()
+    statistics.METRIC_RESAMPLES = arguments.resamples
     spent = split_error(RECIPES)
     print("| metric | examples | equal: fails | passes | loses 2 points: passes alone | of 7 at 95% | of 7 |")
     print("|---|---:|---:|---:|---:|---:|---:|", flush=True)

@@ -197,7 +197,7 @@ def test_a_file_is_scored_by_the_labels_of_its_task(both: Bundle, tmp_path: Path
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     found = evaluate(both, path, Columns())
     assert (found.rows, found.metrics["accuracy"]) == (20, 0.95)
-    assert found.metrics.keys() == {"accuracy", "f1", "matthews"}
+    assert found.metrics.keys() == {"accuracy", "f1", "matthews", "macro_f1"}
     with pytest.raises(UserError, match="got w13, expected w13, w14: give --text-column NAME"):
         evaluate(both, path, Columns(texts=["w13"]))
     (tmp_path / "other.jsonl").write_text('{"text": "w20", "label": "no"}\n')

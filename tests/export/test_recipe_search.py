@@ -233,13 +233,19 @@ def test_the_search_keeps_the_most_sensitive_matrices_until_the_file_passes(
     assert attempts[0]["kept"] == ["c", "a"]
     assert attempts[0]["words"] == "dynamic int8 with smoothed activations, 2 of 4 matrices in float32"
     assert attempts[0]["gate"] == "passed"
+    # A file that passes at 95%, and not as one of four, does not end the search.
+    _, quantizer = search(
+        monkeypatch, tmp_path, {"mixed+c": 6, "mixed+a+c": 0}, recipes=["mixed"], search_evaluations=8, max_drop=0.006
+    )
+    assert quantizer.kept[-1] == ["c", "a"]
 
 
 @pytest.mark.parametrize(("evaluations", "measured", "tried"), [(1, 1, 1), (4, 3, 1), (8, 4, 4), (40, 4, 4)])
 def test_the_search_stays_within_its_evaluations(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evaluations: int, measured: int, tried: int
 ) -> None:
-    _, quantizer = search(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=evaluations)
+    attempts, quantizer = search(monkeypatch, tmp_path, {}, recipes=["mixed"], search_evaluations=evaluations)
+    assert attempts[0]["confidence"] == pytest.approx(1 - 0.05 / tried)  # The files share the error of a pass.
     assert len([kept for kept in quantizer.kept[:measured] if len(kept) == 1]) == measured
     assert len(quantizer.kept) == measured + tried
 

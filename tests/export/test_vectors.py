@@ -96,7 +96,9 @@ def test_dimensions_above_the_width_are_named() -> None:
 
 def test_the_gate_of_smaller_vectors() -> None:
     assert judge_vectors(0.03, [0.0, 0.06], 0.03) == ("passed", None)
-    assert judge_vectors(0.031, [0.0, 0.04], 0.03) == ("failed", "drop 0.0310, the limit is 0.03")
+    assert judge_vectors(0.031, [0.001, 0.04], 0.03) == ("failed", "drop 0.0310, the limit is 0.03")
+    noise = "drop 0.0310, the limit is 0.03, and it may be noise (95% interval from 0.0000)"
+    assert judge_vectors(0.031, [0.0, 0.04], 0.03) == ("undecided", noise)
     gate, reason = judge_vectors(0.01, [-0.1, 0.07], 0.03)
     assert (gate, reason) == ("undecided", "the drop may be up to 0.0700 (95% interval), the limit is 0.06")
     assert judge_vectors(float("nan"), [0.0, 0.0], 0.03)[0] == "failed"
