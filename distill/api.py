@@ -544,8 +544,7 @@ def distill(
         callbacks: one or several of Lightning's callbacks for the training of the student, copies for its baseline.
         seed: of the fresh weights, the order of the examples, and dropout; by default that of `trainer`, or 0.
         seeds: number of students, with `seed`, `seed` + 1, ...; the first one is the student of the result.
-        baseline: trains the student from the pre-trained encoder without the teacher too, `same_start` from its own
-            weights; `auto`: on small data, if about a third of the run.
+        baseline: trains the student from the pre-trained encoder without the teacher too; the others as in `Plan`.
         directory, resume: a new directory under `runs/` by default; with `resume`, that of the run to go on with.
 
     Raises:

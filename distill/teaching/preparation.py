@@ -162,9 +162,13 @@ def _prepare(source: TeacherSource, preparation: Preparation, requested: str, su
         seconds=seconds + (0.0 if adapted is None else adapted.seconds), adapted=_read_adapted(directory, adapted),
         device=preparation.device, model=model, notices=notices,
         features=None if source.features is None else source.features.record(),
-        trained_by=None if origin in (AS_IT_IS, RESCALED) else source.finetune,
-        load_untrained=None if origin in (AS_IT_IS, RESCALED) else partial(_reload, source, task, splits, None),
+        **_describe_training(source, task, splits) if origin not in (AS_IT_IS, RESCALED) else {},
     )  # fmt: skip
+
+
+def _describe_training(source: TeacherSource, task: Task, splits: Data) -> dict[str, Any]:
+    """Returns the settings of a teacher's training on the task, and what loads the model before it."""
+    return {"trained_by": source.finetune, "load_untrained": partial(_reload, source, task, splits, None)}
 
 
 def _prepare_labeller(
