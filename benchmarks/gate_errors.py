@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--sizes", nargs="+", type=int, default=[200, 872, 5000])
     parser.add_argument("--times", type=int, default=300)
-    parser.add_argument("--resamples", type=int, default=statistics.METRIC_RESAMPLES, help="of metrics that are no mean")
+    parser.add_argument("--resamples", type=int, default=statistics.METRIC_RESAMPLES)
     arguments = parser.parse_args()
     statistics.METRIC_RESAMPLES = arguments.resamples
     spent = split_error(RECIPES)

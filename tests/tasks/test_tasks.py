@@ -63,7 +63,7 @@ def test_f1_of_two_classes_of_which_none_is_known_to_be_positive_is_their_mean()
 @pytest.mark.parametrize("names", [("f1",), ("macro_f1",)])
 def test_a_mean_f1_is_that_of_the_classes_with_a_row_whatever_a_model_predicts(names: tuple[str, ...]) -> None:
     """One row of 50 that is given a class without rows is one mistake, and no class of which all are missed."""
-    scoring, labels = OneClass(names, classes=("a", "b", "c"), positive_index=None), np.arange(50) % 2
+    scoring, labels = OneClass(names, classes=("a", "b", "c")), np.arange(50) % 2
     five_wrong, two_wrong = labels.copy(), labels.copy()
     five_wrong[:5] = 1 - labels[:5]
     two_wrong[:2] = (2, 0)
