@@ -287,8 +287,8 @@ def test_positions_are_advised_where_there_are_any(
     family: str, lengthens: bool, advice: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     config = transformers.AutoConfig.for_model(family, vocab_size=200, **TYPES[family].sizes)
+    model = transformers.AutoModel.from_config(config)
     with pytest.raises(UserError) as caught:
-        model = transformers.AutoModel.from_config(config)
         checks.check_length(model, tokenizer, 96, who="teacher", lengthens=lengthens)
     assert str(caught.value).startswith("task.max_length=96, but the teacher reads 80 tokens at most: set task.")
     assert advice in str(caught.value)
