@@ -110,7 +110,7 @@ TYPES: dict[str, Type] = {
     "m2m_100": Type(BART, NO_HEAD),
     "mamba": Type({"hidden_size": 32, "num_hidden_layers": 4, "state_size": 4}, NO_HEAD),
     "marian": Type(BART, NO_HEAD),
-    "mbart": Type(BART),
+    "mbart": Type(BART, unexported="cannot be exported to ONNX"),
     "mistral": Type(GROUPED | {"sliding_window": 16}),
     "mobilebert": Type(WIDE | {
         "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 2,
