@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.onnx._internal.exporter import _registration
 
-# The weights of the traced model are numbers of their own: float32 has every whole number from here up to twice of it.
+# The weights of the traced model are even numbers of their own, so that 1 + a weight, which a Gemma computes, is none:
+# float32 has every whole number from here up to twice of it.
 FIRST = 2**23
 _EXPORT = torch.onnx.export
 # Of a configuration: what changes no graph.
@@ -30,7 +31,7 @@ def quick_exports(directory: Path) -> Iterator[None]:
     def export(module: nn.Module, arguments: tuple[Any, ...], **options: Any) -> Any:
         parameters = list(module.parameters())
         size = sum(parameter.numel() for parameter in parameters)
-        if size > FIRST or _is_changed(module):
+        if size > FIRST // 2 or _is_changed(module):
             return _EXPORT(module, arguments, **options)
         folder = directory / _key(module, arguments, options)
         folder.mkdir(exist_ok=True)
@@ -82,9 +83,9 @@ def _trace(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
     first = FIRST
     try:
         for parameter in module.parameters():
-            numbers = torch.arange(first, first + parameter.numel()).reshape(parameter.shape)
+            numbers = torch.arange(first, first + 2 * parameter.numel(), 2).reshape(parameter.shape)
             parameter.data.copy_(numbers)
-            first += parameter.numel()
+            first += 2 * parameter.numel()
         program = _EXPORT(module, arguments, **options)
         assert program is not None
         order = _find_weights(program.model, range(FIRST, first))
@@ -103,9 +104,9 @@ def _find_weights(model: onnx_ir.Model, numbers: range) -> dict[str, np.ndarray]
     order, others = dict[str, np.ndarray](), list[np.ndarray]()
     for name, value in model.graph.initializers.items():
         values = value.const_value.numpy()
-        is_weight = (values >= numbers.start) & (values < numbers.stop) & (values == np.floor(values))
+        is_weight = (values >= numbers.start) & (values < numbers.stop) & (values % 2 == 0)
         if _is_float(values) and values.size and is_weight.all():
-            order[name] = values.astype(np.int64) - FIRST
+            order[name] = (values.astype(np.int64) - FIRST) // 2
         else:
             others.append(values)
     others += [

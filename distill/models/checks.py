@@ -90,7 +90,8 @@ def check_length(
     """
     limit = longest(model, tokenizer)
     if max_length > limit:
-        more = f", or {who}.positions={max_length}, which repeats positions" if lengthens and has_positions(model) else ""
+        can_repeat = lengthens and has_positions(model)
+        more = f", or {who}.positions={max_length}, which repeats positions" if can_repeat else ""
         raise UserError(
             f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "
             f"which cuts longer texts{more}"

@@ -219,7 +219,7 @@ def count_outputs(model: PreTrainedModel) -> int:
 
 
 def shift_targets(model: PreTrainedModel, labels: Tensor) -> Tensor:
-    """Returns the tokens `[B, T]` after which a decoder predicts `labels`: its first token, and all labels but the last.
+    """Returns the tokens `[B, T]` before `labels`, which a decoder reads: its first token, and all labels but the last.
 
     The first token is that with which the model writes a text. M2M100 and NLLB have no method for this, and that of
     mBART takes the last label for the first token.

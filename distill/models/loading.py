@@ -101,7 +101,7 @@ def load_directory(
             if not reason and (other_head := _find_other_head(config, auto_class)):
                 order, reason, notices = None, other_head, []
             model, info = _load_weights(directory, auto_class, config, **options)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error  # Damaged files, no such head.
     more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
     check_tokenizer(tokenizer, directory)

@@ -78,6 +78,7 @@ def find_embeddings(model: PreTrainedModel, directory: Path) -> Tensor:
             f"{directory} has a {type(model).__name__}, which has no table of token embeddings (it may read "
             "characters or other inputs), expected a model that reads the tokens of a vocabulary, such as a BERT"
         )
+    assert isinstance(table, Tensor)
     return table
 
 

@@ -67,7 +67,7 @@ class Type:
 
 TYPES: dict[str, Type] = {
     "albert": Type(WIDE | {"embedding_size": 16}, "they share one set of weights.*: take \\+student=albert"),
-    "bart": Type(BART, unexported="cannot be exported to ONNX"),
+    "bart": Type(BART),
     "bert": Type(),
     "big_bird": Type(),
     "bloom": Type({"hidden_size": 32, "n_layer": 4, "n_head": 4}),
@@ -102,7 +102,7 @@ TYPES: dict[str, Type] = {
     "ibert": Type(COUNTED),
     "jamba": Type(GROUPED | {
         "mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
-    }),
+    }, unexported="cannot be exported to ONNX"),
     "layoutlm": Type(),
     "led": Type(BART, NO_HEAD),
     "llama": Type(GROUPED),
@@ -141,11 +141,11 @@ TYPES: dict[str, Type] = {
     "rwkv": Type({"hidden_size": 32, "num_hidden_layers": 4, "context_length": LONGEST}, NO_HEAD),
     "splinter": Type(WIDE, NO_HEAD),
     "squeezebert": Type(WIDE | {"embedding_size": 32}),
-    "t5": Type(T5, unexported="cannot be exported to ONNX"),
-    "umt5": Type(T5, unexported="cannot be exported to ONNX"),
+    "t5": Type(T5),
+    "umt5": Type(T5),
     "xlm": Type(XLM),
     "xlm-roberta": Type(COUNTED),
-    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}),
+    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}, unexported="cannot be exported to ONNX"),
     "xmod": Type(COUNTED | {"languages": ["en_XX"], "default_language": "en_XX"}),
     "yoso": Type(WIDE | {"max_position_embeddings": LONGEST + 2}),
 }  # fmt: skip
@@ -276,3 +276,20 @@ def test_the_chain_of_a_model_type_ends_in_a_bundle_or_in_its_reason(
     [path] = (tmp_path / "runs").rglob("run.json")
     assert read_record(path.parent)["status"] == "finished"
     assert (path.parent / "bundle" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("family", "lengthens", "advice"),
+    [("bert", True, "cuts longer texts, or teacher.positions=96, which"), ("bert", False, "which cuts longer texts"),
+     ("llama", True, "which cuts longer texts")],
+)  # fmt: skip
+def test_positions_are_advised_where_there_are_any(
+    family: str, lengthens: bool, advice: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    config = transformers.AutoConfig.for_model(family, vocab_size=200, **TYPES[family].sizes)
+    model = transformers.AutoModel.from_config(config)
+    with pytest.raises(UserError) as caught:
+        checks.check_length(model, tokenizer, 96, who="teacher", lengthens=lengthens)
+    assert str(caught.value).startswith("task.max_length=96, but the teacher reads 80 tokens at most: set task.")
+    assert advice in str(caught.value)
+    assert ("positions" in str(caught.value)) == ("positions" in advice)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from distill.builtin.students import pretrained
 from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from scipy.stats import spearmanr
@@ -30,7 +31,7 @@ from transformers import (
 )
 
 import distill as d
-from distill.chain.summary import warn_of_parts
+from distill.chain.summary import describe_student, warn_of_parts
 from distill.contracts import PAIR_CLASSES, VECTOR_SETTINGS, Examples, Items, Outputs, Scores
 from distill.edge.decode import Vectors
 from distill.edge.model_files import session
@@ -130,6 +131,14 @@ def test_an_exported_encoder_has_the_vectors_of_torch(
 
 
 # Encoders
+
+
+def test_a_pretrained_student_has_copied_no_pooler_that_it_has_lost(encoder_dir: Path) -> None:
+    teacher = load_directory(encoder_dir, "AutoModel", None, trust_remote_code=False).model
+    student = pretrained.from_teacher(teacher, path=str(encoder_dir))
+    assert student.pooler is not None
+    configure(student, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
+    assert "tensors copied, 0 new" in describe_student(teacher, student)
 
 
 def test_a_student_of_all_layers_has_the_vectors_of_its_teacher(tokenizer: PreTrainedTokenizerBase) -> None:
