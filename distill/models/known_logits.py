@@ -54,8 +54,8 @@ class KnownLogits(nn.Module):
         """Prints how many texts have other probabilities than an earlier one of the same tokens."""
         if self.alike:
             print_notice(
-                f"{source}: texts that the encoder cannot tell from an earlier one, because it reads the same tokens of "
-                f"both, have other probabilities: {self.alike:,}; the mean is taken"
+                f"{source}: texts that the encoder cannot tell from an earlier one, because it reads the same tokens "
+                f"of both, have other probabilities: {self.alike:,}; the mean is taken"
             )
 
     def find_missing(self, tokens: Iterable[Sequence[int]]) -> list[int]:
