@@ -16,7 +16,8 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
-from distill.data.retrieval import Gains, read_retrieval
+from distill.data.own_documents import Gains
+from distill.data.retrieval import read_retrieval
 from distill.tasks import Embedding
 from distill.tasks.rankings import DEPTH, METRICS, drop_own, score_rankings
 

@@ -9,13 +9,12 @@ import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from distill.console import print_notice
 from distill.contracts import Data, Examples, Task
 from distill.data.labelled_text import LabelledText
 from distill.data.tables import text_split
 from distill.data.token_cache import tokenize_split
 from distill.errors import UserError
-from distill.models.known_logits import KnownLogits
+from distill.models.known_logits import EQUAL, KnownLogits
 from distill.readers.columns import SUFFIXES, Table, read_table
 from distill.readers.equal_texts import normalize_text
 from distill.readers.lines import name_row
@@ -25,7 +24,6 @@ from .pretrained import Pretrained
 
 ID = "id"
 PROBABILITIES = "probabilities"
-EQUAL = 1e-6  # Difference of equal probabilities.
 TOLERANCE = 0.01  # Of a sum of probabilities, which files have with few digits.
 BATCH = 1024  # Texts that are compared with those of the file at once.
 
@@ -102,6 +100,7 @@ class ProbabilityFile:
         ids = np.split(tokens.columns["input_ids"], tokens.offsets[1:-1])
         check_repeated(table, columns, ids, probabilities, data.labels)
         known = KnownLogits(ids, probabilities, independent=independent)
+        known.report_alike(table.source)
         for name, examples in task.encode(data, tokenizer, cache_dir).items():
             assert isinstance(examples, Examples)  # A stream has no labels.
             self._check_all_known(known, name, examples, tokenizer)
@@ -173,23 +172,18 @@ def check_repeated(
 ) -> None:
     """Raises UserError for a text that the table has twice with different probabilities.
 
-    A text in other letters is the same one if the encoder reads the same tokens of both. A notice counts the other
-    texts of equal tokens, such as those of the same beginning, which get the mean of their probabilities.
+    A text in other letters is the same one if the encoder reads the same tokens of both.
 
     Args:
         columns: the texts of the rows, one column or those of pairs.
         ids: the tokens of each row.
     """
     first: dict[object, int] = {}
-    first_of_tokens: dict[bytes, int] = {}
     different: list[tuple[int, int]] = []
-    alike = 0
     for row, (texts, tokens) in enumerate(zip(zip(*columns, strict=True), ids, strict=True)):
-        key = tokens.tobytes()
-        earlier = first.setdefault((key, *map(normalize_text, texts)), row)
+        earlier = first.setdefault((tokens.tobytes(), *map(normalize_text, texts)), row)
         if np.abs(probabilities[row] - probabilities[earlier]).max() > EQUAL:
             different.append((earlier, row))
-        alike += bool(np.abs(probabilities[row] - probabilities[first_of_tokens.setdefault(key, row)]).max() > EQUAL)
     if different:
         [one, other], number = different[0], len(different)
         more = f"; {number:,} rows of the file are such repetitions" if number > 1 else ""
@@ -198,11 +192,6 @@ def check_repeated(
             f"there twice with different probabilities, {_show(labels, probabilities[one])} and "
             f"{_show(labels, probabilities[other])}, expected them once: take one of them out, or give both the "
             f"mean{more}"
-        )
-    if alike:
-        print_notice(
-            f"{table.source}: texts that the encoder cannot tell from an earlier one, because it reads the same tokens "
-            f"of both, have other probabilities: {alike:,}; the mean is taken"
         )
 
 

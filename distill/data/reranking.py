@@ -9,15 +9,8 @@ import numpy as np
 
 from distill.console import print_notice
 from distill.data.candidates import find_candidates
-from distill.data.retrieval import (
-    Gains,
-    JudgedTexts,
-    Judgements,
-    find_equal,
-    list_own,
-    read_judged,
-    report_shared_queries,
-)
+from distill.data.own_documents import Gains, find_equal, list_own
+from distill.data.retrieval import JudgedTexts, Judgements, read_judged, report_shared_queries
 from distill.data.sources import TableSource
 from distill.data.tables import LabelledData, Split, compute_digest
 from distill.errors import UserError

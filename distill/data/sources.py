@@ -266,10 +266,10 @@ def find_files(
         UserError: for several files of one split that are no parts of one, and for parts that are not all there.
     """
     parts = _find_parts(directory, suffixes)
-    files = {}
+    files: dict[str, tuple[Path, ...]] = {}
     for split, names in stems.items():
         candidates = (directory / f"{stem}{suffix}" for stem in names for suffix in suffixes)
-        paths = [(candidate,) for candidate in candidates if candidate.is_file()]
+        paths: list[tuple[Path, ...]] = [(candidate,) for candidate in candidates if candidate.is_file()]
         paths += [of for stem in names for (name, _), of in parts.items() if name == stem]
         if len(paths) > 1:
             raise UserError(

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distill.console import print_notice
 from distill.errors import UserError
 
+EQUAL = 1e-6  # Difference of equal probabilities.
 SMALLEST = 1e-6  # Probabilities that are smaller count as this one.
 
 
@@ -28,7 +30,9 @@ class KnownLogits(nn.Module):
     ) -> None:
         super().__init__()
         self.rows: dict[bytes, int] = {}
-        numbers = [self.rows.setdefault(_key(ids), len(self.rows)) for ids in tokens]
+        numbers = np.array([self.rows.setdefault(_key(ids), len(self.rows)) for ids in tokens])
+        first = np.unique(numbers, return_index=True)[1]
+        self.alike = int((np.abs(probabilities - probabilities[first[numbers]]).max(axis=1) > EQUAL).sum())
         counts = np.bincount(numbers, minlength=len(self.rows))[:, None]
         sums = np.zeros((len(self.rows), probabilities.shape[1]))
         np.add.at(sums, numbers, probabilities)
@@ -45,6 +49,14 @@ class KnownLogits(nn.Module):
         if None in numbers:
             raise UserError("a text has no probabilities in teacher.path: leave out augment and task.bank")
         return self.logits[torch.tensor(numbers)].to(input_ids.device)
+
+    def report_alike(self, source: str) -> None:
+        """Prints how many texts have other probabilities than an earlier one of the same tokens."""
+        if self.alike:
+            print_notice(
+                f"{source}: texts that the encoder cannot tell from an earlier one, because it reads the same tokens "
+                f"of both, have other probabilities: {self.alike:,}; the mean is taken"
+            )
 
     def find_missing(self, tokens: Iterable[Sequence[int]]) -> list[int]:
         """Returns the numbers of those texts that have no probabilities."""

@@ -169,11 +169,9 @@ class Corpus:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1} for {world_size} processes")
         position = Position() if position is None else position
-        all_sources = self._sources
-        if select is not None and self.has_dev:  # All documents of a file are selected, or none.
-            all_sources = tuple(source for source in all_sources if select(f"{source[0]}#0"))
-        by_file = len(all_sources) >= MIN_FILES_PER_PROCESS * world_size
-        sources = all_sources[rank::world_size] if by_file else all_sources
+        sources = self._select_sources(select)
+        by_file = len(sources) >= MIN_FILES_PER_PROCESS * world_size
+        sources = sources[rank::world_size] if by_file else sources
         forgets, cleaner = cleaner is None, cleaner or (WebCleaner() if self._clean else None)
         for index in range(position.file, len(sources)):
             if index > position.file:
@@ -192,6 +190,12 @@ class Corpus:
             raise self._no_text_error()
         if cleaner is not None:
             check_left(cleaner, self.describe())
+
+    def _select_sources(self, select: Callable[[str], bool] | None) -> tuple[tuple[str, Path | int], ...]:
+        """Returns the sources with selected documents, where those of a source are all of one split."""
+        if select is None or not self.has_dev:
+            return self._sources
+        return tuple(source for source in self._sources if select(f"{source[0]}#0"))
 
     def _no_text_error(self) -> UserError:
         return UserError(f"{self.describe()} contains no text, expected at least one word")

@@ -111,6 +111,9 @@ def test_each_epoch_shows_the_same_part_in_an_order_of_its_own() -> None:
     orders = {tuple(example for example in flatten(of_epoch(buckets, epoch)) if example >= 40) for epoch in range(4)}
     assert len(orders) == 4
     assert (*range(40, 80),) not in orders
+    buckets = MixedBuckets(np.full(120, 9), 40, share=0.5, batch_size=8, seed=1)
+    first, second = ([example for example in flatten(of_epoch(buckets, epoch)) if example >= 40] for epoch in (0, 1))
+    assert [example + 40 for example in first] != second  # The two halves of the first pass.
 
 
 def test_the_order_follows_from_seed_and_epoch_alone_and_steps_can_be_skipped() -> None:

@@ -84,7 +84,9 @@ def test_equal_rows_may_be_there_twice_and_texts_of_equal_tokens_have_the_mean(
     rows = [["one two", 0.9], ["one two", 0.9], ["one two three", 0.7], ["One  two", 0.9]]
     table = Table("file.csv", ("text", "a", "b"), {"text": [text for text, _ in rows]}, lines=[2, 3, 4, 5])
     probabilities = np.array([[float(p), 1 - float(p)] for _, p in rows])
-    check_repeated(table, [[str(text) for text, _ in rows]], [np.array([5, 6])] * 4, probabilities, ["a", "b"])
+    tokens = [np.array([5, 6])] * 4
+    check_repeated(table, [[str(text) for text, _ in rows]], tokens, probabilities, ["a", "b"])
+    KnownLogits(tokens, probabilities, independent=False).report_alike(table.source)
     assert "the same tokens of both, have other probabilities: 1; the mean" in " ".join(capsys.readouterr().out.split())
 
 
