@@ -263,7 +263,7 @@ def _describe_heads(inspection: Inspection) -> str:
         "on special tokens", "most frequent offset", "on the rarest token",
     )  # fmt: skip
     text = (
-        f"{metric} without it is the change of the metric where the output of the head is zero, and importance the "
+        f"The first number of a head is the change of {metric} where its output is zero, and importance the "
         "expected size of the derivative of the loss by the head (arXiv 1905.10650). The rest are means over the "
         "tokens that are not special. Confidence is the largest weight on such a token (arXiv 1905.09418), entropy is "
         "in nats, and a head is positional if 90% of its largest weights are at one offset."

@@ -73,8 +73,9 @@ def test_the_words_of_a_prediction_are_coloured_in_their_sentence(subjects: list
     page = write_inspection(found, tmp_path / "page").read_text(encoding="utf-8")
     [values] = found.models[0].attributions
     strongest = max(map(abs, values.integrated))
-    coloured = re.findall(r'<span title="([+-][\d.]+)" style="background: rgba\(([\d, ]+), ([\d.]+)\)[^"]*">(.*?)<', page)
-    assert [word for *_, word in coloured] == ["a", "good", "film"]
+    word = r'<span title="([+-][\d.]+)" style="background: rgba\(([\d, ]+), ([\d.]+)\)[^"]*">(.*?)<'
+    coloured = re.findall(word, page)
+    assert [text for *_, text in coloured] == ["a", "good", "film"]
     for (title, colour, strength, _), value in zip(coloured, values.integrated, strict=True):
         assert title == f"{value:+.2f}"
         assert (colour == "57, 135, 229") == (value >= 0)
