@@ -3,23 +3,23 @@
 Every file is read anew, so that no cache can hold an older or a damaged version of it.
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill.console import print_notice
-from distill.errors import UserError, first_line
+from distill.errors import UserError
 from distill.readers.columns import SAMPLED, is_string, read_table
 from distill.readers.columns import SUFFIXES as SUFFIXES
 from distill.readers.columns import Table as Table
 from distill.readers.columns import join_tables as join_tables
-from distill.readers.lines import iterate_lines, reading_errors
 from distill.readers.lines import lone_carriage_return as lone_carriage_return
 from distill.readers.lines import read_lines as read_lines
+from distill.readers.lines import reading_errors
 from distill.readers.rows import check_names
 from distill.readers.rows import show_names as show_names
+from distill.readers.squad import read_articles
 
 if TYPE_CHECKING:
     import datasets
@@ -61,23 +61,7 @@ def from_dataset(dataset: "datasets.Dataset", source: str, wanted: Collection[st
 
 def _read_squad(path: Path, wanted: Collection[str]) -> Table:
     """Reads the nested JSON of SQuAD 1.1 and 2.0: articles of `data`, their `paragraphs`, and the `qas` of each."""
-    try:
-        content = json.loads("".join(iterate_lines(path)))
-        rows = [
-            {"context": paragraph["context"], **({"title": article["title"]} if "title" in article else {}), **question}
-            for article in content["data"]
-            for paragraph in article["paragraphs"]
-            for question in paragraph["qas"]
-        ]
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON: {first_line(error)}") from error
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is not in the format of SQuAD ({type(error).__name__}: {first_line(error)}), expected "
-            '{"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}; give rows as .jsonl'
-        ) from error
-    if not rows:
-        raise UserError(f"{path} has no questions")
+    rows = read_articles(path)
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     return Table(str(path), names, {name: [row.get(name) for row in rows] for name in names if name in wanted})
 

@@ -12,7 +12,6 @@ import numpy as np
 from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import check_surrogates
-from distill.data.conll import BLANK, read_conll
 from distill.data.held_out import text_keys
 from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
@@ -20,6 +19,7 @@ from distill.data.tables import LabelledData, Split, create_data
 from distill.edge.splitting import locate_in_text, place_words, split_letters
 from distill.edge.words import Span
 from distill.errors import UserError
+from distill.readers.conll import BLANK, read_conll
 from distill.readers.labels import is_without_label
 
 OUTSIDE = "O"
@@ -198,7 +198,7 @@ def read_file(
     """
     if not path.name.endswith(CONLL):
         return readers.read_file(path, wanted)
-    sentences = read_conll(path, column, word_column)
+    sentences = read_conll(path, column, word_column, notify=print_notice)
     columns: dict[str, list[Any]] = {tokens: sentences.words, tags: sentences.tags}
     if TEXT not in columns and any(sentences.texts):
         columns[TEXT] = sentences.texts

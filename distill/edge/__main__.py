@@ -16,6 +16,10 @@ With `generate` before the texts, a bundle that writes text writes what follows 
 
     python -m distill.edge path/to/bundle generate "Once upon a time" --max-new-tokens 40 --temperature 0.8 --stream
 
+With `search` before the texts, a bundle of vectors finds the lines of a file that are nearest to each of them:
+
+    python -m distill.edge path/to/bundle search "a sentence" --corpus sentences.txt --top-k 5
+
 With `--evaluate` it scores the bundle on labelled rows, and predicts nothing:
 
     python -m distill.edge path/to/bundle --evaluate dev.tsv
@@ -38,16 +42,14 @@ from typing import cast
 
 from distill.edge import web
 from distill.edge.bundle import Bundle, RecordError
+from distill.edge.command_options import GENERATE, GENERATION, SEARCH, parse
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluate import Columns, evaluate
-from distill.edge.generation_options import SIDES, GenerationOptions
+from distill.edge.generation_options import GenerationOptions
 from distill.edge.stream import Row, read_chunks
 from distill.edge.strings import escape, shorten
 from distill.errors import DistillError, UserError, first_line, forget_interrupt
-
-GENERATE = "generate"  # Before the prompts.
-# The options that `generate` alone has.
-GENERATION = ("max_new_tokens", "temperature", "top_p", "seed", "beams", "stop", "repetition_penalty", "truncate")
+from distill.readers.lines import read_lines
 
 
 def _parse_json(line: str) -> Record:
@@ -175,6 +177,40 @@ def _generate(bundle: Bundle, options: argparse.Namespace) -> None:
         _write_notice(f"prompts of more tokens than the model has positions were cut: {truncated:,}")
 
 
+def _search(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Writes the texts of a corpus that are nearest to each query, with their cosines, the nearest first."""
+    queries = options.text[1:]
+    if not queries or options.corpus is None:
+        raise UserError(f"got {SEARCH} without a query or its corpus, expected {SEARCH} TEXT --corpus FILE")
+    corpus = [line for line in read_lines(options.corpus) if line.strip()]
+    if not corpus:
+        raise UserError(f"{options.corpus} is empty, expected a text on each line")
+    found = bundle.search(queries, corpus, k=10 if options.top_k is None else options.top_k)
+    for query, hits in zip(queries, found, strict=True):
+        if options.json or options.jsonl:
+            results = [{"text": corpus[row], "position": row, "cosine": cosine} for row, cosine in hits]
+            _write([json.dumps({"query": query, "results": results}, ensure_ascii=False)])
+        else:
+            start = f"{escape(query)}\t" if len(queries) > 1 else ""
+            _write([f"{start}{cosine:.4f}\t{escape(corpus[row], tab=False)}" for row, cosine in hits])
+
+
+def _refuse_corpus(bundle: Bundle, options: argparse.Namespace) -> None:
+    """Raises UserError for a corpus that is not searched."""
+    if options.corpus is None:
+        return
+    if not bundle.decoder.encodes:
+        raise UserError(f"got --corpus, and {bundle.directory} gives no vectors to search with: leave it out")
+    raise UserError(f"got --corpus without {SEARCH}, expected BUNDLE {SEARCH} TEXT --corpus FILE")
+
+
+def _open(options: argparse.Namespace, top_k: int | None) -> Bundle:
+    """Returns the bundle with the options of its model."""
+    return Bundle(
+        options.bundle, model=options.model, threads=options.threads, max_length=options.max_length, top_k=top_k
+    )
+
+
 def _stream(pieces: Iterable[str]) -> None:
     """Writes pieces of a text as they are and as they come, and a line break after them."""
     if sys.stdout is None:
@@ -233,102 +269,17 @@ def _write_page(bundle: Bundle, options: argparse.Namespace) -> None:
     _write([f"{page}: {advice}"])
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m distill.edge", description="Predict with an exported bundle.")
-    parser.add_argument("bundle", help="directory with bundle.json")
-    parser.add_argument(
-        "text", nargs="*",
-        help="texts, or texts separated by tabs: the two of a pair, or a question and its choices; by default lines of "
-        "standard input",
-    )  # fmt: skip
-    parser.add_argument("--model", help="such as fp32, int8 or openvino; by default the recommended one")
-    parser.add_argument("--threads", type=int, help="number of threads; by default one for each usable core")
-    parser.add_argument(
-        "--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends"
-    )
-    parser.add_argument(
-        "--max-length", type=int, metavar="N",
-        help="tokens that texts are cut to, fewer than the bundle reads: a long text then takes less time and memory",
-    )  # fmt: skip
-    parser.add_argument(
-        "--top-k", type=int, metavar="K",
-        help="pieces for each mask, of a bundle that fills masks; with generate: sample from the K best tokens",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rounds", type=int, metavar="T",
-        help="of predictions of the masks of a text, each of which masks the least certain tokens again; by default 1, "
-        "or as many as the bundle has",
-    )  # fmt: skip
-    parser.add_argument(
-        "--lengths", type=int, metavar="N",
-        help="likeliest lengths of a text to write, of which the best text is taken, of a bundle that predicts lengths",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with all probabilities")
-    parser.add_argument(
-        "--jsonl", action="store_true",
-        help='each line is a record in JSON, such as {"question": ..., "context": ...}, and gives a JSON object',
-    )  # fmt: skip
-    parser.add_argument(
-        "--refuse-long",
-        action="store_true",
-        help="end at a text of more tokens than the bundle reads, and do not cut it",
-    )
-    parser.add_argument(
-        "--explain", action="store_true", help="what the probability of a text's class loses without each of its words"
-    )
-    _add_evaluation(parser)
-    _add_generation(parser)
-    parser.add_argument("--web", action="store_true", help="write a page for browsers; the text is the folder's name")
-    parser.add_argument("--single-file", action="store_true", help="with --web: one HTML file in place of a folder")
-    parser.add_argument("--libraries", type=Path, default=Path("node_modules"), help="with --web: of JavaScript")
-    return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
-
-
-def _add_evaluation(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of an evaluation on labelled rows."""
-    parser.add_argument(
-        "--evaluate", type=Path, metavar="FILE", help="labelled rows, .csv, .tsv or .jsonl: write metrics"
-    )
-    parser.add_argument(
-        "--text-column", action="append", metavar="NAME", help="with --evaluate: of a text; again for each further one"
-    )
-    parser.add_argument(
-        "--as-text", action="store_true",
-        help="with --evaluate, of tags: predict the text of the words, which the bundle splits itself",
-    )  # fmt: skip
-    parser.add_argument(
-        "--label-column", action="append", metavar="NAME",
-        help="with --evaluate: of the label; again for each further label that has a column of 0 and 1",
-    )  # fmt: skip
-
-
-def _add_generation(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `generate`."""
-    add = parser.add_argument_group(
-        GENERATE, "options after BUNDLE generate, for a bundle that writes text"
-    ).add_argument
-    add("--max-new-tokens", type=int, metavar="N", help="tokens to write at most; by default as many as the bundle has")
-    add("--temperature", type=float, metavar="T", help="sample; by default the most probable token is taken each time")
-    add("--top-p", type=float, metavar="P", help="sample from the fewest tokens that have P of the probability")
-    add("--seed", type=int, metavar="N", help="repeat the sampled tokens")
-    add("--beams", type=int, metavar="N", help="sequences of a beam search")
-    add("--stop", action="append", metavar="TEXT", help="end before this text; again for each further one")
-    add("--repetition-penalty", type=float, metavar="X", help="more than 1 makes tokens that were there less probable")
-    add("--truncate", choices=SIDES, help="end at which to cut a prompt of more tokens than the model has positions")
-    add("--stream", action="store_true", help="write pieces as they come, with line breaks as they are")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    options = _parse(arguments)
+    options = parse(arguments)
     try:
         generates = options.text[:1] == [GENERATE]
         if not generates:
             _refuse_generation(options)
-        bundle = Bundle(
-            options.bundle, model=options.model, threads=options.threads, max_length=options.max_length,
-            top_k=None if generates else options.top_k,
-        )  # fmt: skip
+        searches = options.text[:1] == [SEARCH]
+        bundle = _open(options, None if generates or searches else options.top_k)
+        if searches and not bundle.decoder.encodes:  # It is a text.
+            searches, bundle = False, _open(options, options.top_k)
         if bundle.caution is not None:
             _write_notice(f"{bundle.model} did not pass the gate of its export, {bundle.caution}")
         if options.web:
@@ -340,6 +291,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if generates:
             _generate(bundle, options)
             return 0
+        if searches:
+            _search(bundle, options)
+            return 0
+        _refuse_corpus(bundle, options)
         if options.explain:
             _explain(bundle, options)
             return 0

@@ -1,7 +1,7 @@
 """Scores a bundle on labelled rows with the metrics of its task, by numpy alone.
 
-The rows are those of a CSV, TSV or JSONL file. A reader for each decoder makes records and labels of them, and computes
-the metrics from predictions. Labels are read by the rules of a run, all of them in one way.
+The rows are those of a file that the task may be trained from. A reader for each decoder makes records and labels of
+them, and computes the metrics from predictions. Labels are read by the rules of a run, all of them in one way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from distill.edge.choices import READINGS, Answer, choose_reading, describe_expe
 from distill.edge.class_metrics import average_present, compute_f1, compute_matthews, count_pairs, describe_absent
 from distill.edge.decoder import Prediction, Record
 from distill.edge.label_words import TASK, LabelWords
+from distill.edge.labelled_files import read_labelled
 from distill.edge.search import match_pairs
 from distill.edge.splitting import place_words
 from distill.edge.strings import shorten
@@ -26,7 +27,7 @@ from distill.errors import UserError
 from distill.readers.label_sets import find_label_sets
 from distill.readers.label_vectors import stack_columns
 from distill.readers.labels import LabelColumn, Notify, find_classes, to_numbers
-from distill.readers.rows import SUFFIXES, Row, read_rows
+from distill.readers.rows import Row
 
 CHUNK = 1024  # Rows that are predicted together.
 SHORTEST = 1e-12  # Length of a vector; shorter ones have a cosine of 0.
@@ -86,12 +87,12 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and a text or a label that cannot be.
     """
-    if not path.name.lower().endswith(SUFFIXES):
-        raise UserError(f"got {path}, expected a file that ends in {', '.join(SUFFIXES)}")
     if bundle.decoder.fields[0] == "text":
         raise UserError(f"{bundle.directory} writes text, which has no labels: run.json has its loss")
     _check_columns(bundle, columns)
-    numbered = list(read_rows(path))
+    notices: list[str] = []
+    file = read_labelled(bundle.manifest["decoder"], path, columns, notices.append)
+    numbered, columns = file.rows, file.columns
     reader = READERS[bundle.manifest["decoder"]](bundle, columns, [row for _, row in numbered])
     records, values = [], []
     for line, row in numbered:
@@ -99,10 +100,9 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
             record, value = reader.read(row)
             bundle.decoder.read(record)
         except UserError as error:
-            raise UserError(f"{path}, line {line}: {error}") from error
+            raise UserError(f"{path}, {file.noun} {line}: {error}") from error
         records.append(record)
         values.append(value)
-    notices: list[str] = []
     column = LabelColumn(str(path), values, lines=[line for line, _ in numbered])
     labels = reader.convert(column, notices.append)
     predictions: list[Prediction] = []
@@ -111,7 +111,7 @@ def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | 
             predictions += bundle.predict(records[start : start + CHUNK], batch_size=batch_size)
         except RecordError as error:
             line, _ = numbered[start + error.number - 1]
-            raise UserError(f"{path}, line {line}: {error.reason}") from error
+            raise UserError(f"{path}, {file.noun} {line}: {error.reason}") from error
     metrics = reader.score(predictions, labels)
     known = [name for name in bundle.manifest["metrics"].get(bundle.model, {}) if name in metrics]
     if own := bundle.manifest.get("own_metrics"):
@@ -351,7 +351,7 @@ class TagRows:
 
 
 class SpanRows(_OneByOne):
-    """Rows with a question, its context, and the correct answers: texts, or `{"text": [...]}` as in SQuAD."""
+    """Rows with a question, its context, and the correct answers: texts, or those of SQuAD in either of its layouts."""
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
         self.texts, self.label = columns.texts or ["question", "context"], columns.label or "answers"
@@ -362,6 +362,8 @@ class SpanRows(_OneByOne):
     def read(self, row: Row) -> tuple[Record, Sequence[str]]:
         answers = _value(row, self.label)
         texts = answers.get("text") if isinstance(answers, dict) else answers
+        if isinstance(texts, list):  # Those of SQuAD's JSON are objects.
+            texts = [of.get("text") if isinstance(of, dict) else of for of in texts]
         texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise UserError(f"got {shorten(answers)}, expected a list of answers")

@@ -63,7 +63,7 @@ def data_file(path: Path) -> Path:
 
 def shared_file(path: Path) -> Path:
     """Returns the file above a bundle with weights that several models share: `DIR/NAME.data` of `DIR/TASK/NAME`."""
-    return data_file(path.parent.with_name(path.name))
+    return data_file(path.parent.resolve().parent / path.name)  # Also of the bundle `.`, whose path names no folder.
 
 
 def encoder_file(path: Path) -> Path:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.edge import evaluate
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle, RecordError
+from distill.edge.labelled_files import read_labelled
 from distill.errors import UserError
 from distill.readers.labels import LabelColumn
 from distill.tasks import MultipleChoice
@@ -126,6 +128,55 @@ def test_a_file_of_words_says_how_it_was_read(
     assert values[0]["metrics"] == {name.removeprefix("text_"): of for name, of in values[1]["metrics"].items()}
     assert main(arguments) == 0
     assert capsys.readouterr().out.endswith("read as\twords\n")
+
+
+def test_a_bundle_of_tags_is_scored_on_the_files_of_its_task(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tag_bundle(tmp_path, tokenizer, decoding={"splitter": {"name": "spaces"}})
+    rows = [(["a", "lovely", "film"], ["O", "B-film", "O"]), (["dull"], ["B-cast"])]
+    lines = [json.dumps({"tokens": words, "tags": tags}) for words, tags in rows]
+    (tmp_path / "dev.jsonl").write_text("\n".join(lines))
+    sentences = ["".join(f"{word} {tag}\n" for word, tag in zip(*row, strict=True)) for row in rows]
+    (tmp_path / "dev.conll").write_text("\n".join(sentences))
+    classes = ["B-cast", "B-film", "O"]  # In another order than those of the bundle.
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")),
+                                  "tags": datasets.List(datasets.ClassLabel(names=classes))})  # fmt: skip
+    columns = {"tokens": [words for words, _ in rows], "tags": [tags for _, tags in rows]}
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "dev.parquet"))
+    outputs = []
+    for name in ("dev.jsonl", "dev.conll", "dev.parquet"):
+        assert main([str(tmp_path), "--evaluate", str(tmp_path / name), "--json"]) == 0
+        outputs.append(json.loads(capsys.readouterr().out))
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0]["rows"] == 2
+    longer = ["".join(f"{word} {tag} x\n" for word, tag in zip(*row, strict=True)) for row in rows]
+    (tmp_path / "dev.bio").write_text("\n".join(longer))
+    named = ["--text-column", "0", "--label-column", "1", "--json"]
+    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.bio"), *named]) == 0
+    assert json.loads(capsys.readouterr().out) == outputs[0]
+    for option, message in (("tags", "got --label-column tags, expected the number of a column of CoNLL"),
+                            ("0", "the words and the tags are both in column 0: give --text-column N and --label-c")):
+        assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.conll"), "--label-column", option]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_questions_are_read_from_the_json_of_squad(tmp_path: Path) -> None:
+    answers = [{"text": "Turing", "answer_start": 5}]
+    questions = [{"question": "who?", "answers": answers}, {"question": "when?", "answers": []}]
+    content = {"data": [{"title": "x", "paragraphs": [{"context": "Alan Turing.", "qas": questions}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    file = read_labelled("spans", tmp_path / "dev.json", evaluate.Columns(), print)
+    reader = evaluate.SpanRows(Stub([], decoding={"null_threshold": 0.0}), file.columns, [])  # type: ignore[arg-type]
+    assert [(file.noun, number, *reader.read(row)) for number, row in file.rows] == [
+        ("question", 1, {"question": "who?", "context": "Alan Turing."}, ["Turing"]),
+        ("question", 2, {"question": "when?", "context": "Alan Turing."}, []),
+    ]
+    (tmp_path / "dev.json").write_text('{"data": [{}]}')
+    with pytest.raises(UserError, match="is not in the format of SQuAD"):
+        read_labelled("spans", tmp_path / "dev.json", evaluate.Columns(), print)
+    with pytest.raises(UserError, match=r"expected a file that ends in .*\.parquet$"):
+        read_labelled("classes", tmp_path / "dev.json", evaluate.Columns(), print)
 
 
 def test_entities_answers_and_choices_are_compared() -> None:
@@ -400,6 +451,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
     ("name", "content", "options", "expected"),
     [
         ("dev.txt", "film", [], "dev.txt, expected a file that ends in .tsv, .csv, .jsonl, "),
+        ("dev.conll", "film", [], ".jsonl.gz, .parquet\n"),
         ("dev.csv", None, [], "dev.csv cannot be read: No such file or directory"),
         ("dev.csv", "text,label\n", [], "dev.csv has a header and no examples"),
         ("dev.csv", "text,label\nfilm\n", [], "dev.csv, line 2 has 1 field, its header 2: expected as many"),

@@ -148,3 +148,52 @@ def test_vectors_that_cannot_be_compared_are_named(
 ) -> None:
     with pytest.raises(UserError, match=expected):
         find_nearest(queries, corpus, k)
+
+
+def test_the_command_finds_the_nearest_lines_of_a_corpus(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("a lovely film\n\nfilm\na film\n")
+    [expected] = Bundle(directory).search(["film"], ["a lovely film", "film", "a film"], k=2)
+    command = [str(directory), "search", "film", "--corpus", str(corpus), "--top-k", "2"]
+    assert main(command) == 0
+    lines = [f"{cosine:.4f}\t{['a lovely film', 'film', 'a film'][row]}" for row, cosine in expected]
+    assert capsys.readouterr().out.splitlines() == lines
+    assert lines[0] == "1.0000\tfilm"
+    assert main([*command, "a film", "--json"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [hit["text"] for hit in first["results"]] == ["film", "a film"]
+    assert (second["query"], second["results"][0]["position"]) == ("a film", 2)
+    assert main([*command, "a film"]) == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["film"] * 2 + ["a film"] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["search"], "got search without a query or its corpus, expected search TEXT --corpus FILE"),
+        (["search", "film"], "got search without a query or its corpus"),
+        (["search", "film", "--corpus", "empty.txt"], "empty.txt is empty, expected a text on each line"),
+        (["search", "film", "--corpus", "missing.txt"], "missing.txt cannot be read: No such file"),
+        (["film", "--corpus", "empty.txt"], "got --corpus without search, expected BUNDLE search TEXT --corpus FILE"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(
+    arguments: list[str], message: str, directory: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(directory)
+    (directory / "empty.txt").write_text("\n")
+    assert main([".", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_search_is_a_text_for_a_bundle_without_vectors(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    assert main([str(tmp_path), "search"]) == 0
+    assert capsys.readouterr().out.endswith("\tsearch\n")
+    assert main([str(tmp_path), "search", "--corpus", "x"]) == 2
+    assert "gives no vectors to search with: leave it out" in capsys.readouterr().err

@@ -67,6 +67,24 @@ def check(page: Any, bundle: Bundle, records: list[Any]) -> None:
         assert prediction["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
 
 
+@needs_browser
+@pytest.mark.xdist_group("browser")
+def test_metrics_have_words_and_each_field_an_example(browser: Any) -> None:
+    script = Path(web.__file__).with_name("page.mjs").read_text()
+    functions = script[script.index("// Metrics whose names") : script.index("/** What to type, in words. */")]
+    page = browser.new_page()
+    page.evaluate(f"(0, eval)({json.dumps(functions)})")
+    named = {name: page.evaluate(f"nameMetric({name!r})") for name in ("matthews", "text_f1", "accuracy", "own_metric")}
+    assert named == {
+        "matthews": "Matthews' correlation", "text_f1": "F1 of plain text", "accuracy": "accuracy",
+        "own_metric": "own metric",
+    }  # fmt: skip
+    for decoder, pair, parts in (("classes", False, 1), ("classes", True, 2), ("choices", True, 3)):
+        example = page.evaluate("(of) => showExample(of)", {"decoder": decoder, "pair": pair})
+        assert len(example.split("||")) == parts
+    page.close()
+
+
 @needs_libraries
 @needs_browser
 @pytest.mark.xdist_group("browser")
@@ -85,6 +103,7 @@ def test_a_folder_predicts_texts_as_python_does(
     assert page.inner_text("table").split() == [
         "on", "dev", "this", "student", "(fp32)", "teacher", "(MiniLM)", "accuracy", "0.7500", "0.8750",
     ]  # fmt: skip
+    assert page.get_attribute("#texts", "placeholder").startswith("A lovely film")
     page.fill("#texts", "a film\n\n<b>a dull film and a moving film</b> " + "and more " * 9)
     page.click("#button")
     page.wait_for_selector(".result")

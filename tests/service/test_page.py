@@ -24,7 +24,8 @@ EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>${\
 RESULT: Json = {
     "run": "runs/a", "title": "runs/a", "task": "classification", "metric": "accuracy", "split": "dev",
     "teacher": 0.912, "student": 0.9034, "retained": 0.9906, "file": "model.int8.onnx", "exported": 0.9028,
-    "mb": 17.7, "ms": 1.34, "gate": "passed", "reason": None, "verdict": ["The teacher helps.", "It has accuracy 0.903."],
+    "mb": 17.7, "ms": 1.34, "gate": "passed", "reason": None,
+    "verdict": ["The teacher helps.", "It has accuracy 0.903."],
 }  # fmt: skip
 FAILED = RESULT | {"gate": "failed", "reason": "model.int8.onnx loses 2.1 points"}
 

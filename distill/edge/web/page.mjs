@@ -83,7 +83,7 @@ function describe(description) {
   const rows = Object.entries(metrics).map(([name, value]) => {
     const row = element("tr");
     const reference = teacher && teacher.metrics[name];
-    row.append(element("td", name), element("td", value.toFixed(4)),
+    row.append(element("td", nameMetric(name)), element("td", value.toFixed(4)),
       element("td", reference === undefined || reference === null ? "" : reference.toFixed(4)));
     return row;
   });
@@ -91,6 +91,32 @@ function describe(description) {
   $("file").textContent = file;
   $("teacher").textContent = teacher ? `teacher (${teacher.name})` : "";
   $("label").textContent = ask(description);
+  $("texts").placeholder = showExample(description);
+}
+
+// Metrics whose names are no words.
+const METRICS = {
+  f1: "F1", micro_f1: "F1 of all labels together", macro_f1: "mean F1 of the labels", matthews: "Matthews' correlation",
+  exact_match: "exact match", pearson: "Pearson's correlation", spearman: "Spearman's correlation", mae: "mean absolute error",
+  has_answer_f1: "F1 of questions with an answer", has_answer_exact_match: "exact match of questions with an answer",
+  no_answer_f1: "F1 of questions without an answer", no_answer_exact_match: "exact match of questions without an answer",
+  "ndcg@10": "nDCG of the first 10", "mrr@10": "reciprocal rank in the first 10", "recall@10": "recall of the first 10",
+  rouge1: "ROUGE-1", rouge2: "ROUGE-2", rougeL: "ROUGE-L", bleu: "BLEU", chrf: "chrF",
+};
+
+/** The name of a metric in words; that of tags as a text says so. */
+function nameMetric(name) {
+  if (name.startsWith("text_")) return `${nameMetric(name.slice(5))} of plain text`;
+  return Object.hasOwn(METRICS, name) ? METRICS[name] : name.replaceAll("_", " ");
+}
+
+/** An example of what to type. */
+function showExample({ decoder, pair }) {
+  if (decoder === "choices") return "What does a cow give? || milk || honey";
+  if (decoder === "tags") return "Marie Curie was born in Warsaw.";
+  if (decoder === "vectors") return "A man plays a guitar.\nSomebody makes music.\nThe price of oil falls.";
+  if (decoder === "continuation") return "Once upon a time";
+  return pair ? "A man plays a guitar. || Somebody makes music." : "A lovely film, from its first scene to the last.";
 }
 
 /** What to type, in words. */

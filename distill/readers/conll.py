@@ -2,14 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from distill.console import print_notice
-from distill.data import readers
 from distill.errors import UserError
+from distill.readers.lines import lone_carriage_return, read_lines
+
+Notify = Callable[[str], None]  # Is called with each notice.
 
 BLANK = " \t\r\n"
 DOCUMENT = "-DOCSTART-"
@@ -43,6 +44,7 @@ class Conll:
     path: Path
     sentences: list[list[_Line]]
     texts: list[str | None]
+    notify: Notify
 
     @property
     def width(self) -> int:
@@ -50,7 +52,7 @@ class Conll:
         return len(self.sentences[0][0].fields)
 
     def find_words(self, word_column: int | None, column: int) -> int:
-        """Returns the column of the words, counted from 0, and prints which one it is where that is not plain.
+        """Returns the column of the words, counted from 0, and notifies which one it is where that is not plain.
 
         Args:
             word_column: as the user gave it; None takes the first one, or the second one behind the numbers of the
@@ -63,7 +65,7 @@ class Conll:
         chosen, tags = 0 if word_column is None else word_column, self._resolve(column)
         if word_column is None and self.width > 2 and self._has_index():
             chosen = 1
-            print_notice(
+            self.notify(
                 f"{self.path}: the first column has the numbers of the words, so that the words are read from the "
                 "second one; set task.word_column=0 if the numbers are the words"
             )
@@ -125,7 +127,7 @@ class Conll:
         every = [word for of_sentence in words for word in of_sentence]
         share = sum(word.isdecimal() for word in every) / len(every)
         if share > _MOST_NUMBERS:
-            print_notice(
+            self.notify(
                 f"{self.path}: {share:.0%} of the words in column {place} are numbers, such as {every[0]}; if the "
                 "words are in another column, set task.word_column"
             )
@@ -137,7 +139,7 @@ def _counts(numbers: Sequence[int]) -> bool:
     return first in (0, 1) and list(numbers) == list(range(first, first + len(numbers)))
 
 
-def read_conll(path: Path, column: int, word_column: int | None = None) -> Sentences:
+def read_conll(path: Path, column: int, word_column: int | None = None, *, notify: Notify) -> Sentences:
     """Returns the words, the tags and the text of each sentence of a CoNLL file.
 
     A line has a word in `word_column`, and its tag in `column`, between tabs, or in a sentence without a tab between
@@ -151,20 +153,20 @@ def read_conll(path: Path, column: int, word_column: int | None = None) -> Sente
         UserError: for a file that cannot be read or has no word, a line without the columns, and one with another
             number of fields than the others.
     """
-    return parse_conll(path).read(word_column, column)
+    return parse_conll(path, notify).read(word_column, column)
 
 
-def parse_conll(path: Path) -> Conll:
+def parse_conll(path: Path, notify: Notify) -> Conll:
     """Splits a file into sentences and their lines into fields.
 
     Raises:
         UserError: as `read_conll`, apart from the columns.
     """
     blocks: list[list[tuple[int, str]]] = [[]]
-    for number, line in enumerate(readers.read_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         plain = line.strip(BLANK)
         if "\r" in plain:
-            raise readers.lone_carriage_return(path, number)
+            raise lone_carriage_return(path, number)
         if plain and DOCUMENT not in plain.split(maxsplit=2)[:2]:
             blocks[-1].append((number, line.strip(" \r\n")))  # The last field between tabs may be empty.
         elif blocks[-1]:
@@ -183,9 +185,9 @@ def parse_conll(path: Path) -> Conll:
             kept.append(sentence[first:])
             texts.append(_find_text([line for _, line in block[:first]]))
     if comments:
-        print_notice(f"{path}: lines of comments (# ...), which are left out: {comments:,}")
+        notify(f"{path}: lines of comments (# ...), which are left out: {comments:,}")
     _check_width(path, kept, width)
-    return Conll(path, _drop_empty_ends(kept, width), texts)
+    return Conll(path, _drop_empty_ends(kept, width), texts, notify)
 
 
 def _find_text(comments: Sequence[str]) -> str | None:
