@@ -92,6 +92,7 @@ class NextTokenScores(TokenScores):
             **splits.describe_cleaning(),
             "pipeline_tag": "text-generation",
             "prediction": "Predicts the next token of a text.",
+            "example": 'generate "Once upon a time"',
         }
 
 

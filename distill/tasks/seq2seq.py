@@ -120,7 +120,8 @@ class TargetScores(TokenScores):
             "labels": [],
             "answer": "text",
             "pipeline_tag": "text2text-generation",
-            "prediction": "Writes a text for a text.",
+            "prediction": "Writes a text for a text." + describe_prefix(self.prefix),
+            "example": 'generate "a sentence"',
             "max_target": self.max_target,
             "prefix": self.prefix,
         }
@@ -258,6 +259,11 @@ class Seq2Seq(ShownTask):
     def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs both halves without the head, which computes logits at the items alone."""
         return run_halves(model, batch, items, needs)
+
+
+def describe_prefix(prefix: str) -> str:
+    """Returns a sentence about the prefix of sources; none for an empty one."""
+    return f" Every source begins with `{prefix}`: a bundle puts it there, and transformers needs it." if prefix else ""
 
 
 def select_targets(batch: Batch) -> Items:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.generation_options import GenerationOptions
+from distill.edge.generation_settings import GenerationSettings
 from distill.edge.model_files import encoder_file
 from distill.errors import UserError
 from distill.export.generator import export_generator
@@ -45,7 +46,7 @@ def make_tokenizer(kind: str) -> Tokenizer:
 
 def write_text_bundle(
     directory: Path, kind: str, *, file: Path | None = None, model: PreTrainedModel | None = None,
-    tokenizer: Tokenizer | None = None, **settings: Any,
+    tokenizer: Tokenizer | None = None, decoding: dict[str, Any] | None = None, **settings: Any,
 ) -> None:  # fmt: skip
     """Writes the bundle of a model, with random weights if none is given.
 
@@ -62,7 +63,8 @@ def write_text_bundle(
     names = ["input_ids", "attention_mask"]
     files = [one for one in (path, encoder_file(path), directory / "tokenizer.json") if one.is_file()]
     content = {
-        "format": 1, "kind": "causal_lm" if kind == "gpt2" else "seq2seq", "decoder": KINDS[kind], "decoding": {},
+        "format": 1, "kind": "causal_lm" if kind == "gpt2" else "seq2seq", "decoder": KINDS[kind],
+        "decoding": decoding or {},
         "labels": [], "pair": False, "max_length": 32, "truncation_side": "right", "doc_stride": None, "inputs": names,
         "padding": dict.fromkeys(names, 0), "padding_side": "right", "models": {"fp32": path.name},
         "recommended": "fp32", "metrics": {}, "gates": {}, "thresholds": {}, "targets": {}, "batch_sizes": {},
@@ -109,9 +111,9 @@ def generate(model: PreTrainedModel, prompt: list[int], **options: Any) -> tuple
     # The cache of transformers 5.23 has as many layers as the encoder of a T5, whose decoder may have more.
     extra = {} if is_causal else {"decoder_start_token_id": START, "use_cache": False}
     output = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, eos_token_id=END, pad_token_id=0,
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0,
         output_scores=True, output_logits=True, return_dict_in_generate=True,
-        **{"max_new_tokens": 20, "forced_eos_token_id": None, "bos_token_id": None} | extra | options,
+        **{"eos_token_id": END, "max_new_tokens": 20, "forced_eos_token_id": None, "bos_token_id": None} | extra | options,
     )  # fmt: skip
     best = [step[0].topk(2).values for step in output.logits]
     score = float(output.sequences_scores[0]) if options.get("num_beams", 1) > 1 else None
@@ -171,6 +173,75 @@ def test_a_penalty_of_repetition_is_that_of_transformers(causal: Path) -> None:
     texts = Bundle(causal, threads=1).generate_all(map(to_text, prompts), repetition_penalty=1.5)
     for prompt, text in zip(prompts, texts, strict=True):
         assert text["tokens"] == generate(make_model("gpt2"), prompt, repetition_penalty=1.5)[0]
+
+
+def change_rules(tokens: list[int], *, start: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns settings and the options of `generate` that change a text of these tokens, which begins after `start`."""
+    first, second, third, *_ = tokens
+    ends, forced = [END, first, third], {"forced_bos": first, "begin_suppress_tokens": [second]}
+    own = {
+        "ends": {"eos": [END, second]},
+        "ngram": {"no_repeat_ngram_size": 2},
+        "words": {"bad_words_ids": [[first], [second, third], [END]]},
+        "suppressed": {"suppress_tokens": [second, 10**6]},
+        "begun": {"begin_suppress_tokens": [first]},
+        "length": {"eos": ends, "min_length": start + 3},
+        "new": {"eos": ends, "min_new_tokens": 2},
+        "repetition": {"repetition_penalty": 1.7},
+        "all": {"eos": ends, "min_length": start + 2, "no_repeat_ngram_size": 1, "suppress_tokens": [third],
+                "repetition_penalty": 1.2, "renormalizes": True, "length_penalty": 2.0},
+        **({"forced": forced, "last": {"forced_eos": [END, 5]}} if start == 1 else {}),
+    }  # fmt: skip
+    theirs = {
+        "eos": "eos_token_id", "forced_bos": "forced_bos_token_id", "forced_eos": "forced_eos_token_id",
+        "renormalizes": "renormalize_logits",
+    }  # fmt: skip
+    return {
+        case: (settings, {theirs.get(name, name): value for name, value in settings.items()})
+        for case, settings in own.items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_of_a_bundle_are_those_of_transformers(kind: str, written: Any) -> None:
+    model, bundle, changed = make_model(kind), Bundle(written(kind), threads=1), dict[str, int]()
+    for prompt in draw_prompts(2, most=6):
+        plain, _, _ = generate(model, prompt, max_new_tokens=7)
+        for case, (settings, theirs) in change_rules(plain, start=len(prompt) if kind == "gpt2" else 1).items():
+            generator = bundle.generator()
+            generator.settings = GenerationSettings.read(bundle.manifest["generation"] | settings)
+            for beams in (1, 3):
+                expected, score, _ = generate(model, prompt, max_new_tokens=7, num_beams=beams, **theirs)
+                [text] = generator.start([to_text(prompt)], GenerationOptions(max_new_tokens=7, beams=beams))
+                while generator.running:
+                    generator.step()
+                assert text.tokens == expected, (case, beams, prompt)
+                assert text.score == pytest.approx(score, rel=1e-3, abs=1e-4)
+                changed[case] = changed.get(case, 0) + (beams == 1 and expected != plain)
+    assert all(changed.values()), changed
+
+
+def test_a_call_without_beams_has_those_of_the_bundle(written: Any, tmp_path: Path) -> None:
+    file, [prompt] = written("gpt2") / "model.fp32.onnx", draw_prompts(1)
+    write_text_bundle(tmp_path, "gpt2", file=file, beams=3, repetition_penalty=1.5)
+    bundle = Bundle(tmp_path, threads=1)
+    expected, score, _ = generate(make_model("gpt2"), prompt, num_beams=3, repetition_penalty=1.5)
+    [text] = bundle.generate_all([to_text(prompt)])
+    assert (text["tokens"], text["score"]) == (expected, pytest.approx(score, rel=1e-3))
+    [greedy] = bundle.generate_all([to_text(prompt)], beams=1, repetition_penalty=1)
+    assert greedy["tokens"] == generate(make_model("gpt2"), prompt)[0] != expected
+    assert "score" not in bundle.generate_all([to_text(prompt)], temperature=1.0, seed=3)[0]
+
+
+def test_a_prefix_is_put_before_a_source_and_into_no_empty_one(written: Any, tmp_path: Path) -> None:
+    file = written("t5") / "model.fp32.onnx"
+    write_text_bundle(tmp_path, "t5", file=file, decoding={"prefix": "w7 w8 "})
+    whole, own = Bundle(written("t5"), threads=1), Bundle(tmp_path, threads=1)
+    sources = list(map(to_text, draw_prompts(3)))
+    expected = whole.generate_all([f"w7 w8 {source}" for source in sources])
+    assert own.generate_all(sources) == own.predict(sources) == expected != whole.generate_all(sources)
+    with pytest.raises(UserError, match="got ' ', expected a source with text"):
+        own.generate(" ")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -152,7 +152,9 @@ def test_student_of_a_causal_model_is_exported_and_gated_by_its_loss(causal: Pat
     assert manifest["generation"] == {
         "eos": [0], "pad": 0, "start": None, "max_new_tokens": 64, "positions": 1024, "layers": 2, "heads": 2,
         "head_width": 96, "positions_input": True, "forced_bos": None, "forced_eos": None, "length_penalty": None,
-        "early_stopping": None,
+        "early_stopping": None, "renormalizes": None, "beams": None, "repetition_penalty": None, "min_length": None,
+        "min_new_tokens": None, "no_repeat_ngram_size": None, "bad_words_ids": None, "suppress_tokens": None,
+        "begin_suppress_tokens": None,
     }  # fmt: skip
     for name in ("model.onnx", "model.int8.onnx", "README.md", "bundle.json"):
         assert name in (causal / "bundle" / "SHA256SUMS").read_text()
