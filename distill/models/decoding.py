@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 # Fields of a generation configuration that exported files have too, with the value that has no effect.
 RULES: Mapping[str, Any] = {
