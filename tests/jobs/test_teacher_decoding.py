@@ -28,6 +28,10 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pairs, and a BART with a generation configuration of its own."""
     root = tmp_path_factory.mktemp("bart")
     make_teacher(root / "bart", "bart", write_pairs(root / "data"))
+    model = AutoModelForSeq2SeqLM.from_pretrained(root / "bart")
+    # A bundle gives no probability to rows without a token, which transformers would write.
+    model.resize_token_embeddings(len(AutoTokenizer.from_pretrained(root / "bart")))
+    model.save_pretrained(root / "bart")
     path = root / "bart" / "generation_config.json"
     lost = {"exponential_decay_length_penalty": [3, 1.5], "max_length": 9}
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | RULES | lost)
