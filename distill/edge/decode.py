@@ -447,6 +447,7 @@ class Vectors:
     """Decodes the `vector` of a text, a list of numbers.
 
     A record may also be a list of texts, whose vectors are a list of lists. Numbers have the digits that float32 needs.
+    A line of two texts with a tab between them is such a list, and is shown as the cosine of their vectors.
     """
 
     input_axes = 2
@@ -468,7 +469,7 @@ class Vectors:
         pass
 
     def parse(self, line: str) -> Record:
-        return line
+        return line.split("\t") if line.count("\t") == 1 else line
 
     def read(self, record: Record) -> Example:
         texts = [record] if isinstance(record, str) else record
@@ -492,7 +493,11 @@ class Vectors:
         return {"vector": every if example.more else every[0]}
 
     def format(self, prediction: Prediction) -> str:
-        return " ".join(f"{number:.4g}" for number in prediction["vector"])
+        vectors = np.atleast_2d(prediction["vector"])
+        if len(vectors) == 2:
+            lengths = np.linalg.norm(vectors, axis=1)
+            return f"{vectors[0] @ vectors[1] / max(lengths.prod(), 1e-12):.4f}"
+        return " ".join(f"{number:.4g}" for number in vectors.ravel())
 
 
 DECODERS: Mapping[str, type[Decoder]] = {

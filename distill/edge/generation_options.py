@@ -27,8 +27,8 @@ class GenerationOptions:
         top_p: samples from the fewest most probable tokens whose probabilities sum to `top_p` or more (arXiv
             1904.09751); None for all.
         seed: repeats the sampled tokens; None for others each time.
-        beams: sequences that a beam search keeps, 1 for none; None for the number of the bundle, or for one text that is
-            sampled.
+        beams: sequences that a beam search keeps, 1 for none; None for the number of the bundle, or 1 for a text that
+            is sampled.
         stop: texts at which the generation ends. They are no part of its text. A beam search goes on behind them, and
             its text is cut there.
         repetition_penalty: divides positive logits of the tokens so far and multiplies negative ones (arXiv 1909.05858,

@@ -1,7 +1,7 @@
 """Chooses the next tokens of a text from logits: the most probable one, a sampled one, or those of a beam search."""
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ class Endings:
     forced_eos: int | Sequence[int] | None = None
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
-    rules: TokenRules = TokenRules()
+    rules: TokenRules = field(default_factory=TokenRules)
     renormalizes: bool = False
 
 

@@ -105,6 +105,7 @@ class VectorScores(Scoring):
             "normalize": self.normalize,
             "pipeline_tag": "sentence-similarity",
             "prediction": "Encodes a text as a vector: texts of similar meaning have vectors with a large cosine.",
+            "example": r"$'a sentence\tanother one'",
         }
 
     def summary(self, splits: LabelledData) -> str:

@@ -238,7 +238,8 @@ class BeamWriter:
             )  # fmt: skip
         # A decoder behind an encoder starts with one token.
         ids = ids[:, 1 if self.model.config.is_encoder_decoder else inputs["input_ids"].shape[1] :]
-        rows = [row[kept] for row, kept in zip(ids, before_end(ids, self.model.generation_config.eos_token_id), strict=True)]
+        is_text = before_end(ids, self.model.generation_config.eos_token_id)
+        rows = [row[kept] for row, kept in zip(ids, is_text, strict=True)]
         texts = [text.strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
         return [texts[first : first + self.beams] for first in range(0, len(texts), self.beams)]
 

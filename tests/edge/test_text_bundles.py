@@ -113,7 +113,8 @@ def generate(model: PreTrainedModel, prompt: list[int], **options: Any) -> tuple
     output = model.generate(
         tokens, attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0,
         output_scores=True, output_logits=True, return_dict_in_generate=True,
-        **{"eos_token_id": END, "max_new_tokens": 20, "forced_eos_token_id": None, "bos_token_id": None} | extra | options,
+        **{"eos_token_id": END, "max_new_tokens": 20, "forced_eos_token_id": None, "bos_token_id": None}
+        | extra | options,
     )  # fmt: skip
     best = [step[0].topk(2).values for step in output.logits]
     score = float(output.sequences_scores[0]) if options.get("num_beams", 1) > 1 else None
