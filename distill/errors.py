@@ -14,9 +14,13 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def did_you_mean(given: str, names: Sequence[str]) -> str:
-    """Returns ` (did you mean NAME?)` with the nearest of these names, empty where none is near."""
-    nearest = difflib.get_close_matches(given, names, n=1)
+def did_you_mean(given: str, names: Sequence[str], *, cutoff: float = 0.6) -> str:
+    """Returns ` (did you mean NAME?)` with the nearest of these names, empty where none is near.
+
+    Args:
+        cutoff: the least similarity, from 0 to 1.
+    """
+    nearest = difflib.get_close_matches(given, names, n=1, cutoff=cutoff)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 

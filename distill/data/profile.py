@@ -73,7 +73,7 @@ def rehearse_reading(profile: Profile, data: str) -> Profile:
         return profile
     chosen = profile.chosen
     rows = LabelledText(
-        source=_Undrawn(name=chosen.task, wanted=(*chosen.text, *chosen.label), data_dir=data),
+        source=_Undrawn(name=str(chosen.task), wanted=(*chosen.text, *chosen.label), data_dir=data),
         text=chosen.text,
         label=chosen.label,
         label_names=chosen.names or None,

@@ -11,7 +11,8 @@ import numpy as np
 from distill.data import readers
 from distill.data.held_out import Keys, keep_together, number_units
 from distill.data.readers import Table, show_names
-from distill.errors import UserError, did_you_mean
+from distill.errors import UserError
+from distill.readers.rows import suggest_column
 from distill.readers.split_names import read_shard
 from distill.storage import hub
 
@@ -365,6 +366,5 @@ def _is_empty(dataset: "datasets.Dataset", column: str) -> bool:
 
 def missing_columns(table: Table, columns: str, advice: str) -> UserError:
     """Returns the error of a table without these columns."""
-    hints = (did_you_mean(name, table.names) for name in re.split(", | or ", columns))
-    hint = next(filter(None, hints), "")
+    hint = suggest_column(re.split(", | or ", columns), table.names)
     return UserError(f"{table.source} has no column {columns}{hint}: it has {show_names(table.names)}; {advice}")

@@ -46,10 +46,11 @@ def _check_type(config: DictConfig, option: str) -> None:
     """Raises OptionError for a value that the annotation of its option does not allow."""
     parent, _, name = option.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else None
-    target = node.get("_target_") if OmegaConf.is_dict(node) else None
-    if target is None or name not in node:
+    if not isinstance(node, DictConfig) or name not in node or (target := node.get("_target_")) is None:
         return
-    value = OmegaConf.to_container(node, resolve=True)[name]
+    values = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(values, dict)
+    value = values[name]
     try:
         annotation = find_annotation(str(target), name)
         TypeAdapter(annotation, config=STRICT).validate_python(value)

@@ -2,13 +2,14 @@
 
 import csv
 import json
+import re
 import reprlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from distill.errors import UserError, first_line
+from distill.errors import UserError, did_you_mean, first_line
 from distill.readers.dialect import Dialect, find_dialect
 from distill.readers.lines import iterate_lines, lone_carriage_return, reading_errors
 
@@ -16,6 +17,8 @@ SUFFIXES = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz")
 
 _LONGEST_FIELD = 2**31 - 1  # Characters of a CSV field; the default of `csv` is 131,072.
 _NAMES_SHOWN = 20
+_LEAST_SIMILAR = 0.75  # Of the name of a column that may be meant.
+_DIGITS = re.compile(r"\d+$")
 
 Row = Mapping[str, object]
 Skipped = dict[int, UserError]  # The errors of lines that are left out, by the number of the line.
@@ -145,6 +148,15 @@ def show_names(names: Sequence[str]) -> str:
         for name in names[:_NAMES_SHOWN]
     ]
     return ", ".join(shown) + (f", ... ({len(names)} in all)" if len(names) > _NAMES_SHOWN else "")
+
+
+def suggest_column(missing: Sequence[str], names: Sequence[str]) -> str:
+    """Returns ` (did you mean NAME?)` for the first missing column that is misspelt; `text2` is no slip for `text1`."""
+    for name in missing:
+        others = [other for other in names if _DIGITS.sub("", other) != _DIGITS.sub("", name)]
+        if hint := did_you_mean(name, others, cutoff=_LEAST_SIMILAR):
+            return hint
+    return ""
 
 
 @contextmanager

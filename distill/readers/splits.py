@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from distill.errors import UserError, did_you_mean
+from distill.errors import UserError
 from distill.readers.columns import Table
 from distill.readers.kinds import ColumnProfile, guess_label, guess_text
 from distill.readers.label_sets import read_lists
@@ -13,7 +13,7 @@ from distill.readers.label_vectors import stack_columns
 from distill.readers.labels import LabelColumn
 from distill.readers.missing import has_no_label, is_missing, is_without_label
 from distill.readers.problems import Problem
-from distill.readers.rows import show_names
+from distill.readers.rows import show_names, suggest_column
 
 TaskKind = Literal["classification", "multi_label", "regression"]
 
@@ -89,7 +89,7 @@ def choose_columns(columns: Sequence[ColumnProfile], given: Chosen, source: str)
         label = tuple(name for name in label if name in names)[:1] or label
     missing = [name for name in (*given.text, *label) if name not in names]
     if missing:
-        hint = next(filter(None, (did_you_mean(name, names) for name in missing)), "")
+        hint = suggest_column(missing, names)
         raise UserError(f"{source} has no column {' and '.join(missing)}{hint}: it has {show_names(names)}")
     label = label or guess_label([column for column in columns if column.name not in given.text])
     text = given.text or guess_text(columns, label)
