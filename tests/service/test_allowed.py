@@ -15,7 +15,7 @@ from distill.__main__ import expand_tasks, register_resolvers
 from distill.errors import UserError
 from distill.installation import config_directory
 from distill.service.allowed import TABLE, Kind, check_overrides, find_verdict
-from distill.service.grammar import OverrideError, is_sweep
+from distill.service.grammar import DEEPEST, LONGEST, MOST_VALUES, OverrideError, is_sweep
 from tests.composition import quick_composition
 from tests.fuzzing import fuzz
 
@@ -245,6 +245,23 @@ def test_a_missing_data_set_ends_the_check() -> None:
 def test_many_overrides_are_refused() -> None:
     with pytest.raises(OverrideError, match="got 201 overrides, the limit is 200"):
         check(*["seed=1"] * 201)
+
+
+def test_each_limit_is_itself_taken() -> None:
+    start, items = "task.text=", ["a"] * MOST_VALUES
+    taken = ("seed=range(1,201)", f"{start}{'a' * (LONGEST - len(start))}", f"{start}[{','.join(items)}]",
+             f"{start}{'[' * DEEPEST}a{']' * DEEPEST}")  # fmt: skip
+    for override in taken:
+        assert len(check(override)) == 1
+    assert len(check(*["seed=1"] * 200)) == 200
+    for override, reason in (
+        ("seed=range(1,202)", "the overrides are a sweep of 201 runs, the limit is 200"),
+        (f"{taken[1]}a", "an override has 10,001 characters, the limit is 10,000"),
+        (f"{start}[{','.join([*items, 'a'])}]", "has more than 1,000 values"),
+        (f"{start}{'[' * (DEEPEST + 1)}a{']' * (DEEPEST + 1)}", "has lists or mappings in more than 4 others"),
+    ):
+        with pytest.raises(OverrideError, match=reason):
+            check(override)
 
 
 PIECES = [

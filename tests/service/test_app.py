@@ -12,6 +12,7 @@ from distill.errors import UserError
 from distill.serve.refusals import RefusedError
 from distill.service.accounts import Account
 from distill.service.app import Service, Settings
+from distill.service.planning import Plan
 from distill.service.queue import State
 from tests.serve.conftest import PATIENCE
 from tests.service.conftest import Running
@@ -182,6 +183,26 @@ def test_an_administrator_names_paths(start: Start) -> None:
     assert running.submit(*TRAINING, "teacher.id=owner/name").overrides[-1] == "teacher.id='owner/name'"
 
 
+def test_data_is_not_deleted_while_the_job_that_reads_it_is_checked(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    assert running.ask("PUT", "/data/films?format=csv", FILMS).status == 201
+    refused = []
+
+    async def plan(overrides: object, names: object) -> Plan:
+        with pytest.raises(RefusedError, match="a job reads the data set films") as caught:
+            running.service.data.delete("local", "films")
+        refused.append(caught.value.status)
+        return Plan("10 steps", None, ())
+
+    monkeypatch.setattr(running.service.planner, "plan", plan)
+    body = {"overrides": [*TRAINING, "task.data_dir=data:films"]}
+    assert running.ask("POST", "/plan", body).status == 200
+    assert running.ask("POST", "/jobs", body).status == 201
+    assert refused == [409, 409]
+
+
 def test_a_full_queue_is_refused_with_a_time_to_try_again(start: Start) -> None:
     running = start(waiting=1)
     running.wait(running.submit().id, State.RUNNING)
@@ -223,7 +244,7 @@ def test_accounts_have_their_own_jobs_and_data_and_limits(start: Start) -> None:
     assert running.ask("GET", "/jobs", token="wrong").status == 401
     ada, ben = tokens["ada"], tokens["ben"]
     assert running.ask("PUT", "/data/films?format=csv", FILMS, token=ada).status == 201
-    job = running.submit(token=ada)
+    job = running.submit(*TRAINING, "task.data_dir=data:films", token=ada)
     for method, path in (
         ("GET", ""), ("DELETE", ""), ("POST", "/retry"), ("PUT", "/pin"), ("GET", "/events"), ("GET", "/log"),
         ("GET", "/bundle.zip"), ("GET", "/student.zip"), ("GET", "/report"), ("POST", "/predict"), ("POST", "/deploy"),
@@ -233,6 +254,10 @@ def test_accounts_have_their_own_jobs_and_data_and_limits(start: Start) -> None:
     assert running.ask("GET", "/jobs", token=ben).body == {"jobs": []}
     assert running.ask("GET", "/data", token=ben).body == {"data": []}
     assert running.ask("GET", "/data/films", token=ben).status == 404
+    reading = ["task.data_dir=data:films"]
+    assert running.ask("POST", "/jobs", {"overrides": [*TRAINING, *reading]}, token=ben).status == 404
+    assert running.ask("PUT", "/data/films?format=csv", FILMS, token=ben).status == 201
+    assert running.ask("DELETE", "/data/films", token=ben).status == 204  # It has the name of that of ada alone.
     refused = running.ask("POST", "/jobs", {"overrides": TRAINING}, token=ada)
     assert (refused.status, refused.body) == (
         409, {"error": "ada has 1 jobs that run or wait, the limit: wait for one or cancel it"},

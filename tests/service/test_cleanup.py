@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,12 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return move
 
 
+def make_ended(running: Running, owner: str) -> Job:
+    """Returns a job that was cancelled before it began."""
+    queue = running.service.queue
+    return queue.cancel(queue.add(owner, []).id)
+
+
 def test_old_jobs_and_data_are_removed_and_others_stay(start: Start, later: Callable[[float], None]) -> None:
     running = start()
     for name in ("read", "pinned", "unused"):
@@ -57,9 +64,21 @@ def test_the_oldest_are_removed_where_there_is_too_much(start: Start) -> None:
     running = start()
     jobs = [end_job(running, size=10_000) for _ in range(3)]
     running.ask("PUT", f"/jobs/{jobs[0].id}/pin", {"pinned": True})
+    usage = running.service.usage
+    assert running.service.cleanup.run(Keeping(bytes=sum(map(usage.job_bytes, jobs)))) == []  # As many as are there.
     assert running.service.cleanup.run(Keeping(bytes=25_000)) == [f"job {jobs[1].id}"]
     assert running.service.cleanup.run(Keeping(bytes=25_000)) == []
     assert running.service.cleanup.run(Keeping(bytes=0)) == [f"job {jobs[2].id}"]
+
+
+def test_hours_are_those_of_the_last_days_and_of_one_owner(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, now = start(), 100 * DAY_SECONDS
+    monkeypatch.setattr("distill.service.usage.time.time", lambda: now)
+    for owner, first, last in (("ada", 60, 71), ("ada", 98, 99), ("ada", 50, 60), ("ben", 99, 100)):
+        job = replace(make_ended(running, owner), started=first * DAY_SECONDS, ended=last * DAY_SECONDS)
+        running.service.usage.note(job)
+    assert running.service.usage.hours("ada") == pytest.approx(48.0)
+    assert running.service.usage.hours("ben") == pytest.approx(24.0)
 
 
 def test_what_an_interrupted_removal_left_is_removed(start: Start) -> None:

@@ -220,6 +220,15 @@ def test_an_upload_that_stands_still_is_ended(
     assert list_files(data) == []
 
 
+def test_an_upload_of_exactly_the_limit_is_taken(data: DataSets, looked: list[Path]) -> None:
+    data.limit = len(CSV)
+    assert put(data, "films", CSV, room=len(CSV)).bytes == len(CSV)
+    for limit, room in ((len(CSV) - 1, None), (len(CSV), len(CSV) - 1)):
+        data.limit = limit
+        with pytest.raises(RefusedError, match="the upload has more than"):
+            put(data, "others", CSV, room=room)
+
+
 @pytest.mark.parametrize(
     ("room", "status", "reason"),
     [

@@ -140,9 +140,12 @@ def test_a_retry_keeps_the_id_and_counts_on(queue: Queue) -> None:
     with pytest.raises(LiveJobError, match="is running: only one that failed or was cancelled is tried again"):
         queue.retry(job.id)
     queue.record(job.id, 1, {"kind": "metrics", "metrics": {"dev/accuracy": 0.5}})
-    queue.finish(job.id, 1, State.FAILED, "no memory")
+    queue.record(job.id, 1, {"kind": "stage", "stage": "training", "progress": 0.5, "seconds_left": 9.0})
+    failed = queue.finish(job.id, 1, State.FAILED, "no memory")
+    assert (failed.stage, failed.progress, failed.seconds_left) == ("training", 0.5, None)
     again = queue.retry(job.id)
     assert (again.id, again.state, again.error, again.metrics) == (job.id, State.QUEUED, None, {})
+    assert (again.stage, again.progress, again.started, again.ended) == (None, None, None, None)
     assert claim(queue).id == other.id, "a retry is at the end of the queue"
     assert (claim(queue).id, queue.get(job.id).attempt) == (job.id, 2)  # type: ignore[union-attr]
     queue.finish(job.id, 2, State.FINISHED)
@@ -159,6 +162,15 @@ def test_a_lost_attempt_returns_to_its_place_a_few_times(queue: Queue) -> None:
         assert queue.requeue(job.id, lost.attempt, begun=begun).state == State.QUEUED
     failed = queue.requeue(job.id, claim(queue).attempt, begun=True)
     assert (failed.state, failed.error) == (State.FAILED, f"its processes were lost {LOSSES + 1} times")
+
+
+def test_a_retry_forgets_the_attempts_that_were_lost(queue: Queue) -> None:
+    job = queue.add("ada", [])
+    for _ in range(2):
+        for _ in range(LOSSES):
+            assert queue.requeue(job.id, claim(queue).attempt, begun=True).state == State.QUEUED
+        queue.cancel(job.id)
+        queue.retry(job.id)
 
 
 def test_a_lost_attempt_of_a_job_that_is_being_cancelled_is_cancelled(queue: Queue) -> None:
