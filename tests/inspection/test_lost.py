@@ -95,6 +95,8 @@ def test_the_rows_of_hits_are_those_of_their_examples() -> None:
     scoring = LabelSets(("micro_f1",), labels=("x", "y"), separator=",")
     scores = scores_of(np.where(labels, 3.0, -3.0), labels, [4, 7, 9])
     assert {name: rows.tolist() for name, rows in scoring.hit_rows(scores).items()} == {"x": [4, 7], "y": [7, 9]}
+    half = scores_of([[3, -3], [3, -3], [-3, -3]], labels, [4, 7, 9])  # Of the second one label of two.
+    assert item_scores(Made(scoring), half)[0].tolist() == [1.0, 0.0, 0.0]
     one = OneClass(("accuracy",), classes=("x", "y"))
     of_one = scores_of([[1, 0], [0, 1], [1, 0]], [0, 1, 1], [4, 7, 9])
     assert {name: rows.tolist() for name, rows in one.hit_rows(of_one).items()} == {"x": [4], "y": [7, 9]}
