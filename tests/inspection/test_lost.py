@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distill.contracts import Scores
-from distill.inspection.groups import find_lost_groups
+from distill.inspection.groups import find_lost_groups, text_groups
 from distill.inspection.lost import differences, item_scores, lost_groups
 from distill.tasks.class_scores import OneClass
 from distill.tasks.label_scores import LabelSets
@@ -69,6 +69,10 @@ def test_groups_of_words_and_entities_are_resampled_by_text(tagged: tuple[Made, 
     kinds = {("type", name): np.repeat(["a", "b"], [len(of) for of in hits.values()]) == name for name in hits}
     [corrected, _] = find_lost_groups(before, after, kinds, texts=rows, comparisons=9)
     assert found[corrected.kind, corrected.name].interval == corrected.interval
+    (first, of_text), (second, _) = item_scores(data, teacher), item_scores(data, student)
+    members = {key: of[of_text] for key, of in text_groups(texts, ["word"]).items()}
+    for of_words in find_lost_groups(first, second, members, texts=of_text, comparisons=9):
+        assert found[of_words.kind, of_words.name] == of_words
 
 
 def test_a_type_that_is_lost_is_named() -> None:
@@ -91,6 +95,8 @@ def test_the_rows_of_hits_are_those_of_their_examples() -> None:
     scoring = LabelSets(("micro_f1",), labels=("x", "y"), separator=",")
     scores = scores_of(np.where(labels, 3.0, -3.0), labels, [4, 7, 9])
     assert {name: rows.tolist() for name, rows in scoring.hit_rows(scores).items()} == {"x": [4, 7], "y": [7, 9]}
+    half = scores_of([[3, -3], [3, -3], [-3, -3]], labels, [4, 7, 9])  # Of the second one label of two.
+    assert item_scores(Made(scoring), half)[0].tolist() == [1.0, 0.0, 0.0]
     one = OneClass(("accuracy",), classes=("x", "y"))
     of_one = scores_of([[1, 0], [0, 1], [1, 0]], [0, 1, 1], [4, 7, 9])
     assert {name: rows.tolist() for name, rows in one.hit_rows(of_one).items()} == {"x": [4], "y": [7, 9]}

@@ -6,13 +6,14 @@ import zlib
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from benchmarks.false_losses import KINDS, share_of_false_losses
 from distill.errors import UserError
 from distill.inspection.contexts import Occurrence, find_occurrences, nearest
 from distill.inspection.groups import find_lost_groups, text_groups
 from distill.inspection.heads import HeadStatistics
-from distill.inspection.probes import Mix, Probed, control_labels, hold_out, mix_layers, probe_layers
+from distill.inspection.probes import PENALTIES, Mix, Probed, control_labels, hold_out, mix_layers, probe_layers
 from distill.inspection.relations import word_attention
 from distill.inspection.similarity import compare_layers, linear_cka
 from distill.inspection.view import LEVELS, AttentionView
@@ -176,6 +177,34 @@ def test_states_that_know_nothing_are_no_better_than_random_labels_of_words() ->
     assert probe.majority == pytest.approx((labels[score] == 0).mean())
     assert probe.accuracy == pytest.approx(probe.majority, abs=0.01)
     assert probe.selectivity == pytest.approx(0, abs=0.05)
+
+
+def test_the_states_of_the_other_split_are_scaled_as_those_of_train() -> None:
+    """All items of the other split are of one class, so that their own mean would hide it."""
+    random = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    train, test = random.normal(size=(200, 4)), random.normal(size=(100, 4))
+    train[:, 1] += 8 * labels
+    test[:, 1] += 8
+    [probe] = probe_layers(Probed([train], labels, [test], np.ones(100, dtype=int), None))
+    assert probe.accuracy > 0.95
+    assert probe.selectivity is None
+
+
+def test_the_regularisation_is_the_best_on_held_out_items() -> None:
+    """A weak sign in each of 40 numbers, of 100 rows: without much regularisation the probe learns noise."""
+    random = np.random.default_rng(3)
+    labels = np.arange(100) % 2
+    states = random.normal(size=(100, 40)) + 0.35 * labels[:, None]
+    [probe] = probe_layers(Probed([states], labels, [states], labels, None))
+    held = hold_out(np.arange(100), 0.2, seed=0)
+    scaled = (states - states.mean(axis=0)) / states.std(axis=0)
+    scores = {
+        penalty: LogisticRegression(C=penalty, max_iter=200, tol=1e-3)
+        .fit(scaled[~held], labels[~held]).score(scaled[held], labels[held])
+        for penalty in PENALTIES
+    }  # fmt: skip
+    assert scores[probe.penalty] == max(scores.values()) > min(scores.values())
 
 
 def test_whole_texts_are_held_out() -> None:
