@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
     from distill.losses import *  # noqa: F403
     from distill.models.word_replacement import MaskedLMAugmentation as MaskedLMAugmentation
     from distill.records.settings import RecordSettings as RecordSettings
+    from distill.records.settings import ReportSettings as ReportSettings
     from distill.teaching.adaptation import Adaptation as Adaptation
     from distill.teaching.output_cache import OutputCache as OutputCache
     from distill.training.settings import TrainerSettings as TrainerSettings

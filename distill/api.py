@@ -48,7 +48,7 @@ from distill.models.chunking import LongTextOptions
 from distill.models.long_texts import AttentionOptions
 from distill.records.loggers import LoggerSettings, Tracking
 from distill.records.record import Run, create_run, create_run_in, open_run
-from distill.records.settings import RecordSettings
+from distill.records.settings import RecordSettings, ReportSettings
 from distill.records.tracking import tracked
 from distill.storage import mirror
 from distill.storage.cache import open_cache
@@ -518,6 +518,7 @@ def distill(
     benchmark: BenchmarkSettings | None = None,
     budget: Budget | None = None,
     record: RecordSettings | None = None,
+    report: ReportSettings | None = None,
     augment: Augmentation | AutoAugmentation | Literal["auto"] | None = "auto",
     logger: LoggerSettings | Sequence[LoggerSettings] = (),
     callbacks: Callback | Sequence[Callback] = (),
@@ -535,10 +536,9 @@ def distill(
         task: the data, its labels and its metrics: one of `tasks`.
         objective: the loss terms; DistilBERT's triple loss by default.
         trainer: how to train; by default chosen from the data and the student as by `trainer=auto`.
-        export: how to export and when a file passes its gate.
-        benchmark: what to time.
+        export, benchmark: how to export and when a file passes its gate; what to time.
         budget: limits of the exported student; its deepest version within them is trained.
-        record: what the run's directory holds; `RecordSettings(texts=False)` leaves out the texts of the data.
+        record, report: `RecordSettings(texts=False)` writes no texts; `ReportSettings(margin=2)` is of the verdict.
         augment: makes copies of the texts for the teacher, such as `TangAugmentation()`; `auto` suits small data.
         logger: one or several of `loggers`, beside metrics.csv, for example `loggers.TensorBoard()`.
         callbacks: one or several of Lightning's callbacks for the training of the student, copies for its baseline.
@@ -553,7 +553,7 @@ def distill(
     """
     planned = _create_plan(
         teacher, task, objective=objective, trainer=trainer, export=export, benchmark=benchmark, budget=budget,
-        record=record, augment=augment, seed=seed, seeds=seeds, baseline=baseline,
+        record=record, report=report, augment=augment, seed=seed, seeds=seeds, baseline=baseline,
     )  # fmt: skip
     planned = replace(planned, resume=resume, callbacks=read_callbacks(callbacks))
     return _run(planned, teacher, student, directory, logger)
@@ -568,6 +568,7 @@ class PlanOptions(TypedDict, total=False):
     benchmark: BenchmarkSettings | None
     budget: Budget | None
     record: RecordSettings | None
+    report: ReportSettings | None
     augment: Augmentation | AutoAugmentation | Literal["auto"] | None
     seed: int | None
     seeds: int
@@ -607,8 +608,8 @@ def _create_plan(teacher: Teacher, task: Task | Tasks, **options: Unpack[PlanOpt
         tasks=Tasks.of(task), objective=default_objective(task) if objective is None else copy.deepcopy(objective),
         trainer=trainer, export=options.get("export") or ExportSettings(),
         benchmark=options.get("benchmark") or BENCHMARK, budget=options.get("budget") or Budget(),
-        record=options.get("record") or RecordSettings(), cache_dir=teacher.cache_dir, seed=seed,
-        seeds=options.get("seeds", 1), baseline=options.get("baseline", "auto"),
+        record=options.get("record") or RecordSettings(), report=options.get("report") or ReportSettings(),
+        cache_dir=teacher.cache_dir, seed=seed, seeds=options.get("seeds", 1), baseline=options.get("baseline", "auto"),
         augment=AutoAugmentation() if augment == "auto" else augment,
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ from distill.models.origins import Origins
 from distill.models.pooling import configure
 from distill.options import show_value
 from distill.records.loggers import Tracking
-from distill.records.settings import RecordSettings
+from distill.records.settings import RecordSettings, ReportSettings
 from distill.tasks.multi import Tasks
 from distill.teaching.labelling import check_given_terms
 from distill.teaching.outputs import check_cache
@@ -67,6 +67,7 @@ class Plan:
             small data if it is a small share of the run, and `same_start` from the weights of the student.
         budget: limits of the exported student, which choose its depth.
         record: determines what the run's directory holds.
+        report: determines what its report says.
         cache_dir: holds what runs share: tokens, fine-tuned teachers, teacher outputs.
         resume: goes on from the run's checkpoints.
         dry_run: checks and estimates everything and trains nothing.
@@ -85,6 +86,7 @@ class Plan:
     cache_dir: Path
     budget: Budget = field(default_factory=Budget)
     record: RecordSettings = field(default_factory=RecordSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
     seed: int = 0
     seeds: int = 1
     baseline: bool | Literal["auto", "same_start"] = False

@@ -17,11 +17,13 @@ from distill.contracts import Scores
 from distill.errors import OptionError
 from distill.events import events
 from distill.options import show_value
+from distill.records.intervals import read_measured
 from distill.records.record import Run, create_record, open_run
 from distill.records.shape import first_metric, first_split
 from distill.storage.files import JsonObject
 from distill.tasks.scoring import Scoring
 from distill.training.callbacks import copy_callbacks
+from distill.training.parts import measure_parts
 from distill.training.statistics import Difference, Spread, compare_examples, compare_seeds, spread
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
@@ -84,21 +86,21 @@ def add(run: Run, record: JsonObject) -> None:
     entry = {
         "seed": record["seed"], "metrics": record["student"]["metrics"], "retention": record["retention"],
         "export": record["export"], "baseline": record["baseline"], "comparison": record["comparison"],
-        "seconds": record["training"]["seconds"],
+        "seconds": record["training"]["seconds"], "parts": record.get("parts"),
     }  # fmt: skip
     others = [other for other in run.record.get("seeds") or [] if other["seed"] != entry["seed"]]
     run.update(seeds=sorted([*others, entry], key=lambda other: int(other["seed"])))
 
 
 def summarize(run: Run) -> None:
-    """Sets mean and deviation of every metric, and the comparisons over seeds on the split that stands first."""
+    """Sets mean and deviation of every metric, and the comparisons on the split that stands first."""
     seeds, task = run.record["seeds"], run.record["task"]
     metric, split = first_metric(task), first_split(task)
-    values = [entry["metrics"][metric] for entry in seeds]
-    teacher = run.record["teacher"]["metrics"][metric]
+    values = [read_measured(entry["metrics"][metric], entry, "student", split) for entry in seeds]
+    teacher = read_measured(run.record["teacher"]["metrics"][metric], run.record, "teacher", split)
     comparison = {"teacher": compare_seeds(values, [teacher] * len(values))}
     if all(entry["baseline"] for entry in seeds):
-        baselines = [entry["baseline"]["metrics"][metric] for entry in seeds]
+        baselines = [read_measured(entry["baseline"]["metrics"][metric], entry, "baseline", split) for entry in seeds]
         comparison["baseline"] = compare_seeds(values, baselines)
     summary = {name: _summarize_metric(name, seeds) for name in seeds[0]["metrics"]}
     run.update(summary=summary, comparison={name: {**of, "split": split} for name, of in comparison.items()})
@@ -122,26 +124,45 @@ def _of(metrics: Sequence[Mapping[str, float]], name: str) -> Spread:
     return spread([values[name] for values in metrics])
 
 
+def measure(scoring: Scoring, models: Mapping[str, Mapping[str, Scores] | None]) -> JsonObject:
+    """Returns the `parts` of run.json: of each model and split those of the task's metric, where it has some."""
+    return {
+        name: {split: parts.record() for split, of in scores.items() if (parts := measure_parts(scoring, of))}
+        for name, scores in models.items()
+        if scores
+    }
+
+
 def compare(
     scoring: Scoring,
-    scores: Mapping[str, Scores],
-    others: Mapping[str, Mapping[str, Scores] | None],
+    models: Mapping[str, Mapping[str, Scores] | None],
+    parts: JsonObject,
     *,
     split: str,
     seeds: int,
 ) -> dict[str, Difference]:
     """Compares a student with its `baseline` and its `teacher`, as far as there are both, over the examples of a split.
 
-    A metric that is no mean over examples takes seconds to resample. It is compared in a run with one seed and a
-    baseline alone: several seeds are compared with each other, and other runs did not ask.
+    A metric that is no mean over examples takes seconds to resample. It is resampled in a run with one seed and a
+    baseline alone. Others are compared by their parts.
 
     Args:
-        scores: of the student, by split, as those of the others by name.
+        models: the scores of each model by split, those of the student too.
+        parts: of the same models, as `measure` returns them.
     """
-    only_means = others["baseline"] is None or seeds > 1
-    results = {
-        name: compare_examples(scoring, scores[split], other[split], only_means=only_means)
-        for name, other in others.items()
-        if other
-    }
-    return {name: {**result, "split": split} for name, result in results.items() if result is not None}
+    only_means = models["baseline"] is None or seeds > 1
+    results: dict[str, Difference] = {}
+    for name in ("baseline", "teacher"):
+        student, other = models["student"], models[name]
+        if not student or not other:
+            continue
+        found = compare_examples(scoring, student[split], other[split], only_means=only_means)
+        if found is None:
+            values, others = (
+                [read_measured(scoring.selecting_metric(of[split]), {"parts": parts}, model, split)]
+                for model, of in (("student", student), (name, other))
+            )
+            found = compare_seeds(values, others)
+        if found is not None and found["interval"] is not None:
+            results[name] = {**found, "split": split}
+    return results

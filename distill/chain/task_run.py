@@ -51,8 +51,8 @@ from distill.records.paths import hide_paths
 from distill.records.plain_text import warn_of_text
 from distill.records.predictions import write_predictions
 from distill.records.record import Run, create_results
-from distill.records.shape import first_split
-from distill.records.verdict import BASELINE_BUNDLE, decide
+from distill.records.shape import first_split, metric_name
+from distill.records.verdict import BASELINE_BUNDLE, decide, find_split
 from distill.storage.cache import entry_key, has_entry, new_entry
 from distill.storage.files import (
     JsonObject,
@@ -229,11 +229,13 @@ class TaskRun:
 
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
         """Records the differences of the student from its baseline, if there is one, and its teacher."""
+        models = {"student": scores, "baseline": baseline, "teacher": self.teacher.scores}
+        parts = seeds.measure(self.scoring, models)
         comparison = seeds.compare(
-            self.scoring, scores, {"baseline": baseline, "teacher": self.teacher.scores},
-            split=first_split(self.run.record["task"]), seeds=self.plan.seeds,
-        )  # fmt: skip
-        self.run.update(comparison=comparison)
+            self.scoring, models, parts, split=first_split(self.run.record["task"]), seeds=self.plan.seeds
+        )
+        (self.run.parent or self.run).record["margin"] = self.plan.report.margin
+        self.run.update(parts=parts, comparison=comparison)
 
     def export(
         self,
@@ -254,7 +256,7 @@ class TaskRun:
             scores=scores, settings=self.plan.export, retrain=retrain,
             teacher=None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]},
         )  # fmt: skip
-        retention = measure_retention(run.record, self.scoring.metric, exported.formats)
+        retention = measure_retention(run.record, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
         write_text(directory / "README.md", self.model_card())
         if self.plan.export.model2vec:
@@ -440,8 +442,9 @@ class TaskRun:
         return {format: directory / file for format, file in FILES.items()}
 
 
-def measure_retention(record: JsonObject, metric: str, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
-    """The share of the teacher's metric that each file keeps, as `share_kept`."""
+def measure_retention(record: JsonObject, formats: Mapping[str, ExportedFile]) -> dict[str, float | None]:
+    """The share of the teacher's metric that each file keeps, as `share_kept`, on the split that stands first."""
+    metric = metric_name(record["task"], find_split(record))
     teacher = record["teacher"]["metrics"][metric]
     values = {"torch": record["student"]["metrics"][metric]}
     values |= {name: row["metrics"][metric] for name, row in formats.items()}

@@ -77,6 +77,7 @@ def plan(config: DictConfig) -> Plan:
         benchmark=instantiate(config.benchmark),
         budget=instantiate(config.budget),
         record=instantiate(config.record),
+        report=instantiate(config.report),
         tasks=Tasks.of(instantiate(config.task)),
         cache_dir=cache_dir(config),
         seed=config.seed,

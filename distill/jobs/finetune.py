@@ -2,6 +2,7 @@
 
 from omegaconf import DictConfig
 
+from distill.chain import seeds
 from distill.chain.lengths import break_down_by_length
 from distill.chain.task_run import save_model, task_record
 from distill.console import print_line, silence_libraries
@@ -51,7 +52,8 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     with run.timed("teacher"):
         teaching.score(teacher, task, data.scoring, examples, source=source, directory=cache_dir / "outputs")
     by_length = break_down_by_length({"teacher": teacher.scores}, data, teacher.tokenizer)
-    run.update(task=task_record(task, data, examples), teacher=teacher.record(), lengths=by_length)
+    parts = seeds.measure(data.scoring, {"teacher": teacher.scores})
+    run.update(task=task_record(task, data, examples), teacher=teacher.record(), lengths=by_length, parts=parts)
     write_predictions(
         run.directory, {"teacher": teacher.scores}, splits=data, settings=build.instantiate(config.record)
     )

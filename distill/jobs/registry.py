@@ -10,7 +10,8 @@ from distill.errors import UserError
 # Prefixes of the options that a job which creates a run may read or ignore.
 OPTIONS = (
     "student", "seed", "seeds", "baseline", "teacher.finetune", "teacher.cache", "trainer", "export", "benchmark",
-    "objective", "logger", "budget", "augment", "adapt", "task.unlabelled", "task.unlabelled_share", "task.bank",
+    "objective", "logger", "budget", "augment", "adapt", "report", "task.unlabelled", "task.unlabelled_share",
+    "task.bank",
 )  # fmt: skip
 _TEXT_TRAINING = (
     "seed", "baseline", "trainer", "objective", "logger", "task.unlabelled", "task.unlabelled_share", "task.bank",

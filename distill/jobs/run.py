@@ -35,7 +35,7 @@ RUN_FILES = (RECORD, CONFIG)
 _GROUPS = ("job", "task", "teacher", "substitute", "objective", "trainer", "export", "benchmark")
 PRUNER = "pruner"  # The logger that a search by Optuna adds.
 # Options that do not change the results of a run. Earlier versions had `paper` in place of `experiment`.
-_NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "experiment", "paper", "logger")
+_NOT_IN_DIGEST = ("resume", "trust", "output_dir", "cache_dir", "dry_run", "experiment", "paper", "logger", "report")
 _PATHS = (
     "task.data_dir", "adapt.data_dir", "teacher.path", "teacher.tokenizer", "teacher.encoder", "teacher.texts",
     "student.path", "student.general.corpus", "cache_dir",

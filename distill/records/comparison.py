@@ -1,7 +1,8 @@
 """Rows of several runs: those that differ only in their seeds are one row, with its metrics and its differences.
 
 A row is compared with the row of the same options and the objective `supervised`, with the baseline that its own runs
-trained, and with its teacher. All are paired by seed; with one seed the difference is that over examples in its run.
+trained, and with its teacher. All are paired by seed and example; with one seed the difference from the latter two is
+that of its run.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 from distill.edge.model_files import timed_name
 from distill.errors import UserError
 from distill.readers.order import natural_key
-from distill.records.intervals import Estimate, Values, compare_values, count_examples, estimate
+from distill.records.intervals import Estimate, Values, compare_values, count_examples, estimate, read_measured
 from distill.records.measures import (
     describe_conditions,
     describe_gate,
@@ -26,6 +27,7 @@ from distill.records.option_names import Options, describe_options, flatten_opti
 from distill.records.paths import hide_paths
 from distill.records.saved_config import CONFIG, read_plain
 from distill.records.shape import DEV, TEST, metric_name
+from distill.records.verdict import MARGIN, read_margin
 from distill.storage.files import JsonObject
 from distill.training.statistics import Difference, Spread, spread
 
@@ -106,6 +108,7 @@ class Row:
         from_teacher: the difference from the teacher; None without one.
         split: that all rows of the table are compared on: test if every one has it, else dev.
         names: the short names of the options of all rows of the table, by their full ones.
+        margin: points within which two models are called equal.
         seconds: of one training, the mean over seeds.
         error: of the last run that failed, or `unfinished`.
     """
@@ -127,6 +130,7 @@ class Row:
     gain: Difference | None = None
     from_teacher: Difference | None = None
     split: str = DEV
+    margin: float = MARGIN
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -255,14 +259,15 @@ def _create_row(
         (entry.get("retention") or {}).get("fp32", (entry.get("retention") or {}).get("torch"))
         for entry in entries.values()
     ]
-    scored = {split: read_metric(entries, task, split) for split in (DEV, TEST)}
+    scored = {split: read_metric(entries, task, split, entries=entries) for split in (DEV, TEST)}
     untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
     return Row(
         label=label, names=names, options=shown, task=task, error=error,
         directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
         values=scored[DEV], tests=scored[TEST],
-        baselines={split: read_metric(untaught, task, split) for split in (DEV, TEST)},
-        conditions=describe_conditions(timed), kept=_mean(shares),
+        baselines={split: read_metric(untaught, task, split, entries=entries, model="baseline")
+                   for split in (DEV, TEST)},
+        conditions=describe_conditions(timed), kept=_mean(shares), margin=read_margin(runs[-1][1]),
         seconds=_mean([entry.get("seconds") for entry in entries.values()]),
     )  # fmt: skip
 
@@ -272,9 +277,13 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
     if not teacher or not task:
         return None
     timing, own = select_timing(record, "teacher", "torch"), fastest_teacher_file(record)
+    metrics = {
+        split: None if value is None else read_measured(value, record, "teacher", split)
+        for split in (DEV, TEST) for value in [teacher["metrics"].get(metric_name(task, split))]
+    }  # fmt: skip
     return TeacherResult(
-        str(teacher["resolved"]), teacher["metrics"].get(task["metric"]), timing["p50_ms"] if timing else None,
-        find_teacher_bytes(record), teacher["metrics"].get(metric_name(task, TEST)),
+        str(teacher["resolved"]), metrics[DEV], timing["p50_ms"] if timing else None,
+        find_teacher_bytes(record), metrics[TEST],
         (number_format(own), own["p50_ms"]) if own else None,
     )  # fmt: skip
 
@@ -306,7 +315,7 @@ def _only_seed(record: JsonObject) -> list[dict[str, Any]]:
         {
             "seed": record["seed"] or 0, "metrics": record["student"]["metrics"], "export": record["export"],
             "retention": record["retention"], "seconds": (record["training"] or {}).get("seconds"),
-            "baseline": record.get("baseline"), "comparison": record.get("comparison"),
+            "baseline": record.get("baseline"), "comparison": record.get("comparison"), "parts": record.get("parts"),
         }
     ]  # fmt: skip
 
@@ -323,17 +332,25 @@ def _read_task(runs: Sequence[tuple[Path, JsonObject]]) -> JsonObject:
     return next((record["task"] for _, record in reversed(runs) if record["task"]), {})
 
 
-def read_metric(models: Mapping[int, JsonObject], task: JsonObject, split: str) -> dict[int, float]:
+def read_metric(
+    models: Mapping[int, JsonObject], task: JsonObject, split: str, *, entries: Mapping[int, JsonObject] | None = None,
+    model: str = "student",
+) -> dict[int, float]:  # fmt: skip
     """Returns the task's metric of each seed: of the exported fp32 file, or of what has none.
 
     Args:
         models: by seed, the results of a student, a file or a baseline.
+        entries: by seed, the results that have the parts of its metric; None for a metric without any.
+        model: the name of these parts.
     """
     found = {
         seed: ((models[seed].get("export") or {}).get("fp32") or models[seed])["metrics"].get(metric_name(task, split))
         for seed in sorted(models)
     }
-    return {seed: float(value) for seed, value in found.items() if value is not None}
+    return {
+        seed: read_measured(value, (entries or {}).get(seed) or {}, model, split)
+        for seed, value in found.items() if value is not None
+    }  # fmt: skip
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -14,13 +14,21 @@ from distill.records.comparison import read_metric, read_seeds
 from distill.records.curves import Curve, read_curves
 from distill.records.experiment import MEAN, Column, Experiment, Published, figures_of
 from distill.records.experiment_runs import Outcome
-from distill.records.intervals import Values, compare_values, count_examples, is_noise, name_seeds_of_rows
+from distill.records.intervals import (
+    Values,
+    compare_values,
+    count_examples,
+    is_noise,
+    name_seeds_of_rows,
+    read_measured,
+)
 from distill.records.shape import DEV, metric_name
 from distill.storage.files import JsonObject
+from distill.training.parts import average
 from distill.training.statistics import Difference
 
 SECONDS = "seconds"  # The metric of a column of times.
-SEEN, NOT_SEEN, NOISE, UNTESTED = "as published", "opposite", "within noise", "no interval"
+SEEN, NOT_SEEN, NOISE, UNTESTED = "as published", "opposite", "undecided", "no interval"
 
 
 @dataclass(frozen=True)
@@ -279,11 +287,17 @@ def _read_values(outcome: Outcome, record: JsonObject, task: JsonObject, of: Col
     seed = outcome.place.seed
     if of.seconds is not None:
         value = _read_seconds(record, of.seconds)
-    elif record["job"] == "distill":
-        return read_metric(read_seeds([(outcome.directory or Path(), record)]), task, of.split)
-    else:
-        value = ((record["teacher"] or {}).get("metrics") or {}).get(metric_name(task, of.split))
-    return {} if value is None else {int(record["seed"] or 0) if seed is None else seed: float(value)}
+        return {} if value is None else {int(record["seed"] or 0) if seed is None else seed: value}
+    # Parts are of the metric that selects checkpoints.
+    is_own = task["metric"] == record["task"]["metric"]
+    if record["job"] == "distill":
+        entries = read_seeds([(outcome.directory or Path(), record)])
+        return read_metric(entries, task, of.split, entries=entries if is_own else None)
+    value = ((record["teacher"] or {}).get("metrics") or {}).get(metric_name(task, of.split))
+    if value is None:
+        return {}
+    found = read_measured(value, record if is_own else {}, "teacher", of.split)
+    return {int(record["seed"] or 0) if seed is None else seed: found}
 
 
 def _read_seconds(record: JsonObject, form: str) -> float | None:
@@ -297,7 +311,7 @@ def _average_row(cells: Sequence[Cell]) -> Cell:
     if not all(cell.values for cell in cells):
         return Cell(task={"metric": MEAN, "selects": "max"})
     seeds = sorted(set.intersection(*(set(cell.values) for cell in cells)))
-    values = {seed: statistics.fmean(cell.values[seed] for cell in cells) for seed in seeds}
+    values: dict[int, float] = {seed: average([cell.values[seed] for cell in cells]) for seed in seeds}
     if not values:
         values = {0: statistics.fmean(cell.mean or 0.0 for cell in cells)}
     return Cell(values, {"metric": MEAN, "selects": "max"}, any_seed=all(cell.any_seed for cell in cells))

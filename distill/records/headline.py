@@ -18,7 +18,7 @@ from distill.records.measures import (
     task_sections,
 )
 from distill.records.shape import DEV
-from distill.records.verdict import Against, Verdict, decide
+from distill.records.verdict import Against, Doubt, Verdict, decide
 from distill.storage.files import JsonObject
 
 if TYPE_CHECKING:  # They import torch, and a verdict is also read where there is none.
@@ -28,17 +28,21 @@ if TYPE_CHECKING:  # They import torch, and a verdict is also read where there i
 TITLES: Mapping[str, str] = {
     verdicts.WEAK: "The teacher is weak",
     verdicts.BETTER: "The teacher helps",
-    verdicts.EQUAL: "No measurable gain from the teacher",
+    verdicts.EQUAL: "No gain from the teacher",
+    verdicts.UNDECIDED: "Whether the teacher helps is undecided",
     verdicts.WORSE: "Prefer the baseline",
     verdicts.UNKNOWN: "Whether the teacher helps is not certain",
     verdicts.UNTAUGHT: "The student learned without a teacher",
 }
 OPINIONS: Mapping[str, str] = {
     verdicts.BETTER: "The student is better than its teacher",
-    verdicts.EQUAL: "The student is as good as its teacher, within noise",
+    verdicts.EQUAL: "The student is as good as its teacher",
+    verdicts.UNDECIDED: "Whether the student is as good as its teacher is undecided",
     verdicts.WORSE: "The student is below its teacher",
     verdicts.UNKNOWN: "The gain from the teacher is not known",
 }
+
+CONSTANT = "The student is no better than a constant prediction"
 
 
 def render_headline(record: JsonObject) -> str | None:
@@ -64,8 +68,9 @@ def _describe_student(record: JsonObject) -> list[str]:
     if record.get("tasks"):
         return _describe_tasks(record, verdict)
     return [
-        f"{_title(verdict)}.", *_describe_weakness(record, verdict), _describe_result(record, verdict),
-        *_describe_uncertainty(verdict), *_advise(record, verdict),
+        f"{_title(verdict)}.", *_describe_weakness(record, verdict), *_describe_constant(record, verdict),
+        _describe_result(record, verdict), *_describe_doubts(verdict, record["task"]),
+        *_describe_equality(record, verdict), *_describe_uncertainty(verdict), *_advise(record, verdict),
     ]  # fmt: skip
 
 
@@ -74,6 +79,8 @@ def _title(verdict: Verdict) -> str:
     is_worse = verdict.baseline is not None and verdict.baseline.outcome == verdicts.WORSE
     if verdict.case == verdicts.WEAK and is_worse:
         return "Prefer the baseline: the teacher is weak"
+    if _is_constant(verdict):
+        return CONSTANT
     if verdict.case == verdicts.NO_BASELINE:
         return OPINIONS[verdict.teacher.outcome if verdict.teacher else verdicts.UNKNOWN]
     return TITLES[verdict.case]
@@ -87,7 +94,7 @@ def _describe_weakness(record: JsonObject, verdict: Verdict) -> list[str]:
     values = f"{weakness.metric:.3f} against {weakness.constant:.3f} of a constant prediction ({weakness.answer})"
     noise = "which is no better"
     if weakness.difference and (weakness.difference > 0) != (task.get("selects") == "min"):
-        noise = f"which is within noise ({_describe_interval(weakness.difference, weakness.interval, task)})"
+        noise = f"which is not known to be better ({_describe_interval(weakness.difference, weakness.interval, task)})"
     train = "set a higher teacher.finetune.max_epochs, label more rows, or take a larger teacher"
     check = "check that its labels mean the task's, or take another teacher"
     advice = train if (record["teacher"].get("origin") or "fine-tuned") in ("fine-tuned", "kept") else check
@@ -95,6 +102,57 @@ def _describe_weakness(record: JsonObject, verdict: Verdict) -> list[str]:
         f"On {weakness.split} it has {task['metric']} {values}, {noise}.",
         f"{advice[0].upper()}{advice[1:]}.",
     ]
+
+
+def _is_constant(verdict: Verdict) -> bool:
+    """Returns whether the title is that of a student that is no better than a constant prediction."""
+    return verdict.constant is not None and verdict.case not in (verdicts.WEAK, verdicts.WORSE, verdicts.BETTER)
+
+
+def _describe_constant(record: JsonObject, verdict: Verdict) -> list[str]:
+    """Returns what a student that is no better than a constant prediction has beside it."""
+    if verdict.constant is None:
+        return []
+    constant = verdicts.measure(record, "constant", verdict.split) or verdicts.measure(record, "constant", DEV)
+    value = f"{constant['mean']:.3f} " if constant else ""
+    opening = "That has" if _is_constant(verdict) else f"{CONSTANT}, which has"
+    return [f"{opening} {record['task']['metric']} {value}({verdict.constant})."]
+
+
+def _describe_doubts(verdict: Verdict, task: JsonObject) -> list[str]:
+    """Returns what undecided intervals leave open, and what would decide."""
+    others = {"the same student without a teacher": verdict.baseline, "its teacher": verdict.teacher}
+    return [
+        f"Against {name} it may be up to {_doubtful(of.doubt.worse, task)} worse and up to "
+        f"{_doubtful(of.doubt.better, task)} better: {_describe_evidence(of.doubt)}."
+        for name, of in others.items()
+        if of is not None and of.doubt is not None
+    ]  # fmt: skip
+
+
+def _doubtful(amount: float, task: JsonObject) -> str:
+    """Returns an amount without its sign: `10.9 points`."""
+    return format_points(amount, task)[1:] + ("" if task.get("selects") == "min" else " points")
+
+
+def _describe_evidence(doubt: Doubt) -> str:
+    """Returns the examples or seeds that tell no more, and the examples that would."""
+    rows = f"{doubt.number:,} examples of {doubt.split}"
+    if doubt.needed is not None:
+            return f"{rows} show no more, about {doubt.needed:,} would decide"
+    if doubt.over == "examples":
+        return f"{rows} show no more"
+    split = doubt.split
+    return f"{doubt.number} seeds on {split} show no more; set a higher seeds, or give {split} more examples"
+
+
+def _describe_equality(record: JsonObject, verdict: Verdict) -> list[str]:
+    """Returns the margin within which the student is called equal to another model; nothing where it is not."""
+    others = [of for of in (verdict.baseline, verdict.teacher) if of is not None]
+    if not any(of.outcome == verdicts.EQUAL and (of.interval or of.elsewhere) for of in others):
+        return []
+    unit = "%" if record["task"].get("selects") == "min" else " points"
+    return [f"Two models are called equal within {verdicts.read_margin(record):g}{unit} (report.margin)."]
 
 
 def _describe_result(record: JsonObject, verdict: Verdict) -> str:
@@ -195,8 +253,14 @@ def _describe_uncertainty(verdict: Verdict) -> list[str]:
     """Returns what the intervals leave out."""
     has_interval = any(of and (of.interval or of.elsewhere) for of in (verdict.baseline, verdict.teacher))
     if verdict.seeds > 1:
-        return [f"The intervals are over {verdict.seeds} seeds."] if has_interval else []
+        return [f"The intervals are over {_describe_over(verdict)}."] if has_interval else []
     return ["One seed: training noise is not in the intervals." if has_interval else "One seed, without an interval."]
+
+
+def _describe_over(verdict: Verdict) -> str:
+    """Returns the seeds that intervals are over, and whether they are over the examples too."""
+    both = any(of is not None and of.over == verdicts.BOTH for of in (verdict.baseline, verdict.teacher))
+    return f"{verdict.seeds} seeds" + (" and the examples" if both else " alone, and leave out the examples")
 
 
 def _advise(record: JsonObject, verdict: Verdict) -> list[str]:
@@ -211,7 +275,7 @@ def _advise(record: JsonObject, verdict: Verdict) -> list[str]:
         )  # fmt: skip
     writes = task.get("answer") in ("text", "label_words")
     takes_texts = not (task.get("unlabelled") or task.get("packing") or writes)
-    if verdict.case in (verdicts.EQUAL, verdicts.WORSE) and takes_texts:
+    if verdict.case in (verdicts.EQUAL, verdicts.UNDECIDED, verdicts.WORSE) and takes_texts:
         words.append("More text for the teacher to label may help: set task.unlabelled.")
     is_over = choice.get("trained") is False or (not choice and record.get("status") != "running")
     if verdict.case == verdicts.NO_BASELINE and is_over:
@@ -235,7 +299,8 @@ def _value(value: "Spread") -> str:
 def describe_result(row: "Row", *, subject: str | None = None) -> str | None:
     """Returns the sentence about a row of several runs: its smallest file that passed, else the student in torch.
 
-    The metric is that on dev, by which rows are compared. It ends with the reasons of files that did not pass.
+    The metric is that on the split of the table: test where every row has it, because dev chose checkpoints and orders
+    the rows. It ends with the reasons of files that did not pass.
 
     Args:
         subject: the name of the student; None for the label of the row.
@@ -243,15 +308,21 @@ def describe_result(row: "Row", *, subject: str | None = None) -> str | None:
     Returns:
         None if the metric of student or teacher is not known.
     """
-    passed = {name: file for name, file in row.files.items() if file.passed and file.values}
+    passed = {name: file for name, file in row.files.items() if file.passed and file.on(row.split)}
     chosen = min(passed.values(), key=lambda file: file.bytes or 0, default=None)
-    spread = chosen.spread() if chosen else row.spread()
-    if spread is None or row.teacher is None or row.teacher.metric is None:
+    spread = chosen.spread(row.split) if chosen else row.spread(row.split)
+    before = row.teacher.on(row.split) if row.teacher else None
+    if spread is None or before is None:
         return None
-    before, seeds = row.teacher.metric, len(chosen.values if chosen else row.values)
-    examples = f"{row.task['examples'].get('dev', 0):,} examples of dev"
+    seeds = len(chosen.on(row.split) if chosen else row.scores)
+    examples = f"{row.task['examples'].get(row.split, 0):,} examples of {row.split}"
     counted = f"{examples}, {seeds} seeds" if seeds > 1 else f"{examples}, one seed"
-    against = Against(before, spread["mean"] - before, None, None, verdicts.UNKNOWN)
+    # The interval is about the student in torch, or its fp32 file, and moves with the metric of the file.
+    known, difference, interval = row.from_teacher, spread["mean"] - before, None
+    if known is not None and known["interval"] is not None:
+        low, high = (end - known["difference"] + difference for end in known["interval"])
+        interval = low, high
+    against = Against(before, difference, interval, None, verdicts.UNKNOWN)
     compared = _describe_against(against, "its teacher", row.task)
     kept = f"{subject or row.label} has {row.task['metric']} {format_spread(spread)}, {compared}, on {counted}"
     saved = _describe_row_savings(row, chosen) if chosen else []

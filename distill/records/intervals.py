@@ -1,15 +1,18 @@
-"""95% intervals of a metric and of a difference of two models, from what run.json has: over seeds, else over examples.
+"""95% intervals of a metric and of a difference of two models, from what run.json has.
 
-Over seeds they are Student's, and those of a difference are paired by seed. With one seed only a share of examples has
-one, by the score method of Wilson, in which two models are independent of each other. On the same examples they are
-not, so that such an interval of a difference is wide rather than narrow.
+With the parts of the metrics they are over seeds and examples together, paired by both, and with one seed over
+examples. Runs of earlier versions have no parts. Their intervals over several seeds are Student's over seeds alone.
+With one seed only a share of examples has one, by the score method of Wilson, in which two models are independent of
+each other. On the same examples they are not, so that such an interval of a difference is wide rather than narrow.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from distill.training.statistics import LEVEL, Difference, compare_seeds
+from distill.training.parts import Measured, Parts, estimate_error
+from distill.training.statistics import BOTH, LEVEL, Difference, compare_seeds, describe_error
 
 # Metrics that are the share of examples with a right prediction.
 SHARES = ("accuracy", "agreement", "subset_accuracy", "exact_match")
@@ -26,7 +29,7 @@ class Estimate:
     Attributes:
         value: the mean over seeds.
         interval: at 95%; None where it cannot be computed.
-        over: `seeds` or `examples`, which the interval is about.
+        over: `seeds`, `examples` or `seeds and examples`, which the interval is about.
     """
 
     value: float
@@ -42,17 +45,24 @@ class Estimate:
 def estimate(values: Sequence[float], examples: int | None) -> Estimate | None:
     """Returns the mean over seeds with its interval; None without values.
 
+    A share of examples with one seed has that of Wilson, which is not empty where every example is right.
+
     Args:
         examples: that one seed is scored on; None if the metric is no share of them.
     """
     if not values:
         return None
+    is_share = examples and len(values) == 1 and 0 <= values[0] <= 1
+    found = None if is_share else estimate_error(values, None)
+    if found is not None:
+        mean, half = sum(values) / len(values), found.half_width(LEVEL)
+        interval = (mean - half, mean + half) if half else None
+        return Estimate(mean, interval, BOTH if len(values) > 1 else "examples")
     if len(values) > 1:
-        found = compare_seeds(values, [0.0] * len(values))
-        low_high = found["interval"]
-        return Estimate(found["difference"], None if low_high is None else (low_high[0], low_high[1]), "seeds")
+        over_seeds = compare_seeds(values, [0.0] * len(values))
+        low_high = over_seeds["interval"]
+        return Estimate(over_seeds["difference"], None if low_high is None else (low_high[0], low_high[1]), "seeds")
     [value] = values
-    is_share = examples and 0 <= value <= 1
     return Estimate(value, wilson_interval(value, examples or 0) if is_share else None, "examples")
 
 
@@ -65,10 +75,11 @@ def wilson_interval(share: float, number: int) -> tuple[float, float]:
 
 
 def compare_values(values: Values, others: Values, examples: int | None) -> Difference | None:
-    """Compares two models over the seeds that both have, else over examples; None without a value of each.
+    """Compares two models over the seeds that both have and over examples; None without a value of each.
 
-    With several seeds each, and fewer than two that both have, they are compared by Welch's t-test. The interval is
-    None where it cannot be computed, also if all seeds have the same difference.
+    Models without parts are compared over the seeds that both have, else over examples. With several seeds each, and
+    fewer than two that both have, Welch's t-test takes the place of the paired one. The interval is None where it
+    cannot be computed, also if all seeds have the same difference and no parts.
 
     Args:
         examples: as in `estimate`.
@@ -82,16 +93,24 @@ def compare_values(values: Values, others: Values, examples: int | None) -> Diff
         return _compare_unpaired(list(values.values()), list(others.values()))
     seeds = (shared[0], shared[0]) if shared else (min(values), min(others))
     value, other = values[seeds[0]], others[seeds[1]]
-    difference: Difference = {
-        "difference": value - other, "interval": None, "p": None, "over": "seeds", "number": 1,
-    }  # fmt: skip
-    if examples and 0 <= value <= 1 and 0 <= other <= 1:
+    difference = compare_seeds([value], [other])
+    if difference["interval"] is None and examples and 0 <= value <= 1 and 0 <= other <= 1:
         (low, high), (other_low, other_high) = (wilson_interval(share, examples) for share in (value, other))
         # Newcombe (1998), method 10.
         below, above = math.hypot(value - low, other_high - other), math.hypot(high - value, other - other_low)
         ends = [value - other - below, value - other + above]
         difference |= {"interval": ends, "over": "examples", "number": examples}
     return difference
+
+
+def read_measured(value: float, entry: Mapping[str, Any], model: str, split: str) -> Measured:
+    """Returns the metric of a model on a split with its parts.
+
+    Args:
+        entry: the record of a run, or of one of its seeds.
+        model: `student`, `baseline` or `teacher`.
+    """
+    return Measured(value, Parts.read(((entry.get("parts") or {}).get(model) or {}).get(split)))
 
 
 def count_examples(task: Mapping[str, object], split: str) -> int | None:
@@ -119,10 +138,15 @@ def describe_bars(estimates: Iterable[Estimate | None], seeds: str, examples: in
     """
     over = {each.over for each in estimates if each is not None and each.interval is not None}
     words = []
+    if BOTH in over:
+        words.append(f"over {seeds} and the examples together")
     if "seeds" in over:
         words.append(f"Student's t over {seeds}")
-    if "examples" in over and examples:
-        words.append(f"Wilson's score over {examples:,} examples for a single model")
+    if "examples" in over:
+        words.append(
+            f"Wilson's score over {examples:,} examples for a single model" if examples
+            else "over the examples for a single model"
+        )  # fmt: skip
     return f"; bars are 95% intervals: {', and '.join(words)}" if words else ""
 
 
@@ -146,6 +170,10 @@ def name_seeds_of_rows(rows: Iterable[Collection[int]]) -> str:
 def _compare_unpaired(values: Sequence[float], others: Sequence[float]) -> Difference:
     from scipy import stats
 
+    found = estimate_error(values, others)
+    if found is not None:
+        mean = sum(values) / len(values) - sum(others) / len(others)
+        return {**describe_error(mean, found, values), "number": min(len(values), len(others))}
     test = stats.ttest_ind(values, others, equal_var=False)
     difference: Difference = {
         "difference": sum(values) / len(values) - sum(others) / len(others), "interval": None, "p": None,

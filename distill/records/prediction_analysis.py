@@ -12,8 +12,8 @@ from distill.edge.answer_metrics import normalize_references, score_answer
 from distill.errors import UserError, first_line
 from distill.readers.order import sort_classes
 from distill.records.predictions import FILE, REFERENCES, WRITTEN
+from distill.tasks.scoring import CALIBRATION_BINS
 
-BINS = 10  # Of equal width, between the probabilities 0 and 1.
 MOST_CLASSES = 20  # Of a confusion matrix.
 SHOWN = 10  # Examples on which the models differ most.
 LABEL_SETS = "labels"  # The form of a prediction that is any number of labels.
@@ -23,7 +23,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Calibration:
-    """The reliability diagram of a model.
+    """The reliability diagram of a model, in the bins of `Scoring.calibration_error`.
 
     Attributes:
         confidence: the mean probability in each bin that has predictions.
@@ -68,6 +68,8 @@ class Analysis:
         number: of the examples.
         agreement: share of the examples for which both predict the same; None for numbers.
         calibration: by model, of those with probabilities.
+        calibrated: the name of their error. Of any number of labels it is that of the labels that were given, where
+            the gate of a file has that of all labels.
         classes: the labels of the rows and columns of `confusion`.
         confusion: `[label, prediction]`, the numbers of examples of `model`; None without classes or with many of them.
         numbers: the predictions of teacher and `model` `[n, 2]`, if they are numbers.
@@ -84,6 +86,7 @@ class Analysis:
     numbers: np.ndarray | None
     lengths: Sequence[int]
     differences: Sequence[Disagreement]
+    calibrated: str = "calibration error"
 
 
 def analyze_predictions(directory: Path, *, answer: str | None = None) -> Analysis | None:
@@ -112,6 +115,7 @@ def analyze_predictions(directory: Path, *, answer: str | None = None) -> Analys
         agreement=None if numbers is not None else sum(first == second for first, second in pairs) / len(pairs),
         calibration={name: found for name, found in calibrations.items() if found is not None},
         lengths=_count_words(columns), differences=_find_differences(columns, model),
+        calibrated="calibration error of given labels" if answer == LABEL_SETS else "calibration error",
     )  # fmt: skip
 
 
@@ -175,8 +179,8 @@ def _calibrate(items: Sequence[tuple[bool, float]]) -> Calibration | None:
     if not items:
         return None
     right, probability = np.array(items, dtype=np.float64).T
-    bins = np.clip((probability * BINS).astype(int), 0, BINS - 1)
-    used = [number for number in range(BINS) if (bins == number).any()]
+    bins = np.clip((probability * CALIBRATION_BINS).astype(int), 0, CALIBRATION_BINS - 1)
+    used = [number for number in range(CALIBRATION_BINS) if (bins == number).any()]
     confidence = [float(probability[bins == number].mean()) for number in used]
     accuracy = [float(right[bins == number].mean()) for number in used]
     numbers = [int((bins == number).sum()) for number in used]

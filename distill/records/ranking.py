@@ -1,4 +1,4 @@
-"""Ranking of the rows of a table: the first one by dev, and which others are within noise of it."""
+"""Ranking of the rows of a table: the first one by dev, and which others are equal to it or not told apart from it."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from distill.records.comparison import Row
 from distill.records.intervals import compare_values, is_noise, name_seeds
 from distill.records.measures import format_points, format_spread
 from distill.records.shape import TEST
+from distill.records.verdict import EQUAL, UNDECIDED, UNKNOWN, judge, scale_margin
 from distill.training.statistics import Difference, Spread, spread
 
 MOST_NAMES = 5  # Rows that a sentence names.
@@ -27,20 +28,42 @@ def describe_ranking(rows: Sequence[Row]) -> str | None:
         return None
     first, *others = scored
     pairs = list(zip(others, compare_with_first(scored)[1:], strict=True))
-    close = [row.label for row, difference in pairs if is_noise(difference)]
+    outcomes = [judge_row(difference, first) for _, difference in pairs]
+    equal, close = (
+        [row.label for (row, _), outcome in zip(pairs, outcomes, strict=True) if outcome in of]
+        for of in ((EQUAL,), (UNDECIDED, UNKNOWN))
+    )
     ahead = [row.label for row, difference in pairs if difference and _is_ahead(difference, first)]
     name = f"{first.label} ({_describe_value(first)})"
     if ahead:
         return f"No best row: {name} is the first by dev, and ahead of it on test, beyond noise, {_name(ahead)}."
-    if close:
-        verb = "is" if len(close) == 1 else "are"
-        rest = f"{len(close)} of {len(others)} other rows {verb}" if len(others) > 1 else "the other row is"
-        return f"No best row: {rest} within noise of the first, {name}: {_name(close)}.{_explain(first)}"
+    if close or equal:
+        relations = {
+            "not told apart from": close, f"within {first.margin:g} point{'s' * (first.margin != 1)} of": equal
+        }  # fmt: skip
+        words = [f"{_count(of, len(others))} {relation} the first" for relation, of in relations.items() if of]
+        rest = [f"{words[0]}, {name}: {_name(close or equal)}", *(f"{of}: {_name(equal)}" for of in words[1:])]
+        return f"No best row: {'; '.join(rest)}.{_explain(first)}"
     nearest, difference = max(pairs, key=lambda pair: _gain(pair[1], first))
     assert difference is not None
     ends = " to ".join(format_points(end, first.task) for end in difference["interval"] or ())
     behind = f"the nearest one, {nearest.label}, has {format_points(difference['difference'], first.task)} ({ends})"
     return f"The first row is ahead of the others beyond noise: {name}; {behind}."
+
+
+def judge_row(difference: Difference | None, first: Row) -> str:
+    """Returns whether a row is better than the first one, equal to it within the margin, worse, or undecided."""
+    if difference is None or difference["interval"] is None:
+        return UNKNOWN
+    other = spread(list(first.scores.values()))["mean"]
+    return judge(dict(difference), first.task, scale_margin(first.margin, other, first.task))
+
+
+def _count(labels: Sequence[str], number: int) -> str:
+    """Returns how many of the other rows these are, as a sentence begins."""
+    if number == 1:
+        return "the other row is"
+    return f"{len(labels)} of {number} other rows {'is' if len(labels) == 1 else 'are'}"
 
 
 def _is_ahead(difference: Difference, first: Row) -> bool:

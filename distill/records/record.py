@@ -169,8 +169,8 @@ def create_results() -> dict[str, Any]:
     """Returns the fields of a record that concern one task, before it has results."""
     fields = dict.fromkeys(["task", "teacher", "student", "baseline", "retention"])
     return {
-        **fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "breakdown": {},
-        "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [],
+        **fields, "export": {}, "benchmark": [], "seeds": [], "summary": {}, "comparison": {}, "parts": {},
+        "breakdown": {}, "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [],
     }  # fmt: skip
 
 

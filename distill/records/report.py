@@ -38,7 +38,7 @@ from distill.records.tables import (
     summary_rows,
     transfer_table,
 )
-from distill.records.verdict import find_split
+from distill.records.verdict import BOTH, find_split
 from distill.records.word_table import WordTable
 from distill.records.written_texts import Sample, tabulate_written
 
@@ -194,6 +194,8 @@ def describe_difference(difference: Record, task: Record) -> str:
     counted = f"seed{'s' if difference['number'] > 1 else ''} on {split}"
     if difference["over"] == "examples":
         counted = f"{split} examples"
+    elif difference["over"] == BOTH:
+        counted = f"{counted} and its examples"
     words = [f"{format_points(difference['difference'], task)} {unit}"]
     if difference["interval"] is not None:
         low, high = (format_points(end, task) for end in difference["interval"])

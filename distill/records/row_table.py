@@ -14,20 +14,23 @@ from distill.records.comparison import REFERENCE, FileResult, Row
 from distill.records.intervals import Values, is_noise
 from distill.records.measures import MISSING, format_points, format_spread
 from distill.records.paths import relative_path
-from distill.records.ranking import compare_with_first
+from distill.records.ranking import compare_with_first, judge_row
 from distill.records.shape import DEV, TEST
+from distill.records.verdict import EQUAL, UNDECIDED, UNKNOWN
 from distill.records.word_table import WordTable
 from distill.training.statistics import Difference, spread
 
 NOTE = (
     "The metric is that of the exported fp32 file, or of the student in torch without one: mean ± standard deviation "
-    "over the seeds. Its 95% interval is Student's over the seeds; with one seed it is over the examples, and only a "
-    "share of them has one. Rows are in the order of dev. Differences are in points, paired by seed, with their 95% "
-    "intervals; with one seed they are over the examples. A row is within noise of the first one if the interval of "
-    "their difference has 0, or there is none. The baseline is the student that the same run trained without a "
-    f"teacher, and {REFERENCE} is a run without one. Of many rows, one in twenty has an interval without 0 by chance."
+    "over the seeds. Rows are in the order of dev. Differences are in points, paired by seed and example. 95% "
+    "intervals are over the seeds and the examples together, with one seed over the examples alone, so that the noise "
+    "of training is not in them; those of runs of earlier versions are over the seeds alone. A row is equal to the "
+    "first one if the interval of their difference has 0 and ends within report.margin, and undecided if it ends "
+    "further away, or there is none. The baseline is the student that the same run trained without a teacher, and "
+    f"{REFERENCE} is a run without one. Of many rows, one in twenty has an interval without 0 by chance."
 )
-FIRST, NOISE = "first", "within noise"
+FIRST = "first"
+MARKS = {EQUAL: EQUAL, UNDECIDED: UNDECIDED, UNKNOWN: UNDECIDED}  # After a difference from the first row.
 _FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # These begin a formula, also in full width.
 # Columns that a table without such values lacks.
 OPTIONAL = (
@@ -160,7 +163,8 @@ def _cells(row: Row, from_first: Difference | None) -> tuple[str, ...]:
     size, p50 = (small.bytes, small.p50_ms) if small else (None, None)
     before = row.teacher.p50_ms if row.teacher else None
     untaught = row.baselines.get(row.split)
-    mark = f", {NOISE}" if from_first is not None and is_noise(from_first) else ""
+    found = None if from_first is None else MARKS.get(judge_row(from_first, row))
+    mark = f", {found}" if found else ""
     return (
         row.label, format_spread(row.spread(row.split)),
         MISSING if low is None or high is None else f"{low:.4f} to {high:.4f}",

@@ -197,6 +197,11 @@ class _BaselineChoice(TypedDict, total=False):
     possible: bool
 
 
+class _Parts(TypedDict):
+    examples: int
+    values: str
+
+
 class _Seed(TypedDict, total=False):
     seed: Required[int]
     metrics: Required[Metrics]
@@ -204,6 +209,7 @@ class _Seed(TypedDict, total=False):
     retention: dict[str, float | None] | None
     baseline: _Baseline | None
     comparison: "dict[str, _Difference] | None"
+    parts: "dict[str, dict[str, _Parts]] | None"
     seconds: float | None
 
 
@@ -330,6 +336,8 @@ class _Record(TypedDict, total=False):
     seeds: list[_Seed] | None
     summary: dict[str, _Summary] | None
     comparison: dict[str, _Difference] | None
+    parts: dict[str, dict[str, _Parts]] | None
+    margin: float | None
     breakdown: dict[str, dict[str, dict[str, Metrics]]] | None
     lengths: dict[str, dict[str, dict[str, Metrics]]] | None
     cuts: dict[str, dict[str, dict[str, Metrics]]] | None
@@ -340,8 +348,9 @@ class _Record(TypedDict, total=False):
 _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY: Mapping[str, object] = {
-    "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "breakdown": {},
-    "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [], "seconds": {}, "environment": {},
+    "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "parts": {},
+    "breakdown": {}, "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [], "seconds": {},
+    "environment": {},
 }  # fmt: skip
 
 

@@ -12,12 +12,12 @@ from distill.records.latex import Table
 from distill.records.measures import MISSING
 from distill.records.option_names import describe_names
 from distill.records.ranking import compare_with_first
-from distill.training.statistics import Difference
+from distill.training.statistics import BOTH, Difference
 
 INTERVAL = "95% interval"
 # Columns of a page that a paper has no room for. The interval is below the metric.
 LEFT_OUT = ("run", INTERVAL, "baseline", "seconds", "error")
-_DIFFERENCE = re.compile(rf"(\S+) (\([^)]*\))(, {row_table.NOISE})?")
+_DIFFERENCE = re.compile(rf"(\S+) (\([^)]*\))(, (?:{'|'.join(set(row_table.MARKS.values()))}))?")
 
 
 def create_table(title: str, rows: Sequence[Row], directory: Path) -> Table:
@@ -60,7 +60,7 @@ def _select_columns(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _break(cell: str) -> str:
-    """Returns a difference with its interval on a second line, which has 0 in it where the page says within noise."""
+    """Returns a difference with its interval on a second line, without the page's word for one with 0 in it."""
     if cell == row_table.FIRST:
         return MISSING
     found = _DIFFERENCE.fullmatch(cell)
@@ -82,7 +82,10 @@ def _caption(rows: Sequence[Row]) -> str:
 
 def _describe_intervals(rows: Sequence[Row]) -> list[str]:
     over = {found.over for row in rows if (found := row.estimate(row.scores)) and found.interval}
-    words = {"seeds": "over seeds (Student's t)", "examples": "over examples for one seed (Wilson's score)"}
+    words = {
+        BOTH: "over seeds and examples together", "seeds": "over seeds (Student's t)",
+        "examples": "over examples for one seed" + (" (Wilson's score)" if rows[0].examples else ""),
+    }  # fmt: skip
     kinds = [text for name, text in words.items() if name in over]
     return [f"In brackets is the 95% interval of the metric {', and '.join(kinds)}."] if kinds else []
 
@@ -105,5 +108,7 @@ def _name_test(difference: Difference | None) -> str | None:
         return None
     if difference["over"] == "seeds":
         return "t-test over seeds, paired by seed (Welch's where no two seeds are the same)"
-    # Two runs have no predictions of each other, so that their difference has no p.
-    return "paired bootstrap over examples" if difference["p"] is not None else "Newcombe's interval over examples"
+    if difference["over"] == BOTH:
+        return "t-test over seeds and examples together, paired by both (by examples where no two seeds are the same)"
+    # Runs of earlier versions have no parts of their metrics, so that their difference has no p.
+    return "paired over examples" if difference["p"] is not None else "Newcombe's interval over examples"

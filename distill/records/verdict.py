@@ -3,6 +3,7 @@
 Its numbers are those of the first split: test where a run has one with labels, because dev chose the checkpoint.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,14 @@ if TYPE_CHECKING:  # It imports torch, and a verdict is also read where there is
     from distill.training.statistics import Spread
 
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
-# Cases. In the last three there is no interval, no baseline, and no teacher that the student learned from.
-WEAK, BETTER, EQUAL, WORSE = "weak teacher", "better", "equal", "worse"
+# Cases. An interval that holds 0 and more than the margin is undecided. In the last three there is no interval, no
+# baseline, and no teacher that the student learned from.
+WEAK, BETTER, EQUAL, WORSE, UNDECIDED = "weak teacher", "better", "equal", "worse", "undecided"
 UNKNOWN, NO_BASELINE, UNTAUGHT = "unknown", "no baseline", "untaught"
 SUPERVISED = "supervised"  # The objective without a teacher.
+BOTH = "seeds and examples"  # `over` of a difference in run.json.
+ROUNDING = 1e-9
+MARGIN = 1.0  # Points within which two models are equal, where a run names no others.
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,10 @@ class Against:
         difference: the student's metric minus this one.
         interval: of the difference, at 95%; None where the split has none.
         elsewhere: the difference of run.json, where it is that on another split, which is dev.
-        outcome: BETTER, EQUAL or WORSE than the other model by the interval of either split; UNKNOWN without one.
+        outcome: BETTER, EQUAL or WORSE than the other model by the interval of either split, UNDECIDED where it does
+            not tell, and UNKNOWN without one.
+        doubt: what an undecided interval leaves open; None for another outcome.
+        over: of the interval of either split, as in run.json; None without one.
     """
 
     metric: float
@@ -38,6 +46,27 @@ class Against:
     interval: tuple[float, float] | None
     elsewhere: JsonObject | None
     outcome: str
+    doubt: "Doubt | None" = None
+    over: str | None = None
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """The differences that an interval does not exclude.
+
+    Attributes:
+        worse, better: by how much the first model may be worse or better, both at least 0.
+        over, number: as in run.json, `examples` and how many.
+        split: of the interval.
+        needed: examples with which the interval would tell, if the difference stayed the same; None over seeds.
+    """
+
+    worse: float
+    better: float
+    over: str
+    number: int
+    split: str
+    needed: int | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +101,7 @@ class Verdict:
         baseline: the student beside its baseline; None without one.
         teacher: the student beside its teacher; None if it was not scored.
         weakness: None for a teacher that is better than a constant prediction, or not compared with one.
+        constant: the best constant prediction in words, if the student is no better or predicts just that.
         share: of the teacher's metric that the student keeps, from 0 to 1; None where it means nothing.
         file: the format of the recommended file; None if none passed.
         bundle: directory of the bundle to deploy, `bundle` or `baseline/bundle`; None if there is none.
@@ -84,6 +114,7 @@ class Verdict:
     baseline: Against | None
     teacher: Against | None
     weakness: Weakness | None
+    constant: str | None
     share: float | None
     file: str | None
     bundle: str | None
@@ -105,7 +136,8 @@ def decide(record: JsonObject) -> Verdict | None:
     exported = BASELINE_BUNDLE if prefers_baseline and baseline_export else BUNDLE if export else None
     return Verdict(
         split=split, case=case, student=student, baseline=baseline, teacher=teacher, weakness=weakness,
-        share=share_of_teacher(record, student["mean"]), file=recommend(export), bundle=exported,
+        constant=find_constant(record), share=share_of_teacher(record, student["mean"]),
+        file=recommend(export), bundle=exported,
         seeds=max(1, len(record.get("seeds") or [])),
     )  # fmt: skip
 
@@ -160,11 +192,25 @@ def find_weakness(record: JsonObject) -> Weakness | None:
     if teacher_measure is None or constant is None:
         return None
     difference = known.get("difference", teacher_measure["mean"] - constant["mean"])
-    outcome = _outcome({"interval": None, **known, "difference": difference}, task)
+    outcome = judge({"interval": None, **known, "difference": difference}, task)
     if outcome == BETTER or (outcome == UNKNOWN and _advantage(difference, task) > 0):
         return None
     answer = str((teacher.get("constant") or {}).get("answer") or "always the same")
     return Weakness(answer, teacher_measure["mean"], constant["mean"], split, difference, _interval(known))
+
+
+def find_constant(record: JsonObject) -> str | None:
+    """Returns the best constant prediction in words if the student is no better than that; else None.
+
+    The two are compared on the split that stands first, without an interval, and on dev if only that has both.
+    """
+    for split in dict.fromkeys((find_split(record), DEV)):
+        student, constant = (measure(record, model, split) for model in ("student", "constant"))
+        if student is not None and constant is not None:
+            is_better = _advantage(student["mean"] - constant["mean"], record["task"]) > ROUNDING
+            answer = ((record.get("teacher") or {}).get("constant") or {}).get("answer")
+            return None if is_better else str(answer or "always the same")
+    return None
 
 
 def share_of_teacher(record: JsonObject, value: float) -> float | None:
@@ -190,10 +236,16 @@ def _compare(record: JsonObject, name: str, split: str) -> Against | None:
         return None
     known = (record.get("comparison") or {}).get(name)
     here = known if known is not None and (known.get("split") or DEV) == split else None
+    task, margin = record["task"], 0.0
+    outcome = UNKNOWN
+    if known is not None:
+        margin = scale_margin(read_margin(record), other["mean"], task)
+        outcome = judge(known, task, margin)
     return Against(
         metric=other["mean"], difference=student["mean"] - other["mean"] if here is None else here["difference"],
-        interval=_interval(here), elsewhere=known if here is None else None,
-        outcome=UNKNOWN if known is None else _outcome(known, record["task"]),
+        interval=_interval(here), elsewhere=known if here is None else None, outcome=outcome,
+        doubt=find_doubt(known, task, margin) if known is not None and outcome == UNDECIDED else None,
+        over=known and known["over"],
     )  # fmt: skip
 
 
@@ -206,13 +258,48 @@ def _choose_case(record: JsonObject, baseline: Against | None, weakness: Weaknes
     return NO_BASELINE if baseline is None else baseline.outcome
 
 
-def _outcome(difference: JsonObject, task: JsonObject) -> str:
-    """Returns whether the first model of a difference is better than the second one, equal within noise, or worse."""
+def judge(difference: JsonObject, task: JsonObject, margin: float = 0.0) -> str:
+    """Returns whether the first model of a difference is better than the second one, equal to it, or worse.
+
+    Args:
+        margin: in the unit of the metric; an interval that holds 0 and ends within it tells that both are equal.
+    """
     ends = _interval(difference)
     if ends is None:
         return EQUAL if difference["difference"] == 0 else UNKNOWN
     low, high = sorted(_advantage(end, task) for end in ends)
-    return BETTER if low > 0 else WORSE if high < 0 else EQUAL
+    if low > 0 or high < 0:
+        return BETTER if low > 0 else WORSE
+    return EQUAL if max(-low, high) <= margin + ROUNDING else UNDECIDED
+
+
+def find_doubt(difference: JsonObject, task: JsonObject, margin: float) -> Doubt:
+    """Returns what an undecided difference leaves open.
+
+    The width of an interval falls with the root of the number of examples. It tells once one half of it is at most the
+    difference itself, or what the margin leaves beside the difference.
+    """
+    ends = _interval(difference)
+    assert ends is not None  # Of an undecided one.
+    low, high = sorted(_advantage(end, task) for end in ends)
+    value, number = abs(difference["difference"]), int(difference["number"])
+    half, enough = (high - low) / 2, max(value, margin - value)
+    needed = None
+    if difference["over"] == "examples" and enough > 0:
+        needed = max(number + 1, math.ceil(number * (half / enough) ** 2))
+        needed = math.ceil(needed / (step := 10 ** max(0, len(str(needed)) - 2))) * step  # Two digits.
+    return Doubt(max(0.0, -low), max(0.0, high), difference["over"], number, difference.get("split") or DEV, needed)
+
+
+def read_margin(record: JsonObject) -> float:
+    """Returns the points within which the models of a run are called equal."""
+    margin = record.get("margin")
+    return MARGIN if margin is None else float(margin)
+
+
+def scale_margin(points: float, other: float, task: JsonObject) -> float:
+    """Returns a margin in the unit of the metric; where less is better, it is percent of the other model's metric."""
+    return points / 100 * (abs(other) if task.get("selects") == "min" else 1.0)
 
 
 def _advantage(difference: float, task: JsonObject) -> float:

@@ -72,13 +72,6 @@ class NumberScores(Scoring):
         numbers = scores.columns["logits"][:, 0].tolist()
         return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
 
-    def spoil(self, scores: Scores) -> Scores | None:
-        """The labels, reflected at their mean; None for a function of the user."""
-        if self.metric in self.functions:
-            return None
-        reflected = 2 * scores.labels.mean() - scores.labels
-        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
-
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 5% of the reference's range."""
         return share_within_range(scores.columns["logits"], reference.columns["logits"])

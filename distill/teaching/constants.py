@@ -104,6 +104,6 @@ def _describe(
         relation = "worse than" if is_worse else "no better than"
         return f"is {relation} a constant prediction on the {difference['number']} examples of dev: {values}"
     low, high = difference["interval"]
-    relation = "worse than" if is_worse else "within noise of"
+    relation = "worse than" if is_worse else "not known to be better than"
     interval = f"a difference of {difference['difference']:+.3f} (95% interval {low:+.3f} to {high:+.3f})"
     return f"is {relation} a constant prediction on dev: {values}, {interval}"

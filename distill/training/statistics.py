@@ -10,7 +10,9 @@ import numpy as np
 from distill.contracts import Scores
 from distill.tasks.own_metrics import MetricError
 from distill.tasks.scoring import Scoring
+from distill.training.parts import FEWEST, Uncertainty, count_examples, estimate_error
 
+BOTH = "seeds and examples"
 LEVEL = 0.95  # Of the intervals.
 RESAMPLES = 10_000  # For a metric that is a mean over examples.
 # For other metrics, which a resample computes anew: at most this number, at least a quarter of it, and in between so
@@ -34,8 +36,8 @@ class Difference(TypedDict):
         difference: of the means over seeds, or of the metrics on the split.
         interval: its two ends, at 95%; None where it cannot be computed.
         p: of the hypothesis that there is no difference, two-sided; None where it cannot be computed.
-        over: `seeds` or `examples`, which the uncertainty is about.
-        number: of these.
+        over: `seeds`, `examples` or `seeds and examples`, which the uncertainty is about.
+        number: of these, of the last one that of seeds.
         split: that the metrics are of, `dev` or `test`; that of a teacher from a constant is of dev and names none.
     """
 
@@ -63,14 +65,18 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Difference:
-    """Compares two models over seeds by the paired t-test, with Student's interval of the mean difference.
+    """Compares two models over seeds, whose values of a pair come from the same seed.
 
-    The differences of a pair must come from the same seed. Without a spread of the differences, and for one seed, there
-    is neither an interval nor a p.
+    Values that have their parts are compared over seeds and examples together, and for one seed over examples. Others
+    are compared by the paired t-test with Student's interval of the mean difference. Without a spread of the
+    differences, and for one seed, that has neither an interval nor a p.
     """
     from scipy import stats
 
     differences = np.asarray(values, dtype=np.float64) - np.asarray(others, dtype=np.float64)
+    found = estimate_error(values, others)
+    if found is not None:
+        return describe_error(float(differences.mean()), found, values)
     result: Difference = {
         "difference": float(differences.mean()), "interval": None, "p": None, "over": "seeds",
         "number": len(differences),
@@ -82,6 +88,17 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
     return result
 
 
+def describe_error(difference: float, uncertainty: Uncertainty, values: Sequence[float]) -> Difference:
+    """Returns a difference over the seeds and examples of these values, or over the examples of one seed."""
+    half = uncertainty.half_width(LEVEL)
+    is_one = len(values) == 1
+    return {
+        "difference": difference, "interval": [difference - half, difference + half],
+        "p": uncertainty.p_value(difference), "over": "examples" if is_one else BOTH,
+        "number": count_examples(values) if is_one else len(values),
+    }  # fmt: skip
+
+
 def compare_examples(
     scoring: Scoring, scores: Scores, other: Scores, *, only_means: bool = False, most: int | None = None
 ) -> Difference | None:
@@ -90,8 +107,11 @@ def compare_examples(
     Whole examples are drawn, with all of their items. Two examples are added: one that the first model alone gets
     right, and one that the second alone does. Without them the interval of two models that predict alike would have no
     width, however few the examples. With them it ends at 3 / n, the rule of three (similar pairs are added by Agresti
-    and Min, 2005). p is twice the smaller share of resamples whose difference is on one side of 0 (with it), where the
-    observed sample counts as one. The resamples are the same in every run.
+    and Min, 2005). Where many examples differ and all of them by less, the pair has the largest of their differences.
+    A correlation has no such pair: one example of the worst kind would weigh as much as hundreds of others.
+
+    p is twice the smaller share of resamples whose difference is on one side of 0 (with it), where the observed sample
+    counts as one. The resamples are the same in every run.
 
     Resamples in which a function of a user has no value are left out.
 
@@ -103,8 +123,7 @@ def compare_examples(
     difference = scoring.selecting_metric(scores) - scoring.selecting_metric(other)
     values, other_values = scoring.example_metric(scores), scoring.example_metric(other)
     if values is not None and other_values is not None:
-        # The metric of an example is from 0 to 1.
-        number, drawn = len(values), _resample_mean(np.append(values - other_values, [1.0, -1.0]))
+        number, drawn = len(values), _resample_mean(values - other_values)
     elif only_means:
         return None
     else:
@@ -118,7 +137,7 @@ def compare_examples(
 
 def compare_means(values: np.ndarray, others: np.ndarray) -> Difference:
     """Compares the means of two models' values `[N]` in 0..1 of the same examples, as `compare_examples` does."""
-    drawn = _resample_mean(np.append(values - others, [1.0, -1.0]))
+    drawn = _resample_mean(values - others)
     return _describe_drawn(float(values.mean() - others.mean()), drawn, len(values))
 
 
@@ -159,8 +178,9 @@ def _describe_drawn(difference: float, drawn: np.ndarray, number: int) -> Differ
 
 
 def _resample_mean(differences: np.ndarray) -> np.ndarray:
-    """Returns the mean of every resample of the examples' differences, `[RESAMPLES]`."""
-    return _resample(differences, np.mean, RESAMPLES, vectorized=True)
+    """Returns the mean of every resample of the differences of examples, from -1 to 1, and the pair, `[RESAMPLES]`."""
+    one = float(np.abs(differences).max()) if np.count_nonzero(differences) >= FEWEST else 1.0
+    return _resample(np.append(differences, [one, -one]), np.mean, RESAMPLES, vectorized=True)
 
 
 def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int) -> np.ndarray:

@@ -386,7 +386,9 @@ def test_several_seeds_are_compared_on_test_and_the_first_baseline_is_exported(
     entries = several.record["seeds"]
     differences = [of["metrics"]["test/accuracy"] - of["baseline"]["metrics"]["test/accuracy"] for of in entries]
     assert compared["difference"] == pytest.approx(sum(differences) / 3)
-    assert (compared["split"], compared["over"], compared["interval"][1] < 0) == ("test", "seeds", True)
+    assert (compared["split"], compared["over"], compared["interval"][1] < 0) == (
+        "test", "seeds and examples", True,
+    )  # fmt: skip
     assert several.comparison["teacher"]["split"] == "test"
     files = several.record["baseline"]["export"]
     assert files["fp32"]["metrics"] == entries[0]["baseline"]["metrics"]

@@ -126,9 +126,14 @@ def test_summary_and_comparison_follow_from_the_seeds(several: tuple[d.Result, s
     assert summary["files"]["int8"] == summary["files"]["fp32"] == {"mean": summary["mean"], "std": summary["std"]}
     assert summary["baseline"]["mean"] == pytest.approx(baselines.mean())
     assert len(set(students - baselines)) > 1  # Otherwise there is no test.
-    expected = stats.ttest_rel(students, baselines)
+    over_seeds = stats.ttest_rel(students, baselines)
     compared = result.comparison["baseline"]
-    assert (compared["difference"], compared["p"]) == pytest.approx(((students - baselines).mean(), expected.pvalue))
+    assert compared["difference"] == pytest.approx((students - baselines).mean())
+    # The examples are in the interval too, so that it is never narrower than that over the seeds alone.
+    interval = over_seeds.confidence_interval(0.95)
+    assert (compared["over"], compared["number"]) == ("seeds and examples", 3)
+    assert compared["p"] >= over_seeds.pvalue
+    assert compared["interval"][0] < interval.low < interval.high < compared["interval"][1]
     against = result.comparison["teacher"]["difference"]
     assert against == pytest.approx(students.mean() - result.record["teacher"]["metrics"]["accuracy"])
     assert "for 3 seeds" in printed

@@ -93,7 +93,7 @@ def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path
     assert cells == [
         ("objective=hinton", "0.7400 ± 0.0200", "0.6903 to 0.7897", "3", "first", "-6.0 (-11.0 to -1.0)",
          "+3.0 (-1.3 to +7.3)", "11", ""),
-        ("objective=supervised", "0.7100 ± 0.0100", "0.6852 to 0.7348", "3", "-3.0 (-7.3 to +1.3), within noise",
+        ("objective=supervised", "0.7100 ± 0.0100", "0.6852 to 0.7348", "3", "-3.0 (-7.3 to +1.3), undecided",
          "-9.0 (-11.5 to -6.5)", "-", "11", ""),
         broken,
     ]  # fmt: skip

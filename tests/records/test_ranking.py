@@ -8,6 +8,7 @@ import pytest
 
 from distill.records import row_table
 from distill.records.comparison import compare_runs
+from distill.records.headline import describe_result
 from distill.records.ranking import describe_ranking
 from distill.records.record import Run, open_run
 from tests.records.test_comparison import rows_of, write_run
@@ -28,12 +29,12 @@ def test_no_row_is_the_best_within_noise(tmp_path: Path) -> None:
     write_row(tmp_path, 2, "c", [0.60, 0.64, 0.621])
     rows = rows_of(tmp_path)
     assert describe_ranking(rows) == (
-        "No best row: 1 of 2 other rows is within noise of the first, objective=a (accuracy 0.8200 ± 0.0200 on dev, "
-        "95% interval 0.7703 to 0.8697, 3 seeds (0, 1, 2)): objective=b."
+        "No best row: 1 of 2 other rows is not told apart from the first, objective=a (accuracy 0.8200 ± 0.0200 on "
+        "dev, 95% interval 0.7703 to 0.8697, 3 seeds (0, 1, 2)): objective=b."
     )
     cells = [row[4] for row in row_table.table(rows)]
     assert cells[:2] == ["against the first", "first"]
-    assert cells[2].endswith("within noise")
+    assert cells[2].endswith("undecided")
     assert cells[3] == "-20.0 (-20.1 to -19.8)"
     read = list(csv.DictReader(row_table.to_csv(rows, tmp_path).splitlines()))
     assert [row["within_noise_of_first"] for row in read] == ["", "True", "False"]
@@ -56,7 +57,7 @@ def test_one_seed_decides_little(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     text = describe_ranking(rows)
     assert text is not None
-    assert "No best row: the other row is within noise of the first, objective=a (accuracy 0.9000 on dev, " in text
+    assert "No best row: the other row is not told apart from the first, objective=a (accuracy 0.9000 on dev, " in text
     assert text.endswith("seed 0): objective=b. One seed decides little: set seeds=3.")
 
 
@@ -109,3 +110,22 @@ def test_one_seed_has_the_difference_over_examples_of_its_run(tmp_path: Path) ->
     [row] = compare_runs([(directory, open_run(directory).record | other)])
     assert row.gain is not None
     assert row.gain["interval"] != recorded["interval"]
+
+
+def test_the_sentence_over_a_sweep_is_of_the_split_of_its_table(tmp_path: Path) -> None:
+    """Dev orders the rows, and the sentence has the metric, the interval and the examples of test."""
+    recorded = {"difference": -0.04, "interval": [-0.07, -0.01], "p": 0.01, "over": "examples", "number": 60}
+    for number, (name, dev, test) in enumerate((("a", 0.88, 0.75), ("b", 0.86, 0.76))):
+        directory = write_row(tmp_path, number, name, [dev], comparison={"teacher": recorded | {"split": "test"}})
+        content = open_run(directory).record
+        content["export"]["fp32"]["metrics"]["test/accuracy"] = test
+        content["teacher"]["metrics"]["test/accuracy"] = 0.8
+        content["task"]["examples"] = {"dev": 9, "test": 60}
+        Run(directory, content).save()
+    first = rows_of(tmp_path)[0]
+    assert (first.split, first.label) == ("test", "objective=a")
+    # The interval is that of torch, around the metric of the file.
+    assert describe_result(first, subject="a") == (
+        "**a has accuracy 0.7500, 5.0 points below its teacher (0.800; 95% interval -8.0 to -2.0), on 60 examples of "
+        "test, one seed.**"
+    )

@@ -16,6 +16,7 @@ from distill.records.curves import read_curves
 from distill.records.intervals import Estimate
 from distill.records.prediction_analysis import analyze_predictions
 from distill.records.run_report import write_report
+from distill.tasks.scoring import expected_calibration_error
 from tests.records.test_collection_report import save
 from tests.records.test_report import record
 
@@ -40,11 +41,13 @@ def test_predictions_are_compared_on_dev(tmp_path: Path) -> None:
     assert (found.classes, found.confusion.tolist()) == (["no", "yes"], [[1, 1], [1, 1]])
     # Differing predictions first, the surest ones at the top; then the others by their probabilities.
     assert [difference.index for difference in found.differences] == [2, 3, 1, 0]
-    # The bins: 0.5 to 0.6 has 0.5 (right) and 0.55 (wrong), 0.9 to 1 has 0.91 (right) and 0.99 (wrong).
+    # Each of the four probabilities is in a bin of its own, as in the calibration error of the gate.
     calibration = found.calibration["int8"]
-    assert calibration.accuracy == [0.5, 0.5]
-    assert calibration.confidence == pytest.approx([0.525, 0.95])
-    assert calibration.error == pytest.approx((0.025 * 2 + 0.45 * 2) / 4)
+    assert calibration.accuracy == [1.0, 0.0, 1.0, 0.0]
+    assert calibration.confidence == pytest.approx([0.5, 0.55, 0.91, 0.99])
+    assert calibration.error == pytest.approx((0.5 + 0.55 + 0.09 + 0.99) / 4)
+    probabilities, right = np.array([0.91, 0.5, 0.99, 0.55]), np.array([True, True, False, False])
+    assert calibration.error == pytest.approx(expected_calibration_error(probabilities, right))
 
 
 @pytest.mark.usefixtures("drawn")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from distill.chain.task_run import TaskRun
+from distill.chain.task_run import TaskRun, measure_retention
 from distill.export.gate import recommended
 from distill.records import report, tables, verdict
 from distill.records.headline import describe_verdict, render_headline
@@ -102,10 +102,12 @@ def test_1_a_teacher_within_noise_of_the_constant_is_weak_and_has_no_percentage(
     text = says(
         content,
         "The teacher is weak. On dev it has accuracy 0.510 against 0.500 of a constant prediction (always positive), "
-        "which is within noise (+1.0 points, 95% interval -3.0 to +5.0). Set a higher teacher.finetune.max_epochs, "
-        "label more rows, or take a larger teacher. On dev (24 examples, which chose the checkpoint too) the student "
-        "has accuracy 0.500 (0.500 in model.int8.onnx), 1.0 points above the same student trained without a teacher "
-        "(0.490; 95% interval -2.0 to +4.0) and 1.0 points below its teacher (0.510; 95% interval -3.0 to +1.0).",
+        "which is not known to be better (+1.0 points, 95% interval -3.0 to +5.0). Set a higher "
+        "teacher.finetune.max_epochs, label more rows, or take a larger teacher. The student is no better than a "
+        "constant prediction, which has accuracy 0.500 (always positive). On dev (24 examples, which chose the "
+        "checkpoint too) the student has accuracy 0.500 (0.500 in model.int8.onnx), 1.0 points above the same student "
+        "trained without a teacher (0.490; 95% interval -2.0 to +4.0) and 1.0 points below its teacher (0.510; 95% "
+        "interval -3.0 to +1.0).",
     )
     assert "keeps" not in text
     assert "of the teacher" not in tables.summary_columns(content)
@@ -150,16 +152,18 @@ def test_3_a_student_worse_than_its_baseline_gives_way_to_it() -> None:
     assert rows["student int8"][2:6] == ("0.8650", "+24.1", "-2.5", "10.0 MB")
 
 
-def test_4_a_student_within_noise_of_its_baseline_has_no_measurable_gain() -> None:
+def test_4_a_student_that_is_not_told_apart_from_its_baseline_is_no_equal_one() -> None:
     content = situation(
         student=0.806, baseline=0.8, against_baseline=difference(0.6, -0.8, 2.1),
         against_teacher=difference(-9.4, -12.2, -6.6),
     )  # fmt: skip
     says(
         content,
-        "No measurable gain from the teacher. On dev",
+        "Whether the teacher helps is undecided. On dev",
         "0.6 points above the same student trained without a teacher (0.800; 95% interval -0.8 to +2.1) and 9.4 points "
         "below its teacher (0.900; the student keeps 89.6% of it; 95% interval -12.2 to -6.6)",
+        "Against the same student without a teacher it may be up to 0.8 points worse and up to 2.1 points better: 24 "
+        "examples of dev show no more, about 150 would decide. ",
         "More text for the teacher to label may help: set task.unlabelled.",
     )
     assert tables.summary_columns(content)[2:5] == ("accuracy on dev", "of the teacher", "points against baseline")
@@ -179,8 +183,9 @@ def test_5_test_stands_first_and_dev_is_named_as_what_chose_the_checkpoint() -> 
         content,
         "The teacher helps. On test (1,861 examples; dev chose the checkpoint) the student has accuracy 0.843 (0.843 "
         "in model.int8.onnx), 2.9 points above the same student trained without a teacher (0.814; 95% interval +1.2 to "
-        "+4.6) and 0.4 points above its teacher (0.839; 95% interval -0.8 to +1.6). One seed: training noise is not in "
-        "the intervals. " + SAVED,
+        "+4.6) and 0.4 points above its teacher (0.839; 95% interval -0.8 to +1.6). Against its teacher it may be up "
+        "to 0.8 points worse and up to 1.6 points better: 1,861 examples of test show no more, about 7,500 would "
+        "decide. One seed: training noise is not in the intervals. " + SAVED,
     )
     assert tables.summary_columns(content) == (
         "", "parameters", "accuracy on test", "points against teacher", "points against baseline", "size", "p50",
@@ -255,7 +260,7 @@ def test_8_a_ranking_without_a_baseline_says_that_the_gain_is_not_known() -> Non
     better = content | {"comparison": {"teacher": difference(-2, 1, 3)}}
     says(better, "The student is better than its teacher.")
     same = content | {"comparison": {"teacher": difference(-2, -3, 1)}}
-    says(same, "The student is as good as its teacher, within noise.")
+    says(same, "Whether the student is as good as its teacher is undecided.")
 
 
 def test_9_tags_with_a_student_above_its_teacher_have_points_in_place_of_a_percentage() -> None:
@@ -271,11 +276,13 @@ def test_9_tags_with_a_student_above_its_teacher_have_points_in_place_of_a_perce
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_10_one_seed_is_named_as_such_and_several_have_their_intervals(seeds: int) -> None:
     content = situation(against_baseline=difference(5, 3, 7, over="seeds" if seeds > 1 else "examples"))
-    one, several = "One seed: training noise is not in the intervals.", "The intervals are over 3 seeds."
+    one, several = "One seed: training noise is not in the intervals.", "The intervals are over 3 seeds alone, and "
     if seeds == 1:
         assert several not in says(content, one, "accuracy 0.850 (0.850 in model.int8.onnx)")
         return
     content = with_seeds(content)
+    both = content | {"comparison": {"baseline": difference(5, 3, 7, over="seeds and examples", number=3)}}
+    says(both, "The intervals are over 3 seeds and the examples.")
     text = says(content, several, "accuracy 0.848 ± 0.010 (mean of 3 seeds; 0.846 ± 0.012 in model.int8.onnx)")
     assert one not in text
 
@@ -285,7 +292,7 @@ def test_differences_of_dev_are_named_beside_the_points_on_test() -> None:
     content["comparison"] = {"baseline": difference(-2, -13.5, 9.6)}
     says(
         content,
-        "No measurable gain from the teacher.",
+        "Whether the teacher helps is undecided.",
         "1.0 points below the same student trained without a teacher (0.830; on dev -2.0 points, 95% interval -13.5 "
         "to +9.6)",
     )
@@ -435,3 +442,61 @@ def test_the_terminal_names_the_bundle_to_take(
     anything: Any = SimpleNamespace(budget=SimpleNamespace(is_set=False))
     TaskRun("", anything, anything, Run(tmp_path, content), anything, {}, anything, anything).print_bundle()
     assert capsys.readouterr().out.endswith(f'Try it   python -m distill.edge {tmp_path / place} "a sentence"\n')
+
+
+def test_two_models_are_equal_only_where_the_interval_lies_within_the_margin() -> None:
+    """4.5 points less with an interval from -10.9 to +2.0 is no equality: 10.9 points cannot be excluded."""
+    wide = situation(
+        student=0.855, baseline=None, against_teacher=difference(-4.5, -10.9, 2.0, number=200), examples={"dev": 200}
+    )
+    says(
+        wide,
+        "Whether the student is as good as its teacher is undecided. On dev",
+        "Against its teacher it may be up to 10.9 points worse and up to 2.0 points better: 200 examples of dev show "
+        "no more, about 420 would decide. ",
+    )
+    near = situation(student=0.898, baseline=None, against_teacher=difference(-0.2, -0.9, 0.5, number=9000))
+    text = says(near, "The student is as good as its teacher.", "called equal within 1 points (report.margin).")
+    assert "may be up to" not in text
+    says(near | {"margin": 0.5}, "Whether the student is as good as its teacher is undecided.", "0.9 points worse")
+    says(wide | {"margin": 11.0}, "The student is as good as its teacher.", "called equal within 11 points")
+    seeds = difference(-0.5, -3, 2, over="seeds and examples", number=3)
+    says(
+        with_seeds(situation(baseline=None, against_teacher=seeds)),
+        "3 seeds on dev show no more; set a higher seeds, or give dev more examples. ",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "selects", "expected"),
+    [(0.5, 0.0, 1.0, "max", "equal"), (0.5, 0.1, 1.5, "max", "better"), (-0.5, -1.5, -0.1, "min", "better"),
+     (0, -1.1, 1.1, "max", "undecided"), (-1.0, -1.5, -0.5, "max", "worse"), (0, -1.0, 1.0, "min", "equal")],
+)  # fmt: skip
+def test_an_interval_without_zero_is_a_difference_and_one_within_the_margin_none(
+    value: float, low: float, high: float, selects: str, expected: str
+) -> None:
+    found = verdict.judge(difference(value, low, high), {"selects": selects}, 0.01)
+    assert found == expected
+
+
+def test_a_margin_is_percent_of_a_metric_of_which_less_is_better() -> None:
+    assert verdict.scale_margin(2.0, 30.0, {"selects": "min"}) == pytest.approx(0.6)
+    assert verdict.scale_margin(2.0, 30.0, {"selects": "max"}) == pytest.approx(0.02)
+
+
+def test_a_student_that_is_no_better_than_a_constant_prediction_is_called_that() -> None:
+    content = situation(student=0.5, baseline=0.5, against_baseline=difference(0, -2, 2))
+    says(
+        content,
+        "The student is no better than a constant prediction. That has accuracy 0.500 (always no). On dev",
+    )
+    better = situation(student=0.51, baseline=0.5, against_baseline=difference(1, -2, 4))
+    assert "constant" not in says(better, "Whether the teacher helps is undecided.")
+
+
+def test_the_share_that_is_kept_is_that_of_test_where_it_has_labels() -> None:
+    content = situation(split="test", student=0.82, teacher=0.9)
+    kept = measure_retention(content, content["export"])
+    assert kept == {name: pytest.approx(0.82 / 0.9) for name in ("torch", *content["export"])}
+    on_dev = situation(student=0.82, teacher=0.9)
+    assert measure_retention(on_dev, {}) == {"torch": pytest.approx(0.82 / 0.9)}

@@ -10,7 +10,7 @@ from distill.records.word_table import WordTable
 
 HEADER = ("run", "accuracy on test", "seconds", "against the baseline", "error")
 ROWS = [
-    ("temperature=2 weight=10", "0.8411 ± 0.0019", "22", "+2.2 (-0.2 to +4.6), within noise", ""),
+    ("temperature=2 weight=10", "0.8411 ± 0.0019", "22", "+2.2 (-0.2 to +4.6), undecided", ""),
     ("temperature=16 weight=1", "-", "-", "-", "UserError: no rows in /a/very/long/path/without/any/space/in/it.csv"),
 ]
 
