@@ -76,12 +76,12 @@ def _check_data(task: DictConfig) -> None:
 
 
 def _check_columns(task: DictConfig, path: Path) -> None:
-    files = {SINGLE: path} if path.is_file() else find_files(path, {name: STEMS[name] for name in ("train", "dev")})
+    files = {SINGLE: (path,)} if path.is_file() else find_files(path, {name: STEMS[name] for name in ("train", "dev")})
     if SINGLE not in files:
         for split in ("train", "dev"):
             if split not in files:
                 raise missing_file(path, STEMS[split])
-    names = {split: _read_names(file) for split, file in files.items()}
+    names = {split: _read_names(parts[0]) for split, parts in files.items()}
     if not all(names.values()) or task.get("text") is None:
         return
     text, label, labels = (_to_tuple(task.get(key)) for key in ("text", "label", "labels"))
@@ -95,7 +95,7 @@ def _check_columns(task: DictConfig, path: Path) -> None:
         is_labelled=bool(label),
     )
     rows.check_names({
-        split: Table(str(files[split]), tuple(of or ()), {name: [None] for name in of or ()})
+        split: Table(str(files[split][0]), tuple(of or ()), {name: [None] for name in of or ()})
         for split, of in names.items()
     })
 
