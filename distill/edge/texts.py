@@ -90,7 +90,7 @@ class Targets(Continuations):
         self.start: int | None = decoding.get("start")
         self.end: int | None = decoding.get("end")
         self.max_target: int | None = decoding.get("max_target")
-        self.prefix = decoding.get("prefix", "")
+        self.prefix: str = decoding.get("prefix", "")
         if not isinstance(self.prefix, str):
             raise UserError(f"decoding has prefix {shorten(self.prefix)}, expected a text")
 
