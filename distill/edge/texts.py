@@ -90,10 +90,9 @@ class Targets(Continuations):
         self.start: int | None = decoding.get("start")
         self.end: int | None = decoding.get("end")
         self.max_target: int | None = decoding.get("max_target")
-        prefix = decoding.get("prefix", "")
-        if not isinstance(prefix, str):
-            raise UserError(f"decoding has prefix {shorten(prefix)}, expected a text")
-        self.prefix = prefix
+        self.prefix: str = decoding.get("prefix", "")
+        if not isinstance(self.prefix, str):
+            raise UserError(f"decoding has prefix {shorten(self.prefix)}, expected a text")
 
     def complete(self, text: str) -> str:
         return self.prefix + text

@@ -254,7 +254,7 @@ def create_order(
         if isinstance(text, str) and len(text) > limits.characters:
             raise RefusedError(413, f"a prompt has more than {limits.characters:,} characters, the limit")
     try:
-        chosen = generator.settings.complete(GenerationOptions(**options))
+        chosen = generator.prompts.settings.complete(GenerationOptions(**options))
         if len(texts) * (chosen.beams or 1) > limits.rows:
             beams = f" of {chosen.beams} beams" if chosen.beams != 1 else ""
             raise RefusedError(413, f"got {len(texts):,} prompts{beams}, the limit of a request is {limits.rows}")
