@@ -48,6 +48,8 @@ class NumberScores(Scoring):
         functions: metrics of the user, of the numbers `y_true [N]` and the predictions `y_score [N]`.
     """
 
+    is_correlation = True
+
     names: tuple[str, ...]
     functions: Functions = field(default_factory=dict)
 
@@ -71,6 +73,13 @@ class NumberScores(Scoring):
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         numbers = scores.columns["logits"][:, 0].tolist()
         return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The labels, reflected at their mean; None for a function of the user."""
+        if self.metric in self.functions:
+            return None
+        reflected = 2 * scores.labels.mean() - scores.labels
+        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Share of the numbers that differ by less than 5% of the reference's range."""

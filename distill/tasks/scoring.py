@@ -37,6 +37,7 @@ class Scoring:
         compares_with_teacher: whether `compare` has columns.
         weak_may_teach: whether a teacher that is no better than a constant prediction gets a notice alone.
         functions: the metrics that the user wrote, by name.
+        is_correlation: whether the metric is one, in which a spoiled example weighs as much as hundreds of others.
         writing: how models write texts for `plain_texts`; None where they write none that are scored.
     """
 
@@ -47,6 +48,7 @@ class Scoring:
     can_abstain = False
     compares_with_teacher = False
     weak_may_teach = False
+    is_correlation = False
     writing: Writing | None = None
 
     @property

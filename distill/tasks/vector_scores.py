@@ -117,6 +117,7 @@ class PairScores(VectorScores):
     """The correlations of the cosines of pairs with their scores."""
 
     scores_pairs = True
+    is_correlation = True
 
     def read(self, columns: GroupColumns, source: TableSource, cache_dir: Path) -> LabelledData:
         """Reads every split.
@@ -149,6 +150,14 @@ class PairScores(VectorScores):
     def condense(self, scores: Scores) -> Scores:
         """The scores with the cosine of each text with the first text of its example in place of the vectors."""
         return replace(scores, columns={COSINE: _cosines(scores)})
+
+    def spoil(self, scores: Scores) -> Scores:
+        """Condensed scores whose cosines fall as the scores rise, in the range of the cosines."""
+        cosines, labels = _pairs(scores)
+        slope = float(cosines.std()) / max(float(labels.std()), 1e-12)
+        # Labels stand at both texts of a pair. Cosines are read at the second one alone.
+        spoiled = cosines.mean() - slope * (scores.labels.astype(np.float64) - labels.mean())
+        return replace(scores, columns={**scores.columns, COSINE: spoiled})
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The scores of the pairs, and their cosines as the predictions."""

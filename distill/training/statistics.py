@@ -108,7 +108,8 @@ def compare_examples(
     right, and one that the second alone does. Without them the interval of two models that predict alike would have no
     width, however few the examples. With them it ends at 3 / n, the rule of three (similar pairs are added by Agresti
     and Min, 2005). Where many examples differ and all of them by less, the pair has the largest of their differences.
-    A correlation has no such pair: one example of the worst kind would weigh as much as hundreds of others.
+    A correlation of models that differ in many examples has no such pair: one example of the worst kind would weigh as
+    much as hundreds of others.
 
     p is twice the smaller share of resamples whose difference is on one side of 0 (with it), where the observed sample
     counts as one. The resamples are the same in every run.
@@ -194,7 +195,8 @@ def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int)
     examples, items = len(first), len(scores.labels)
     spoiled, spoiled_other = scoring.spoil(scores), scoring.spoil(other)
     pair, added = (scores, other), 0
-    if spoiled is not None and spoiled_other is not None:
+    is_alike = not scoring.is_correlation or _count_different(scores, other) < FEWEST
+    if is_alike and spoiled is not None and spoiled_other is not None:
         shared = scores.columns.keys() & other.columns.keys()
         pair, added = (_append(scores, spoiled_other, shared), _append(other, spoiled, shared)), 2
     random = np.random.default_rng(0)
@@ -217,6 +219,13 @@ def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # A resample may lack a class.
         return _resample(np.arange(examples + added), difference, resamples, vectorized=False)
+
+
+def _count_different(scores: Scores, other: Scores) -> int:
+    """Returns the number of items in which two models differ, in any column that both have."""
+    shared = scores.columns.keys() & other.columns.keys()
+    differ = [(scores.columns[name] != other.columns[name]).reshape(len(scores.labels), -1) for name in shared]
+    return int(np.concatenate(differ, axis=1).any(axis=1).sum())
 
 
 def _append(scores: Scores, spoiled: Scores, columns: Collection[str]) -> Scores:
