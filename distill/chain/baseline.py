@@ -91,7 +91,7 @@ def _find_obstacle(prepared: Prepared) -> str | None:
     """Returns the reason why there can be no baseline whatever its cost, None without one."""
     plan = prepared.plan
     if any(task.info.raw_text for task in plan.tasks.values()):
-        return "a text has no labels"
+        return "a language model has none"
     if prepared.source.targets is not None:
         return "the teacher's texts are in the place of the labels"
     if not plan.objective.needs_teacher:

@@ -139,7 +139,7 @@ def _describe_evidence(doubt: Doubt) -> str:
     """Returns the examples or seeds that tell no more, and the examples that would."""
     rows = f"{doubt.number:,} examples of {doubt.split}"
     if doubt.needed is not None:
-            return f"{rows} show no more, about {doubt.needed:,} would decide"
+        return f"{rows} show no more, about {doubt.needed:,} would decide"
     if doubt.over == "examples":
         return f"{rows} show no more"
     split = doubt.split

@@ -93,6 +93,9 @@ class MaskedTargetScores(TargetScores):
         writing = self.writing
         return {"rounds": writing.rounds, "lengths": writing.lengths} if isinstance(writing, RefinedWriting) else {}
 
+    def describe(self, splits: Any) -> dict[str, Any]:
+        return {**super().describe(splits), "example": '"a sentence"'}  # It fills masks, and takes no `generate`.
+
 
 class MaskPredict(Seq2Seq):
     """A text for a text by Mask-Predict (Ghazvininejad et al., arXiv 1904.09324).

@@ -254,7 +254,6 @@ BAD: Sequence[tuple[Any, str]] = [
     ({"prompt": ""}, "got '' as a prompt, and the model has no token that begins a text: give it a text"),
     ({"prompt": "w5 " * 49}, "and the model has 48 positions: shorten it, or give truncate=left"),
     ({"prompt": PROMPT, "beams": 0}, "beams"),
-    ({"prompt": PROMPT, "beams": None}, "beams"),
     ({"prompt": PROMPT, "temperature": 0}, "got temperature=0, expected a number above 0"),
     ({"prompt": PROMPT, "temperature": -1}, "got temperature=-1, expected a number above 0"),
     ({"prompt": PROMPT, "temperature": float("nan")}, "got temperature=nan, expected a number above 0"),
