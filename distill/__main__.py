@@ -274,6 +274,7 @@ def register_resolvers() -> None:
 def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Path | None:
     """Runs the job of a configuration; returns the directory of its run, which a sweeper reads."""
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
     from omegaconf import OmegaConf
 
     refuse_passwords(find_texts(OmegaConf.to_container(config, resolve=True)))
@@ -295,7 +296,8 @@ def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Pat
     if shows_stages:
         stages.start(local_path(config.cache_dir))
     try:
-        if not config.resume:
+        # A run of a sweep leaves a record of what was wrong, and others have imported torch.
+        if not config.resume and HydraConfig.get().mode != RunMode.MULTIRUN:
             from distill.jobs.early import check_early
 
             check_early(config, HydraConfig.get().overrides.task)

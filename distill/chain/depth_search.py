@@ -186,11 +186,11 @@ def warn_of_budget(budget: Budget, delivered: Mapping[str, Any] | None) -> None:
         within = "within" if delivered["fits"] else "more than"
         print_notice(f"{measured}, {within} {budget}; no int8 file passed its gate")
         return
-    busy = ", and the machine was busy" if delivered["disturbed"] else ""
-    print_notice(
-        f"{measured}, more than {budget}: its recipe is {delivered['recipe']}, and that of the file before the "
-        f"training was dynamic{busy}: set a smaller student.depth, or export.recipes=[dynamic]"
-    )
+    busy = ", while the machine was busy" if delivered["disturbed"] else ""
+    is_other = delivered["recipe"] != "dynamic"
+    why = f": its recipe is {delivered['recipe']}, and that of the file before the training was dynamic" * is_other
+    advice = ", or export.recipes=[dynamic]" * is_other
+    print_notice(f"{measured}{busy}, more than {budget}{why}: set a smaller student.depth{advice}")
 
 
 def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequence[float]) -> dict[Size, Student]:

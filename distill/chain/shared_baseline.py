@@ -13,7 +13,7 @@ from distill.teaching.output_cache import digest_tensors, library_versions
 from distill.training.module import DistillationModule
 from distill.training.settings import TrainerSettings
 
-_FORMAT = 1
+_FORMAT = 2
 _METADATA = "baseline.json"
 # What a run keeps of the training of its baseline but the checkpoint to resume from. There is a soup in some trainings.
 _FILES = ("metrics.csv", "checkpoints/best.ckpt", "checkpoints/soup.ckpt")

@@ -201,7 +201,8 @@ class Prepared:
         seconds = None if shared is None else shared.fetch(directory)
         if seconds is None:
             logger = CSVLogger(str(directory), name="", version="")
-            seconds = prepared._fit(module, directory, logger, title="baseline").seconds
+            start = name_start(self.student, self.tasks, self.plan)
+            seconds = prepared._fit(module, directory, logger, title="baseline", start=start).seconds
             if shared is not None:
                 shared.save(directory, seconds)
         else:
@@ -318,13 +319,20 @@ class Prepared:
             yield task_run, {split: of_task for split, of_task in by_split.items() if of_task is not None}
 
     def _fit(
-        self, module: DistillationModule, directory: Path, logger: Logger | Sequence[Logger], *, title: str
+        self,
+        module: DistillationModule,
+        directory: Path,
+        logger: Logger | Sequence[Logger],
+        *,
+        title: str,
+        start: str | None = None,
     ) -> fitting.Fit:
         data = "-".join(data_digest(task_run.task, task_run.data, task_run.examples) for task_run in self.tasks)
         return fitting.fit(
             module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
             checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
-            identity={"data": data, "teacher": self.teacher.fingerprint}, callbacks=self.plan.callbacks,
+            identity={"data": data, "teacher": self.teacher.fingerprint, **({} if start is None else {"start": start})},
+            callbacks=self.plan.callbacks,
         )  # fmt: skip
 
 

@@ -65,7 +65,8 @@ def untaught(tasks: Sequence[TaskRun], plan: Plan) -> list[TaskRun]:
 
 def name_start(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> str | None:
     """Returns the weights that the baseline starts from: `pretrained` or `teacher`; None if it copies none."""
-    if isinstance(student.build, PreTrainedModel) or student.option("init") == "random":
+    copies_nothing = student.option("path") is not None or "random" in (student.option("init"), student.option("start"))
+    if isinstance(student.build, PreTrainedModel) or copies_nothing:
         return None
     starts = {task_run.teacher.start for task_run in tasks}
     return TEACHER if plan.baseline == SAME_START else TEACHER if TEACHER in starts else starts.pop()

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table as ShownTable
 
 from distill.console import console, print_line
+from distill.data.held_out import number_units
 from distill.data.labelled_text import LabelledText
 from distill.data.readers import Table
 from distill.data.sources import STEMS, TableSource, find_files, missing_file
@@ -55,12 +56,14 @@ def profile_data(data: str, given: Chosen | None = None, stems: Mapping[str, Seq
 
 
 class _Undrawn(TableSource):
-    """A source whose dev is its first row, because no verdict depends on the draw, which needs large libraries."""
+    """A source whose dev is its first row, because the draw needs large libraries and changes hardly a verdict."""
 
     def hold_out_dev(self, table: Table, **options: Any) -> dict[str, Table]:
         """Returns all rows as train, and the first one as dev."""
         if len(table) < 2:
             raise UserError(f"{table.source} cannot be split into train and dev: it has one row, expected many")
+        if len(set(number_units(options.get("together", ()), len(table)).tolist())) < 2:
+            raise self.too_few_texts(table)
         return {"train": table, "dev": table.select([0])}
 
 

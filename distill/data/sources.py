@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 
+from distill.console import print_notice
 from distill.data import readers
 from distill.data.held_out import Keys, keep_together, number_units
 from distill.data.readers import Table, show_names
@@ -27,6 +28,7 @@ STEMS: Mapping[str, tuple[str, ...]] = {
 }
 # Splits a table, the only one of a source or its train, into train and dev.
 HoldOut = Callable[[Table], dict[str, Table]]
+MOST_OF_WANTED = 2  # A notice says if dev has more than this multiple of its share.
 SINGLE = "data"  # The name of the only table of a source, of which dev is held out.
 
 
@@ -131,6 +133,24 @@ class TableSource:
             return set(self.tables) == {SINGLE}
         return self.data_dir is not None and Path(self.data_dir).expanduser().is_file()
 
+    def _check_size(self, table: Table, held_out: int) -> None:
+        """Raises UserError for no row of dev, and prints a notice of far more than were wanted."""
+        if not held_out:
+            raise self.too_few_texts(table)
+        if held_out > MOST_OF_WANTED * max(1.0, self.dev_fraction * len(table)):
+            print_notice(
+                f"dev has {held_out:,} of the {len(table):,} rows of {table.source}, more than task.dev_fraction="
+                f"{self.dev_fraction} says, because rows of equal texts are on one side"
+            )
+
+    def too_few_texts(self, table: Table) -> UserError:
+        """Returns the error of a table that cannot be split, because nearly all of its rows have equal texts."""
+        return UserError(
+            f"{table.source} cannot be split with task.dev_fraction={self.dev_fraction} so that equal texts are on one "
+            f"side, because too few of its {len(table):,} rows have different texts: give a directory with train and "
+            "dev instead"
+        )
+
     def hold_out_dev(
         self,
         table: Table,
@@ -171,11 +191,7 @@ class TableSource:
                 "instead"
             ) from error
         dev = keep_together(dev, number_units(together, len(table)), classes=classes, fixed=train)
-        if not len(dev):
-            raise UserError(
-                f"{path} cannot be split with {option} so that equal texts are on one side, because too few of its "
-                f"{len(table):,} rows have different texts: give a directory with train and dev instead"
-            )
+        self._check_size(table, len(dev))
         sources = {"train": f"{path} without {option}", "dev": f"{path}, {option}"}
         return {
             name: table.select(np.sort(indices).tolist(), sources[name])

@@ -21,6 +21,7 @@ from distill.installation import config_directory
 from distill.losses import Objective
 from distill.options import show_value
 from distill.records.loggers import Tracking
+from distill.records.settings import ReportSettings
 from distill.storage import mirror
 from distill.tasks.multi import Tasks
 from distill.teaching.adaptation import Adaptation
@@ -34,6 +35,10 @@ from distill.teaching.targets import TargetSettings
 def instantiate(config: DictConfig) -> Any:
     """Returns the object that a node of the configuration describes."""
     return hydra.utils.instantiate(config, _convert_="all")
+
+
+# Names that many directories have.
+_COMMON = re.compile(r"student|teacher|model|encoder|best|final|checkpoint.*|\d+")
 
 
 def name_classes(config: DictConfig) -> None:
@@ -51,8 +56,9 @@ def name_classes(config: DictConfig) -> None:
 def name_teacher(config: DictConfig) -> None:
     """Names a teacher after the directory of its weights if they are not those that its YAML is named after.
 
-    `+teacher=bert_base teacher.path=models/my_encoder` is filed as `my_encoder`. A `teacher.name` of the command stays,
-    and so does the name where the directory is called like the model, as `bert-base-uncased`, or is its cache.
+    `+teacher=bert_base teacher.path=models/my_encoder` is filed as `my_encoder`. A directory with a common name,
+    such as `student`, has that of the one above it too. A `teacher.name` of the command stays, and so does the name
+    where the directory is called like the model, as `bert-base-uncased`, or is its cache.
     """
     path, model = (OmegaConf.select(config, f"teacher.{name}") for name in ("path", "id"))
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
@@ -60,7 +66,8 @@ def name_teacher(config: DictConfig) -> None:
         return
     directory, name = Path(str(path)), str(model).rpartition("/")[2]
     if directory.name.lower() != name.lower() and f"models--{str(model).replace('/', '--')}" not in directory.parts:
-        config.teacher.name = re.sub(r"[^\w.-]+", "-", directory.name) or config.teacher.name
+        parts = directory.parts[-2 if _COMMON.fullmatch(directory.name) else -1 :]
+        config.teacher.name = re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-") or config.teacher.name
 
 
 def cache_dir(config: DictConfig) -> Path:
@@ -77,7 +84,7 @@ def plan(config: DictConfig) -> Plan:
         benchmark=instantiate(config.benchmark),
         budget=instantiate(config.budget),
         record=instantiate(config.record),
-        report=instantiate(config.report),
+        report=instantiate(config.report) if "report" in config else ReportSettings(),
         tasks=Tasks.of(instantiate(config.task)),
         cache_dir=cache_dir(config),
         seed=config.seed,

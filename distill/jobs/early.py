@@ -76,11 +76,12 @@ def _check_data(task: DictConfig) -> None:
 
 
 def _check_columns(task: DictConfig, path: Path) -> None:
-    files = {SINGLE: (path,)} if path.is_file() else find_files(path, {name: STEMS[name] for name in ("train", "dev")})
-    if SINGLE not in files:
-        for split in ("train", "dev"):
-            if split not in files:
-                raise missing_file(path, STEMS[split])
+    stems = {**STEMS, **{split: _to_tuple(names) for split, names in (task.get("splits") or {}).items()}}
+    needed = {split: stems[split] for split in ("train", "dev") if stems[split]}  # As `TableSource` needs them.
+    files = {SINGLE: (path,)} if path.is_file() else find_files(path, needed)
+    for split in needed if SINGLE not in files else ():
+        if split not in files:
+            raise missing_file(path, needed[split])
     names = {split: _read_names(parts[0]) for split, parts in files.items()}
     if not all(names.values()) or task.get("text") is None:
         return

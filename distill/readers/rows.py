@@ -151,9 +151,13 @@ def show_names(names: Sequence[str]) -> str:
 
 
 def suggest_column(missing: Sequence[str], names: Sequence[str]) -> str:
-    """Returns ` (did you mean NAME?)` for the first missing column that is misspelt; `text2` is no slip for `text1`."""
+    """Returns ` (did you mean NAME?)` for the first missing column that is misspelt.
+
+    `text2` is no slip for `text1`, and a name with white space around it is shown with quotes elsewhere.
+    """
     for name in missing:
-        others = [other for other in names if _DIGITS.sub("", other) != _DIGITS.sub("", name)]
+        plain = [other for other in names if other == other.strip()]
+        others = [other for other in plain if _DIGITS.sub("", other) != _DIGITS.sub("", name)]
         if hint := did_you_mean(name, others, cutoff=_LEAST_SIMILAR):
             return hint
     return ""

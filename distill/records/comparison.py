@@ -22,6 +22,7 @@ from distill.records.measures import (
     find_teacher_bytes,
     number_format,
     select_timing,
+    share_kept,
 )
 from distill.records.option_names import Options, describe_options, flatten_options, select_options, shorten_names
 from distill.records.paths import hide_paths
@@ -34,7 +35,7 @@ from distill.training.statistics import Difference, Spread, spread
 REFERENCE = "supervised"
 # Options that differ between runs of one row.
 NOT_COMPARED = ("seed", "seeds", "trainer.seed", "resume", "output_dir", "cache_dir", "dry_run", "job.name")
-_GROUPS_NOT_COMPARED = ("logger.", "experiment.", "paper.")
+_GROUPS_NOT_COMPARED = ("logger.", "experiment.", "paper.", "record.", "report.")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,6 @@ class Row:
         files: the exported files by format.
         teacher: None if no run has one yet.
         conditions: of the times, with the processor and whether it was busy; None without times.
-        kept: share of the teacher's metric, the mean over seeds.
         difference: from the reference; None for the reference itself and without one.
         tests: the metric on test of each seed.
         baselines: the metric on dev and test of the baseline of each seed.
@@ -120,7 +120,6 @@ class Row:
     files: Mapping[str, FileResult]
     teacher: TeacherResult | None
     conditions: str | None
-    kept: float | None
     seconds: float | None
     error: str | None
     directories: Sequence[Path]
@@ -155,6 +154,13 @@ class Row:
         """Returns mean and standard deviation over the seeds."""
         values = self.on(split)
         return spread(list(values.values())) if values else None
+
+    @property
+    def kept(self) -> float | None:
+        """Returns the share of the teacher's metric that the fp32 file keeps, or torch, on the split of the table."""
+        file, teacher = self.files.get("fp32"), self.teacher.on(self.split) if self.teacher else None
+        value = (file.spread(self.split) if file else None) or self.spread(self.split)
+        return None if value is None or teacher is None else share_kept(value["mean"], teacher, self.task)
 
     @property
     def examples(self) -> int | None:
@@ -255,10 +261,6 @@ def _create_row(
         teacher = _describe_teacher(record, task) or teacher
         if record["status"] != "finished":
             error = str(record["error"] or "unfinished")
-    shares = [
-        (entry.get("retention") or {}).get("fp32", (entry.get("retention") or {}).get("torch"))
-        for entry in entries.values()
-    ]
     scored = {split: read_metric(entries, task, split, entries=entries) for split in (DEV, TEST)}
     untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
     return Row(
@@ -267,7 +269,7 @@ def _create_row(
         values=scored[DEV], tests=scored[TEST],
         baselines={split: read_metric(untaught, task, split, entries=entries, model="baseline")
                    for split in (DEV, TEST)},
-        conditions=describe_conditions(timed), kept=_mean(shares), margin=read_margin(runs[-1][1]),
+        conditions=describe_conditions(timed), margin=read_margin(runs[-1][1]),
         seconds=_mean([entry.get("seconds") for entry in entries.values()]),
     )  # fmt: skip
 

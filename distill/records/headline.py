@@ -10,6 +10,7 @@ from distill.records.measures import (
     describe_gate,
     fastest_teacher_file,
     find_teacher_bytes,
+    format_margin,
     format_number,
     format_points,
     format_spread,
@@ -121,18 +122,20 @@ def _describe_constant(record: JsonObject, verdict: Verdict) -> list[str]:
 
 def _describe_doubts(verdict: Verdict, task: JsonObject) -> list[str]:
     """Returns what undecided intervals leave open, and what would decide."""
-    others = {"the same student without a teacher": verdict.baseline, "its teacher": verdict.teacher}
+    teacher = "the teacher" if verdict.case == verdicts.UNTAUGHT else "its teacher"
+    others = {"the same student without a teacher": verdict.baseline, teacher: verdict.teacher}
     return [
-        f"Against {name} it may be up to {_doubtful(of.doubt.worse, task)} worse and up to "
-        f"{_doubtful(of.doubt.better, task)} better: {_describe_evidence(of.doubt)}."
+        f"Against {name} it may be {_describe_doubt(of.doubt, task)}: {_describe_evidence(of.doubt)}."
         for name, of in others.items()
         if of is not None and of.doubt is not None
-    ]  # fmt: skip
+    ]
 
 
-def _doubtful(amount: float, task: JsonObject) -> str:
-    """Returns an amount without its sign: `10.9 points`."""
-    return format_points(amount, task)[1:] + ("" if task.get("selects") == "min" else " points")
+def _describe_doubt(doubt: Doubt, task: JsonObject) -> str:
+    """Returns `up to 10.9 points worse and up to 2.0 points better`, without a side that rounds to nothing."""
+    unit = "" if task.get("selects") == "min" else " points"
+    sides = {"worse": format_points(doubt.worse, task)[1:], "better": format_points(doubt.better, task)[1:]}
+    return " and ".join(f"up to {amount}{unit} {side}" for side, amount in sides.items() if amount.strip("0."))
 
 
 def _describe_evidence(doubt: Doubt) -> str:
@@ -151,8 +154,8 @@ def _describe_equality(record: JsonObject, verdict: Verdict) -> list[str]:
     others = [of for of in (verdict.baseline, verdict.teacher) if of is not None]
     if not any(of.outcome == verdicts.EQUAL and (of.interval or of.elsewhere) for of in others):
         return []
-    unit = "%" if record["task"].get("selects") == "min" else " points"
-    return [f"Two models are called equal within {verdicts.read_margin(record):g}{unit} (report.margin)."]
+    margin = format_margin(verdicts.read_margin(record), record["task"])
+    return [f"Two models are called equal within {margin} (report.margin)."]
 
 
 def _describe_result(record: JsonObject, verdict: Verdict) -> str:

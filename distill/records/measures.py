@@ -33,6 +33,11 @@ def format_points(value: float, task: Record) -> str:
     return f"{round(100 * value, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
 
 
+def format_margin(margin: float, task: Record) -> str:
+    """Returns a margin in its unit: `1 point`, `2 points`, and percent of a metric of which less is better."""
+    return f"{margin:g}%" if task.get("selects") == "min" else f"{margin:g} point{'s' * (margin != 1)}"
+
+
 def format_spread(spread: "Spread | None") -> str:
     """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
     if spread is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from distill.records.comparison import Row
 from distill.records.intervals import compare_values, is_noise, name_seeds
-from distill.records.measures import format_points, format_spread
+from distill.records.measures import format_margin, format_points, format_spread
 from distill.records.shape import TEST
 from distill.records.verdict import EQUAL, UNDECIDED, UNKNOWN, judge, scale_margin
 from distill.training.statistics import Difference, Spread, spread
@@ -38,9 +38,7 @@ def describe_ranking(rows: Sequence[Row]) -> str | None:
     if ahead:
         return f"No best row: {name} is the first by dev, and ahead of it on test, beyond noise, {_name(ahead)}."
     if close or equal:
-        relations = {
-            "not told apart from": close, f"within {first.margin:g} point{'s' * (first.margin != 1)} of": equal
-        }  # fmt: skip
+        relations = {"not told apart from": close, f"within {format_margin(first.margin, first.task)} of": equal}
         words = [f"{_count(of, len(others))} {relation} the first" for relation, of in relations.items() if of]
         rest = [f"{words[0]}, {name}: {_name(close or equal)}", *(f"{of}: {_name(equal)}" for of in words[1:])]
         return f"No best row: {'; '.join(rest)}.{_explain(first)}"

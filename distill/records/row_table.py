@@ -22,7 +22,8 @@ from distill.training.statistics import Difference, spread
 
 NOTE = (
     "The metric is that of the exported fp32 file, or of the student in torch without one: mean ± standard deviation "
-    "over the seeds. Rows are in the order of dev. Differences are in points, paired by seed and example. 95% "
+    "over the seeds. Rows are in the order of dev. Differences are in points, of a metric of which less is better in "
+    "its own unit, paired by seed and example. 95% "
     "intervals are over the seeds and the examples together, with one seed over the examples alone, so that the noise "
     "of training is not in them; those of runs of earlier versions are over the seeds alone. A row is equal to the "
     "first one if the interval of their difference has 0 and ends within report.margin, and undecided if it ends "

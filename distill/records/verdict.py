@@ -276,17 +276,19 @@ def judge(difference: JsonObject, task: JsonObject, margin: float = 0.0) -> str:
 def find_doubt(difference: JsonObject, task: JsonObject, margin: float) -> Doubt:
     """Returns what an undecided difference leaves open.
 
-    The width of an interval falls with the root of the number of examples. It tells once one half of it is at most the
-    difference itself, or what the margin leaves beside the difference.
+    Both sides of an interval fall with the root of the number of examples. It tells once the side towards 0 is at most
+    the difference itself, or both sides are at most what the margin leaves beside the difference.
     """
     ends = _interval(difference)
     assert ends is not None  # Of an undecided one.
     low, high = sorted(_advantage(end, task) for end in ends)
-    value, number = abs(difference["difference"]), int(difference["number"])
-    half, enough = (high - low) / 2, max(value, margin - value)
+    value, number = _advantage(difference["difference"], task), int(difference["number"])
+    below, above = max(0.0, value - low), max(0.0, high - value)
+    ways = {abs(value): below if value > 0 else above, margin - abs(value): max(below, above)}
+    shrink = max((enough / side for enough, side in ways.items() if side > 0), default=0.0)
     needed = None
-    if difference["over"] == "examples" and enough > 0:
-        needed = max(number + 1, math.ceil(number * (half / enough) ** 2))
+    if difference["over"] == "examples" and shrink > 0:
+        needed = max(number + 1, math.ceil(number / shrink**2))
         needed = math.ceil(needed / (step := 10 ** max(0, len(str(needed)) - 2))) * step  # Two digits.
     return Doubt(max(0.0, -low), max(0.0, high), difference["over"], number, difference.get("split") or DEV, needed)
 

@@ -50,7 +50,7 @@ from distill.training.module import DistillationModule
 from distill.training.settings import AUTO, check_budget, check_processes
 
 AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
-FORMAT = 1  # Of a fine-tuned teacher in the cache.
+FORMAT = 2  # Of a fine-tuned teacher in the cache, with the rules by which its checkpoint is chosen.
 _METADATA = "distill.json"  # Beside its weights.
 TRAINED_FOR = "trained_for"  # The entry of the configuration of a model that writes text: the kind of its task.
 # Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.

@@ -117,6 +117,7 @@ def test_runs_with_different_seeds_share_one_teacher() -> None:
     ("options", "name"),
     [
         (("+teacher=bert_base", "teacher.path=models/my encoder/"), "my-encoder"),
+        (("+teacher=bert_base", "teacher.path=runs/first/student"), "first-student"),
         (("+teacher=bert_base", "teacher.path=models/bert-base-uncased"), "bert_base"),
         (("+teacher=bert_base", "teacher.path=hub/models--google-bert--bert-base-uncased/snapshots/1f3a"), "bert_base"),
         (("+teacher=bert_base",), "bert_base"),

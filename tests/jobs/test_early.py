@@ -27,7 +27,7 @@ COMMANDS = {
     ("export.gate=x",): "there is no option export.gate",
     ("task=classification", "task.data_dir=nowhere"): "task.data_dir=nowhere does not exist, expected a directory with",
     ("task=mlm", "task.data_dir=nowhere"): "task.data_dir=nowhere does not exist, expected a text file or a folder",
-    ("task=classification", "task.data_dir=folder"): "folder has no dev or validation file (found train.csv)",
+    ("task=classification", "task.data_dir=folder"): "folder has no dev or validation or valid file (found train.csv)",
     (*DATA, "task.text=[txt]"): "films.csv has no column txt (did you mean text?): it has text, label",
     (*DATA, "task.text=[text]", "task.label=labl"): "films.csv has no column labl (did you mean label?)",
     ("teacher.path=nowhere",): "teacher.path=nowhere is no directory, expected one with config.json and weights",

@@ -167,7 +167,7 @@ def test_every_term_is_logged_by_name(chain: dict[str, Any]) -> None:
 def test_the_second_run_reuses_the_teacher_and_has_the_same_metrics_and_weights(chain: dict[str, Any]) -> None:
     second = chain["second"]
     assert second.returncode == 0, second.stderr
-    assert "fine-tuned before, reused" in second.stdout
+    assert "fine-tuned before, read from" in second.stdout
     assert "Teacher: computes" not in second.stdout  # The first run cached its outputs for dev.
     (_, before), (_, after) = chain["runs"]
     assert after["teacher"]["origin"] == "kept"
@@ -431,7 +431,7 @@ def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
     output = chain["root"] / "finetune"
     done = run_here(*chain["finetune"], f"output_dir={output}", cwd=chain["root"])
     assert done.returncode == 0, done.stderr
-    assert "fine-tuned before, reused" in done.stdout
+    assert "fine-tuned before, read from" in done.stdout
     [(directory, record)] = read_records(output)
     assert record["status"] == "finished"
     assert (directory / "predictions.parquet").is_file()
