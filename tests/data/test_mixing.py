@@ -1,5 +1,6 @@
 """Tests of steps that mix labelled and unlabelled examples."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -97,20 +98,26 @@ def test_the_first_epochs_show_the_first_texts_whatever_the_seed() -> None:
 
 def test_each_pass_over_the_pool_has_an_order_of_its_own() -> None:
     """An epoch shows half of the pool, the first pass its first half, and no two of the later passes the same half."""
-    buckets = mixed(40, 80, batch_size=8)
     halves = []
-    for epoch in range(0, 8, 2):
-        halves.append(frozenset(example - 40 for example in flatten(of_epoch(buckets, epoch)) if example >= 40))
-    assert halves[0] == set(range(40))
-    assert len(set(halves)) == 4
+    for seed, epoch in itertools.product((1, 2), range(0, 8, 2)):
+        examples = flatten(of_epoch(mixed(40, 80, batch_size=8, seed=seed), epoch))
+        halves.append(frozenset(example - 40 for example in examples if example >= 40))
+    assert halves[0] == halves[4] == set(range(40))
+    assert len(set(halves)) == 7  # Of another seed too.
 
 
 def test_each_epoch_shows_the_same_part_in_an_order_of_its_own() -> None:
     """An epoch is one pass over the pool, whose texts are all as long as the labelled ones."""
-    buckets = MixedBuckets(np.full(80, 9), 40, share=0.5, batch_size=8, seed=1)
-    orders = {tuple(example for example in flatten(of_epoch(buckets, epoch)) if example >= 40) for epoch in range(4)}
-    assert len(orders) == 4
-    assert (*range(40, 80),) not in orders
+    orders: dict[bool, set[tuple[int, ...]]] = {False: set(), True: set()}
+    for seed, epoch in itertools.product((1, 2), range(4)):
+        buckets = MixedBuckets(np.full(80, 9), 40, share=0.5, batch_size=8, seed=seed)
+        examples = flatten(of_epoch(buckets, epoch))
+        for is_labelled, of_kind in orders.items():
+            of_kind.add(tuple(example for example in examples if (example < 40) == is_labelled))
+    for of_kind, expected in zip(orders.values(), ([*range(40, 80)], [*range(40)]), strict=True):
+        assert all(sorted(order) == expected for order in of_kind)
+        assert len(of_kind) == 8  # Of another seed too, and none is that of the rows.
+        assert tuple(expected) not in of_kind
     buckets = MixedBuckets(np.full(120, 9), 40, share=0.5, batch_size=8, seed=1)
     first, second = ([example for example in flatten(of_epoch(buckets, epoch)) if example >= 40] for epoch in (0, 1))
     assert [example + 40 for example in first] != second  # The two halves of the first pass.

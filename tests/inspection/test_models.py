@@ -31,12 +31,26 @@ from distill.inspection.masking import heads_of, masked_head, score_without_head
 from distill.inspection.questions import Questions
 from distill.inspection.relations import find_syntactic_heads, read_parsed
 from distill.inspection.spans import probe_data, read_spans
-from distill.inspection.subjects import Subject, look
+from distill.inspection.subjects import Subject, create_subject, look
 from distill.inspection.view import LEVELS
 from distill.models.layers import list_parts
 from tests.conftest import toy_bert
 
 ALL = Questions(masked_rows=0, probes=False, attributions=False)
+
+
+def test_models_are_looked_at_without_their_dropout(
+    subjects: list[Subject], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    teacher, _ = subjects
+    expected = look(teacher, "dev", np.arange(6), heads=False)
+    model, untrained = toy_bert(len(tokenizer)).train(), toy_bert(len(tokenizer)).train()
+    assert model.config.hidden_dropout_prob > 0
+    data = teacher.task.read(tmp_path / "cache")
+    created = create_subject("teacher", tmp_path, model, tokenizer, teacher.task, data, tmp_path / "cache")
+    for subject in (created, created.before(untrained)):
+        for own, other in zip(look(subject, "dev", np.arange(6), heads=False).states, expected.states, strict=True):
+            np.testing.assert_allclose(own, other, atol=1e-5)
 
 
 def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,6 +11,8 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTraine
 from distill.data.augmentation import make_copies
 from distill.data.tables import LabelledData, text_split
 from distill.errors import UserError
+from distill.models import word_replacement
+from distill.models.loading import Start, load_directory
 from distill.models.word_replacement import MaskedLMAugmentation, whole_words
 from tests.conftest import GOOD
 
@@ -22,7 +24,7 @@ def model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=16, initializer_range=0.3,
+        max_position_embeddings=16, initializer_range=0.3, hidden_dropout_prob=0.5,
     )  # fmt: skip
     return BertForMaskedLM(config).eval()
 
@@ -56,8 +58,14 @@ def expected_words(model: PreTrainedModel, tokenizer: Any, text: str, place: int
 
 
 def test_words_are_replaced_by_the_likeliest_ones(
-    model: PreTrainedModel, model_dir: Path, tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel, model_dir: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def load(*arguments: Any, **options: Any) -> Start:
+        start = load_directory(*arguments, **options)
+        start.model.train()  # Its dropout is not of the words.
+        return start
+
+    monkeypatch.setattr(word_replacement, "load_directory", load)
     augmentation = MaskedLMAugmentation(model=model_dir, copies=300, p_replace=1.0, candidates=3)
     [texts] = make_copies(rows(TEXTS), augmentation, None, "cpu")
     for row, text in enumerate(TEXTS):

@@ -1,13 +1,14 @@
 """Tests that a row is called the first one, and ahead of the others, beyond noise alone."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distill.records import row_table
-from distill.records.comparison import compare_runs
+from distill.records.comparison import Row, compare_runs
 from distill.records.headline import describe_result
 from distill.records.ranking import describe_ranking
 from distill.records.record import Run, open_run
@@ -48,6 +49,47 @@ def test_a_row_beyond_noise_is_ahead(tmp_path: Path) -> None:
     assert text.startswith("The first row is ahead of the others beyond noise: objective=a (accuracy 0.8200 ± ")
     assert text.endswith("; the nearest one, objective=b, has -10.0 (-10.1 to -9.8).")
     assert describe_ranking(rows_of(tmp_path)[:1]) is None
+
+
+def count_errors(root: Path) -> list[Row]:
+    """Returns the rows after the metric of all runs has become one of which less is better."""
+    for directory in (root / "toy").iterdir():
+        text = json.dumps(open_run(directory).record)
+        Run(directory, json.loads(text.replace("accuracy", "rmse").replace('"max"', '"min"'))).save()
+    return rows_of(root)
+
+
+def test_the_first_row_of_errors_has_the_least_and_the_next_one_is_the_nearest(tmp_path: Path) -> None:
+    for number, (name, value) in enumerate((("c", 0.9), ("a", 0.7), ("b", 0.8))):
+        write_row(tmp_path, number, name, [value, value + 0.04, value + 0.02 + number / 1000])
+    rows = count_errors(tmp_path)
+    assert [row.label for row in rows] == ["objective=a", "objective=b", "objective=c"]
+    text = describe_ranking(rows)
+    assert text is not None
+    assert text.startswith("The first row is ahead of the others beyond noise: objective=a (rmse 0.7203 ± ")
+    assert "; the nearest one, objective=b, has +0.100 (" in text
+    assert row_table.table(rows)[3][4].startswith("+0.200 (")
+
+
+def test_a_row_of_fewer_errors_on_test_is_ahead_there(tmp_path: Path) -> None:
+    for number, (name, dev, test) in enumerate((("a", 0.8, 0.7), ("b", 0.9, 0.6), ("c", 0.91, 0.8))):
+        directory = write_row(tmp_path, number, name, [dev, dev, dev])
+        content = open_run(directory).record
+        for index, entry in enumerate(content["seeds"]):
+            entry["export"]["fp32"]["metrics"]["test/accuracy"] = test + index / 100 + number * index / 1000
+        Run(directory, content).save()
+    text = describe_ranking(count_errors(tmp_path))
+    assert text is not None
+    assert text.startswith("No best row: objective=a (rmse 0.7100 ± 0.0100 on test, ")
+    assert text.endswith("is the first by dev, and ahead of it on test, beyond noise, objective=b.")
+
+
+def test_rows_of_errors_are_equal_within_a_percent_of_the_first(tmp_path: Path) -> None:
+    write_row(tmp_path, 0, "a", [30.0, 31.0, 30.5])
+    write_row(tmp_path, 1, "b", [29.98, 31.03, 30.52])
+    text = describe_ranking(count_errors(tmp_path))
+    assert text is not None
+    assert text.startswith("No best row: the other row is within 1 point of the first, objective=a (rmse 30.5000 ")
 
 
 def test_one_seed_decides_little(tmp_path: Path) -> None:

@@ -318,10 +318,41 @@ def test_a_share_is_from_0_to_1_and_of_a_teacher_above_the_constant(
 
 
 def test_a_constant_without_an_interval_is_compared_by_its_value() -> None:
-    for teacher, is_weak in ((0.5, True), (0.51, False)):
-        content = situation(teacher=teacher)
+    for selects, teacher, is_weak in (
+        ("max", 0.49, True), ("max", 0.5, True), ("max", 0.51, False),
+        ("min", 0.49, False), ("min", 0.5, True), ("min", 0.51, True),
+    ):  # fmt: skip
+        content = situation(teacher=teacher, selects=selects)
         content["teacher"]["against_constant"] = None
         assert (verdict.find_weakness(content) is not None) == is_weak
+
+
+def test_a_teacher_of_errors_is_weak_within_noise_of_the_constant_and_above_it() -> None:
+    def errors(teacher: float, known: Any, student: float = 1.3) -> dict[str, Any]:
+        return situation(
+            metric="rmse", selects="min", student=student, teacher=teacher, baseline=None, constant=1.2,
+            answer="always 3.2", against_constant=known,
+        )  # fmt: skip
+
+    says(
+        errors(1.15, difference(-5, -12, 2)),
+        "The teacher is weak. On dev it has rmse 1.150 against 1.200 of a constant prediction (always 3.2), which is "
+        "not known to be better (-0.050, 95% interval -0.120 to +0.020). Set a higher",
+        "The student is no better than a constant prediction, which has rmse 1.200 (always 3.2).",
+    )
+    worse = errors(1.3, difference(10, 5, 15))
+    says(worse, "rmse 1.300 against 1.200 of a constant prediction (always 3.2), which is no better. Set")
+    assert verdict.find_weakness(errors(1.1, difference(-10, -15, -5))) is None
+    assert verdict.find_constant(errors(1.1, None, student=1.1)) is None
+
+
+def test_errors_have_no_share_and_their_doubt_is_of_the_side_that_is_better() -> None:
+    content = situation(
+        metric="rmse", selects="min", student=0.6, teacher=0.65, baseline=None, constant=None,
+        against_teacher=difference(-5, -12, 2),
+    )  # fmt: skip
+    assert verdict.share_of_teacher(content, 0.6) is None
+    says(content, "Against its teacher it may be up to 0.020 worse and up to 0.120 better: ")
 
 
 def test_a_student_of_hard_labels_alone_is_said_to_have_no_teacher() -> None:

@@ -12,6 +12,7 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
 import distill as d
 from distill.contracts import CROSS_SCORES, Items, Outputs
+from distill.data.tables import text_split
 from distill.errors import UserError
 from distill.models.loading import load_directory
 from distill.tasks import Embedding, Reranking, frozen_outputs
@@ -50,6 +51,11 @@ def test_the_scores_are_those_of_the_model_and_computed_once(
     expected = torch.softmax(torch.tensor(logits_of(model, tokenizer, PAIRS)), dim=-1)[:, 1]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     margins = encoder.score(TRIPLES, 0.0, 1.0, cache)
+    loaded = load_directory(tmp_path / "model", "AutoModelForSequenceClassification", None, trust_remote_code=False)
+    loaded.model.train()  # Its dropout is not of the scores.
+    texts = text_split(*(list(side) for side in zip(*PAIRS, strict=True)))
+    fresh = frozen_outputs.cached_outputs(loaded, tmp_path / "model", texts, 48, None, "a")
+    np.testing.assert_allclose(fresh, logits_of(model, tokenizer, PAIRS), atol=1e-5)
     odds = [np.diff(logits_of(model, tokenizer, [(of[0], of[side]) for of in TRIPLES]))[:, 0] for side in (1, 2)]
     np.testing.assert_allclose(margins, odds[0] - odds[1], atol=1e-5)
     [entry, _] = (cache / "frozen_outputs").iterdir()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.teachers.vocabulary import train_bytes
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from distill.errors import UserError
 from distill.models.continuation import continue_prompts
@@ -15,7 +15,7 @@ from distill.tasks import CausalLM
 from distill.tasks.causal_lm import CausalText
 from distill.teaching.continuations import ContinuationWriter, continue_texts, read_tokens, show_tokens
 from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.targets import TargetSettings
+from distill.teaching.targets import TargetSettings, open_texts
 from distill.text.sequences import Sequences, check_prompt, count_prompt
 from tests.conftest import write_corpus
 
@@ -110,6 +110,33 @@ def test_a_writing_that_was_killed_draws_the_texts_of_one_without_a_break(teache
     write(["4 4 4"])
     assert write(sources) == first
     assert torch.equal(torch.get_rng_state(), state)  # The training draws its own numbers.
+
+
+def test_the_files_of_continuations_are_those_of_their_prompt_and_settings(
+    teacher: PreparedTeacher, tmp_path: Path
+) -> None:
+    """The sources are whole sequences, so that the prompt alone tells which of their tokens are continued."""
+    model = teacher.running()
+
+    def place(prompt: int | float, sources: tuple[str, ...] = ("5 6 7 8 9",), weights: str = "w", **search: Any) -> str:
+        writer = ContinuationWriter(model, prompt, TargetSettings(**{"beams": 1, **search}))
+        return open_texts(sources, writer, fingerprint=weights, cache_dir=tmp_path).directory.name
+
+    drawn: dict[str, Any] = {"sampling_temperature": 1.5, "sampling_seed": 0}
+    places = [
+        place(2), place(3), place(0.5), place(2, ("5 6 7 8",)), place(2, weights="v"), place(2, beams=2),
+        place(2, **drawn), place(2, **drawn | {"sampling_temperature": 1.0}), place(2, **drawn | {"sampling_seed": 1}),
+        place(3, **drawn), place(2, **drawn, beams=2),
+    ]  # fmt: skip
+    assert place(2, sampling_seed=1) == places[0]  # A search draws nothing.
+    before = model.generation_config
+    model.generation_config = GenerationConfig(**{**before.to_dict(), "no_repeat_ngram_size": 2})
+    places.append(place(2))
+    model.generation_config = GenerationConfig(**{**before.to_dict(), "eos_token_id": 3})
+    places.append(place(2))
+    model.generation_config = before
+    assert len(set(places)) == len(places)
+    assert place(2) == places[0]
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,17 @@ def test_it_is_the_same_for_a_frozen_model_which_stays_frozen(
     assert all(not parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
 
+def test_a_model_in_training_is_measured_without_its_dropout(
+    examples: Examples, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    model = toy_model(tokenizer)
+    expected, found = measure(model, examples), measure(model.train(), examples)
+    assert model.config.hidden_dropout_prob > 0
+    for own, other in zip([*found.heads, *found.neurons], [*expected.heads, *expected.neurons], strict=True):
+        torch.testing.assert_close(own, other)
+    assert all(part.training for part in model.modules())  # As it was.
+
+
 def test_a_head_that_nothing_reads_has_no_importance(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> None:
     model = toy_model(tokenizer)
     size = model.config.hidden_size // model.config.num_attention_heads

@@ -5,8 +5,11 @@ import multiprocessing
 import os
 import random
 import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
@@ -26,10 +30,12 @@ from transformers import (
 from distill.data.tables import LabelledData
 from distill.data.text_pairs import pair_split
 from distill.errors import OptionError, UserError
+from distill.teaching import targets
 from distill.teaching.targets import (
     SOURCES,
     BeamWriter,
     TargetSettings,
+    Writer,
     WrittenTexts,
     check_writes,
     open_texts,
@@ -104,6 +110,46 @@ def test_files_are_written_once_and_kept_by_fingerprint(
     assert again.estimate_seconds(write) == 0
     assert open_texts(sources, write, fingerprint="two", cache_dir=tmp_path).missing_sources == len(sources)
     assert open_texts(sources, writer(t5, words, 3), fingerprint="one", cache_dir=tmp_path).missing_sources
+
+
+@dataclass
+class OnDevice:
+    """A writer of which only the key is needed."""
+
+    device: torch.device
+    options: tuple[object, ...] = ()
+
+    @property
+    def model(self) -> Any:
+        return self
+
+    def __call__(self, sources: Sequence[str]) -> list[list[str]]:
+        raise NotImplementedError
+
+
+def test_everything_that_texts_depend_on_is_in_their_place(
+    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(write: Writer, sources: Sequence[str] = ("1 2", "3")) -> Path:
+        return open_texts(sources, write, fingerprint="one", cache_dir=tmp_path).directory
+
+    first = writer(t5, words)
+    drawn = replace(first, temperature=1.0)
+    different = [
+        first, replace(first, beams=3), replace(first, max_source=15), replace(first, max_target=5),
+        drawn, replace(drawn, temperature=0.5), replace(drawn, seed=1), replace(drawn, max_target=5),
+        *(OnDevice(torch.device(name)) for name in ("cpu", "meta")),
+    ]  # fmt: skip
+    places = [place(write) for write in different]
+    places += [place(first, ("1 2", "4")), place(first, ("3", "1 2"))]
+    assert place(replace(first, seed=1)) == place(first, ("1 2", "3", "1 2")) == places[0]
+    before = t5.generation_config
+    monkeypatch.setattr(t5, "generation_config", GenerationConfig(**{**before.to_dict(), "length_penalty": 0.5}))
+    places.append(place(first))
+    monkeypatch.setattr(t5, "generation_config", before)
+    monkeypatch.setattr(targets, "library_versions", lambda: ("other",))
+    places.append(place(first))
+    assert len(set(places)) == len(places)
 
 
 def test_damaged_files_are_written_again(tmp_path: Path) -> None:
