@@ -1,11 +1,17 @@
 """Tests of the scores of one batch, whose logits over a vocabulary are computed in chunks."""
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from distill.contracts import Items, Outputs
+from distill.tasks import Classification
 from distill.tasks.scoring import Scoring
-from distill.training.evaluate import score_items
+from distill.training.evaluate import evaluate, score_items
+from tests.conftest import sentences, toy_bert
 
 
 class Largest(Scoring):
@@ -38,3 +44,17 @@ def test_a_batch_is_scored_in_chunks_of_items_as_in_one_piece() -> None:
         assert expected.keys() == got.keys()
         for name, column in expected.items():
             torch.testing.assert_close(got[name], column, rtol=0, atol=0)
+
+
+def test_a_model_in_training_is_scored_without_its_dropout(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    texts, classes = (list(column) for column in zip(*sentences(8), strict=True))
+    task = Classification(text="text", train=(texts, classes), dev=(texts, classes), max_length=16)
+    data = task.read(tmp_path)
+    dev, model = task.encode(data, tokenizer, tmp_path)["dev"], toy_bert(len(tokenizer))
+    assert model.config.hidden_dropout_prob > 0
+    loader = [[dev[[0, 1, 2]]], [dev[[3, 4]], dev[[5, 6, 7]]]]
+    expected, scores = (evaluate(of, task, data.scoring, loader) for of in (model.eval(), model.train()))
+    assert expected.columns.keys() == scores.columns.keys()
+    for name, column in expected.columns.items():
+        np.testing.assert_allclose(scores.columns[name], column, atol=1e-6)
+    assert model.training

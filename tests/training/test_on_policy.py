@@ -91,6 +91,15 @@ def test_the_labels_teach_nothing_where_the_student_writes(batch: dict[str, Tens
     assert float(hard) > 0
 
 
+def test_the_mean_losses_of_a_module_in_training_are_without_its_dropout(batch: dict[str, Tensor]) -> None:
+    module = module_of(0.0).train()
+    with torch.no_grad():
+        found = module.mean_losses([[batch]])
+        assert module.student.training  # As it was.
+        _, sums = module.eval().losses(batch)
+    assert list(found.values()) == pytest.approx((sums / 6).tolist())  # Of six tokens.
+
+
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 20, 40), (1.0, 60, 60)])
 def test_a_share_of_the_batches_is_the_students(share: float, least: int, most: int, batch: dict[str, Tensor]) -> None:
     module = module_of(share)
