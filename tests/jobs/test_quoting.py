@@ -109,10 +109,10 @@ def test_a_command_reads_its_columns_and_records_what_was_typed(command: Command
         (tmp_path / f"{split}.csv").write_text("größe,Is it good?\nbad,no\ngood,yes\n" * 3, encoding="utf-8")
     typed = ("task.text=[größe]", "task.label=Is it good?")
     options = ("+teacher=embedded", "+student=distilbert", "task=classification", f"task.data_dir={tmp_path}", *typed)
-    code, _, error = command(*options, "task.labels=[no]")
+    code, _, error = command(*options, "task.labels=[no,maybe]")  # Rows have others, which are found in a run.
     assert (code, "no column" in error) == (2, False)
     [record] = [json.loads(path.read_text()) for path in tmp_path.rglob("run.json")]
-    assert record["command"] == ["python", "-m", "distill", *options, "task.labels=[no]"]
+    assert record["command"] == ["python", "-m", "distill", *options, "task.labels=[no,maybe]"]
 
 
 def test_a_sweep_of_a_yaml_file_is_quoted_as_that_of_a_command() -> None:

@@ -160,7 +160,9 @@ def test_unlabelled_text_of_the_hub_is_no_missing_path(tmp_path: Path, monkeypat
 def test_damaged_file_of_a_resumed_run_is_named(
     name: str, damage: Callable[[str], str], expected: str, command: Command, finetune: tuple[str, ...], tmp_path: Path
 ) -> None:
-    assert command(*finetune, "teacher.finetune.max_epochs=1", "task.data_dir=missing")[0] == 2
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.tsv").write_text("sentence\tlabel\na film\n")  # Without its label.
+    assert command(*finetune, "teacher.finetune.max_epochs=1", f"task.data_dir={tmp_path}")[0] == 2
     [record] = records(tmp_path / "runs").values()
     path = record["directory"] / name
     damaged = damage(path.read_text().replace("max_epochs: 1", "max_epochs: 8"))
