@@ -81,6 +81,7 @@ TABLE: Table = {
     # The run
     **_list(Kind.VALUE, "", "seed seeds baseline alpha copies"),
     **_list(Kind.VALUE, "record.", "texts"),
+    **_list(Kind.VALUE, "report.", "margin"),
     **_list(Kind.VALUE, "budget.", "mb ms widths"),
     **_list(Kind.ANY, "", "output_dir cache_dir", is_for_all=False),
     **_refuse("", "resume dry_run", OF_SERVICE),

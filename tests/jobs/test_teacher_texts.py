@@ -97,6 +97,9 @@ def test_a_student_learns_on_its_own_texts_from_a_teacher_that_runs(run: Run) ->
     assert record["teacher_outputs"]["reason"] == "the student writes some of the texts"
 
 
+OF_CLASSES = ("task=sst2", "task.text=[source]", "task.label=target")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -110,8 +113,8 @@ def test_a_student_learns_on_its_own_texts_from_a_teacher_that_runs(run: Run) ->
             ("teacher.sampling_temperature=1.0", "teacher.beams=4"),
             "got teacher.beams=4 and teacher.sampling_temperature=1.0, expected a search or a sampling",
         ),
-        (("teacher.beams=4", "task=sst2"), "teacher.beams=4 replaces the targets of texts, and task=sst2 has none"),
-        (("objective=on_policy", "task=sst2"), "student_share of objective on_policy has the student write targets"),
+        (("teacher.beams=4", *OF_CLASSES), "teacher.beams=4 replaces the targets of texts, and task=sst2 has none"),
+        (("objective=on_policy", *OF_CLASSES), "student_share of objective on_policy has the student write targets"),
         (
             ("objective=on_policy", "objective.terms.gkd.student_share=1.1"),
             "student_share=1.1, expected a share from 0 to 1",

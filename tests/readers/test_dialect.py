@@ -36,7 +36,7 @@ def test_semicolons_and_decimal_commas_are_read_and_said(
     note = "the columns are read as separated by ';', and 3,5 in Note is the number 3.5"
     assert capsys.readouterr().out == f"Notice: {path}: {note}\n"
     assert [row["Tag"] for _, row in read_rows(path)] == ["1,5", "-", "3"]  # Not all of them are numbers.
-    profile = profile_files({"data": path}, Chosen(text=("Satz",), label=("Note",)))
+    profile = profile_files({"data": (path,)}, Chosen(text=("Satz",), label=("Note",)))
     assert (profile.chosen.task, profile.numbers) == ("regression", (-1.25, pytest.approx(4.25 / 3), 3.5))
     assert note in [problem.summary for problem in profile.problems]
 
