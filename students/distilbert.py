@@ -53,7 +53,7 @@ _BERT_TO_DISTILBERT = (
 )
 DISTILBERT_EPS = 1e-12  # Of every LayerNorm. The configuration of a DistilBERT has no other.
 # Lists in configurations with one entry for each layer.
-_PER_LAYER = ("layer_types", "mlp_layer_types", "attention_window", "layer_heads", "layer_ffn")
+_PER_LAYER = ("layer_types", "attention_layers", "mlp_layer_types", "attention_window", "layer_heads", "layer_ffn")
 
 
 def from_teacher(
@@ -323,6 +323,8 @@ def _create_same_class(
         # That of a Mamba or a Jamba follows from the number of layers.
         if isinstance(values, list | tuple) and not isinstance(getattr(type(config), name, None), property):
             setattr(config, name, [values[index] for index in teacher_layers])
+    if getattr(config, "attention_types", None):  # GPT-Neo's, from which its list for each layer is made.
+        config.attention_types = [[[kind], 1] for kind in config.attention_layers]
     if decoder_layers is not None and (option := decoder_layers_option(config)) is not None:
         chosen[find_layer_prefix(teacher, decoder=True)] = decoder_layers
         setattr(config, option, len(decoder_layers))

@@ -18,6 +18,7 @@ from distill.console import print_notice
 from distill.contracts import Batch, Examples, Loader
 from distill.data import batching
 from distill.data.mixing import epoch_size
+from distill.errors import UserError, first_line
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
 from distill.training import averaging, distributed, memory, ray_workers
@@ -310,7 +311,6 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
 
 def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSettings) -> tuple[float, float]:
     """Returns the seconds of both passes over a batch, and those of the optimizer, which changes no weight."""
-    device = settings.device()
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # The same work without a change of the weights.
@@ -321,9 +321,7 @@ def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSetti
     with distributed.limit_threads(settings.devices):
         for _ in range(3):
             start = time.perf_counter()
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.resolved_precision() == "bf16-mixed"):
-                loss, _ = module.losses(batch)
-            loss.backward()
+            _pass_through(module, batch, settings)
             step_seconds.append(time.perf_counter() - start)
             optimizer.step()
             if settings.ema > 0:
@@ -331,6 +329,24 @@ def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSetti
             optimizer_seconds.append(time.perf_counter() - start - step_seconds[-1])
             optimizer.zero_grad()
     return min(step_seconds), min(optimizer_seconds)  # The minimum excludes the warm-up and the load of others.
+
+
+def _pass_through(module: DistillationModule, batch: Batch, settings: TrainerSettings) -> None:
+    """Computes the loss of a batch and its gradient; raises UserError for a model that fails in bf16-mixed alone."""
+    is_mixed = settings.resolved_precision() == "bf16-mixed"
+    try:
+        with torch.autocast(settings.device().type, torch.bfloat16, enabled=is_mixed):
+            loss, _ = module.losses(batch)
+        loss.backward()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if not is_mixed:
+            raise
+        raise UserError(
+            f"a {type(module.student).__name__} cannot be trained in bf16-mixed ({first_line(error)}): set "
+            "trainer.precision=32-true and teacher.finetune.precision=32-true"
+        ) from error
 
 
 @contextmanager

@@ -615,6 +615,28 @@ def test_an_estimate_changes_neither_weights_nor_counters(make_toy: MakeToy):
     assert toy.module.teacher_seconds == 0
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_a_model_that_fails_in_mixed_precision_alone_is_named_with_what_to_set(
+    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, precision: Any
+):
+    toy = make_toy()
+    losses = toy.module.losses
+
+    def fail(batch: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("Index put requires the source and destination dtypes match")
+        return losses(batch)
+
+    monkeypatch.setattr(toy.module, "losses", fail)
+    settings = replace(toy.settings, precision=precision)
+    if precision == "32-true":
+        assert fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], settings) > 0
+        return
+    expected = r"cannot be trained in bf16-mixed \(Index put .*\): set trainer.precision=32-true"
+    with pytest.raises(UserError, match=expected):
+        fitting.estimate_seconds(toy.module, toy.loaders["train"], toy.loaders["dev"], settings)
+
+
 @pytest.mark.parametrize(
     ("epochs", "estimate"), [(1, 4 * (1 + 1) + 24 / 16 / 3), (400, 1600 * (1 + 1) + 9600 / 16 / 3)]
 )
