@@ -59,18 +59,18 @@ def test_every_recipe_and_format_is_in_the_docs(name: str) -> None:
 
 
 def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(class_scores.METRICS, "first", lambda sklearn, labels, predicted, classes: labels[0])
+    monkeypatch.setitem(class_scores.METRICS, "first", lambda counts, positive: counts[0, 1])
     added = import_again(classification)["Classification"]
-    scores = Scores({"logits": np.array([[0.0, 1.0]])}, np.array([7]), np.array([0]))
+    scores = Scores({"logits": np.array([[0.0, 1.0]])}, np.array([0]), np.array([0]))
     rows = (["a", "b"], ["x", "y"])
     data = added(text="text", metrics=["first"], train=rows, dev=rows).read(Path("nowhere"))
-    assert data.scoring.metrics(scores) == {"first": 7.0}
-    with pytest.raises(OptionError, match="accuracy, f1, matthews, first, or of functions"):
+    assert data.scoring.metrics(scores) == {"first": 1.0}
+    with pytest.raises(OptionError, match="accuracy, f1, matthews, macro_f1, first, or of functions"):
         added(text="text", metrics=["other"])
 
 
 def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(label_scores.METRICS, "given", lambda sklearn, labels, given: given.sum())
+    monkeypatch.setitem(label_scores.METRICS, "given", lambda labels, given: given.sum())
     added = import_again(classification)["Classification"]
     scores = Scores({"logits": np.array([[-1.0, 1.0]])}, np.zeros((1, 2)), np.array([0]))
     rows = (["a", "b"], [["x"], ["x", "y"]])

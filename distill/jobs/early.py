@@ -34,8 +34,9 @@ def check_early(config: DictConfig, options: Iterable[str]) -> None:
     for option in options:
         _check_type(config, option.lstrip("+").partition("=")[0])
     tasks = config.task.get("tasks")
+    named = OmegaConf.select(config, "teacher.labels")  # Data without labels has the classes that its teacher names.
     for task in tasks.values() if OmegaConf.is_dict(tasks) else [config.task]:
-        _check_data(task)
+        _check_data(task, named)
     for option in ("teacher.path", "student.path"):
         path, target = OmegaConf.select(config, option), OmegaConf.select(config, f"{option[:7]}._target_")
         if isinstance(path, str) and not (is_url(path) or Path(path).expanduser().exists() or "file" in str(target)):
@@ -60,8 +61,12 @@ def _check_type(config: DictConfig, option: str) -> None:
         raise OptionError(option, show_value(value), describe(annotation)) from None
 
 
-def _check_data(task: DictConfig) -> None:
-    """Raises UserError for data that is not there, and for rows without a column."""
+def _check_data(task: DictConfig, named: Any) -> None:
+    """Raises UserError for data that is not there, and for rows without a column.
+
+    Args:
+        named: the classes that the teacher names, if any.
+    """
     if not isinstance(data := task.get("data_dir"), str) or is_url(data):
         return
     path = Path(data).expanduser()
@@ -72,20 +77,20 @@ def _check_data(task: DictConfig) -> None:
     if not path.exists():
         raise missing_data(path)
     if task._target_ in _OF_ROWS and "text" in task:
-        _check_columns(task, path)
+        _check_columns(task, path, named)
 
 
-def _check_columns(task: DictConfig, path: Path) -> None:
+def _check_columns(task: DictConfig, path: Path, named: Any) -> None:
     stems = {**STEMS, **{split: _to_tuple(names) for split, names in (task.get("splits") or {}).items()}}
-    needed = {split: stems[split] for split in ("train", "dev") if stems[split]}  # As `TableSource` needs them.
-    files = {SINGLE: (path,)} if path.is_file() else find_files(path, needed)
-    for split in needed if SINGLE not in files else ():
-        if split not in files:
-            raise missing_file(path, needed[split])
+    files = {SINGLE: (path,)} if path.is_file() else find_files(path, stems)
+    for split in ("train", "dev") if SINGLE not in files else ():
+        if stems[split] and split not in files:  # As `TableSource` needs them.
+            raise missing_file(path, stems[split])
     names = {split: _read_names(parts[0]) for split, parts in files.items()}
     if not all(names.values()) or task.get("text") is None:
         return
     text, label, labels = (_to_tuple(task.get(key)) for key in ("text", "label", "labels"))
+    labels = labels or (tuple(map(str, named)) if named else ())
     rows = LabelledText(
         source=TableSource(name=str(task.name), wanted=(*text, *label), data_dir=str(path)),
         text=text,

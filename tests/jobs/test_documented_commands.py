@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from distill import __main__ as command_line
 from distill.chain.plan import check_plan, choose_augmentation, choose_for_text
 from distill.client import commands as client
-from distill.edge import __main__ as edge
+from distill.edge import command_options as edge_options
 from distill.jobs import build
 from distill.jobs.quoting import quote_overrides
 from distill.jobs.registry import find_job
@@ -30,7 +30,7 @@ from tests import documents
 from tests.jobs.test_config import CONF
 
 PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
-    "edge": edge._parse,
+    "edge": edge_options.parse,
     "serve": serve._parse,
     "service": service._parse,
 }

@@ -79,7 +79,7 @@ def test_the_choice_is_in_the_plan_in_the_record_and_in_the_key_of_the_outputs(
         newest = max((tmp_path / "runs").rglob("run.json"), key=lambda path: path.stat().st_mtime_ns)
         return " ".join(text.split()), json.loads(newest.read_text())["teacher"]["precision"]
 
-    line = "chosen teacher.precision="
+    line = "teacher.precision "
     monkeypatch.setattr(precision, "has_bf16", lambda device: True)
     text, chosen = distill("auto")
     assert (chosen, text.count(f"{line}bfloat16: its outputs differ by ")) == ("bfloat16", 1)
