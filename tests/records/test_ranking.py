@@ -89,7 +89,7 @@ def test_rows_of_errors_are_equal_within_a_percent_of_the_first(tmp_path: Path) 
     write_row(tmp_path, 1, "b", [29.98, 31.03, 30.52])
     text = describe_ranking(count_errors(tmp_path))
     assert text is not None
-    assert text.startswith("No best row: the other row is within 1 point of the first, objective=a (rmse 30.5000 ")
+    assert text.startswith("No best row: the other row is within 1% of the first, objective=a (rmse 30.5000 ")
 
 
 def test_one_seed_decides_little(tmp_path: Path) -> None:
