@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from distill.edge.generation_options import MOST_BEAMS, GenerationOptions
@@ -24,8 +24,7 @@ class GenerationSettings:
         forced_bos, forced_eos: as in `Endings`.
         length_penalty, early_stopping, renormalizes: of a beam search, as in `Endings`.
         beams, repetition_penalty: where a call gives none.
-        min_length, min_new_tokens, no_repeat_ngram_size, bad_words_ids, suppress_tokens, begin_suppress_tokens: as in
-            `TokenRules`.
+        rules: the tokens that a text may not have, whose names are keys of `generation` too.
     """
 
     eos: tuple[int, ...]
@@ -39,12 +38,7 @@ class GenerationSettings:
     renormalizes: bool = False
     beams: int = 1
     repetition_penalty: float = 1.0
-    min_length: int = 0
-    min_new_tokens: int = 0
-    no_repeat_ngram_size: int = 0
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
+    rules: TokenRules = TokenRules()
 
     @classmethod
     def read(cls, values: object) -> "GenerationSettings":
@@ -55,7 +49,8 @@ class GenerationSettings:
             if not is_valid(values.get(name)):
                 raise UserError(f"generation has {name} {shorten(values.get(name))}, expected {expected}")
         given = {name: _freeze(values[name]) for name in _VALUES if values.get(name) is not None}
-        return cls(**{"start": None, "positions": None} | given)
+        rules = TokenRules(**{rule.name: given.pop(rule.name) for rule in fields(TokenRules) if rule.name in given})
+        return cls(**{"start": None, "positions": None} | given, rules=rules)
 
     def complete(self, options: GenerationOptions) -> GenerationOptions:
         """Returns the options of a call with the beams and the penalty of the bundle where it gives none."""
@@ -65,13 +60,9 @@ class GenerationSettings:
 
     def endings(self, most: int) -> Endings:
         """Returns the rules by which a text of at most `most` tokens is written."""
-        rules = TokenRules(
-            self.min_length, self.min_new_tokens, self.no_repeat_ngram_size, self.bad_words_ids, self.suppress_tokens,
-            self.begin_suppress_tokens,
-        )  # fmt: skip
         return Endings(
             frozenset(self.eos), most, forced_bos=self.forced_bos, forced_eos=self.forced_eos,
-            length_penalty=self.length_penalty, early_stopping=self.early_stopping, rules=rules,
+            length_penalty=self.length_penalty, early_stopping=self.early_stopping, rules=self.rules,
             renormalizes=self.renormalizes,
         )  # fmt: skip
 
