@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from distill.edge.generation_options import MOST_BEAMS, GenerationOptions
@@ -38,7 +38,7 @@ class GenerationSettings:
     renormalizes: bool = False
     beams: int = 1
     repetition_penalty: float = 1.0
-    rules: TokenRules = TokenRules()
+    rules: TokenRules = field(default_factory=TokenRules)
 
     @classmethod
     def read(cls, values: object) -> "GenerationSettings":
