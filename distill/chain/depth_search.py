@@ -187,9 +187,10 @@ def warn_of_budget(budget: Budget, delivered: Mapping[str, Any] | None) -> None:
         print_notice(f"{measured}, {within} {budget}; no int8 file passed its gate")
         return
     busy = ", while the machine was busy" if delivered["disturbed"] else ""
-    is_other = delivered["recipe"] != "dynamic"
-    why = f": its recipe is {delivered['recipe']}, and that of the file before the training was dynamic" * is_other
-    advice = ", or export.recipes=[dynamic]" * is_other
+    why = advice = ""
+    if delivered["recipe"] != "dynamic":
+        why = f": its recipe is {delivered['recipe']}, and that of the file before the training was dynamic"
+        advice = ", or export.recipes=[dynamic]"
     print_notice(f"{measured}{busy}, more than {budget}{why}: set a smaller student.depth{advice}")
 
 

@@ -194,6 +194,7 @@ class Prepared:
         cache. Returns its scores on every split that is scored.
         """
         directory = self.run.directory / BASELINE
+        start = name_start(self.student, self.tasks, self.plan)
         if Pruning.of(self.student) is not None:
             student = self._baseline_pruner(student).run()
         prepared, module = self.supervise(student)
@@ -201,15 +202,15 @@ class Prepared:
         seconds = None if shared is None else shared.fetch(directory)
         if seconds is None:
             logger = CSVLogger(str(directory), name="", version="")
-            start = name_start(self.student, self.tasks, self.plan)
             seconds = prepared._fit(module, directory, logger, title="baseline", start=start).seconds
             if shared is not None:
                 shared.save(directory, seconds)
         else:
             averaging.load_best_weights(module, directory / "checkpoints")
         scores = self.evaluate(module.student.cpu())
-        about = {"seconds": seconds, "start": name_start(self.student, self.tasks, self.plan)}
-        pruned = {name: rows for name, rows in (self.run.record["baseline"] or {}).items() if name == "pruning"}
+        about = {"seconds": seconds, "start": start}
+        steps = (self.run.record["baseline"] or {}).get("pruning")
+        pruned = {} if steps is None else {"pruning": steps}
         self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), **about, **pruned})
         for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():
             task_run.run.update(baseline={"metrics": split_metrics(task_run.scoring, task_scores), **about})

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import summary
-from distill.chain.plan import check_export, check_hooks, check_terms
+from distill.chain.plan import SAME_START, check_export, check_hooks, check_terms
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.console import console, print_line, print_notice, silence_libraries
@@ -114,7 +114,7 @@ def _check(
         raise UserError(f"job={config.job.name} is not for task={task.info.name}: take a task over text, task=mlm")
     check_source(source, task)
     check_option(build.added_words(config), "adapt.add_words")
-    if config.baseline in (True, "same_start"):
+    if config.baseline in (True, SAME_START):
         raise UserError(
             f"baseline={str(config.baseline).lower()} is for other tasks than task={task.info.name}: "
             "+ablation=mlm_alone has no teacher"
