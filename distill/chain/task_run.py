@@ -304,7 +304,7 @@ class TaskRun:
         if run.record.get("budget"):
             delivered = measure_delivered(
                 self.plan, run.record, self.bundle, inputs=exported_inputs(student, self.teacher.tokenizer),
-                vocabulary=self._count_pieces(), choices=self.data.choices,
+                vocabulary=self.pieces, choices=self.data.choices,
             )  # fmt: skip
             run.update(budget={**run.record["budget"], "delivered": delivered})
         if self.plan.benchmark.enabled and self.plan.benchmark.dev_pass:
@@ -313,7 +313,7 @@ class TaskRun:
             run.update(
                 dev_pass=time_dev_pass(
                     self._timed_models(student, exported.formats), dev, tokenizer=self.teacher.tokenizer,
-                    threads=self.plan.benchmark.threads, vocabulary=self._count_pieces(),
+                    threads=self.plan.benchmark.threads, vocabulary=self.pieces,
                 )
             )  # fmt: skip
         if (lengths := self.plan.benchmark.max_lengths) is not None:
@@ -387,12 +387,13 @@ class TaskRun:
         start = time.perf_counter()
         return compare_models(
             self._timed_models(student, formats), tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark,
-            choices=self.data.choices, vocabulary=self._count_pieces(),
+            choices=self.data.choices, vocabulary=self.pieces,
             within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
         )  # fmt: skip
 
-    def _count_pieces(self) -> int:
-        """Returns the number of pieces of the bundle, which may have fewer than the teacher."""
+    @cached_property
+    def pieces(self) -> int:
+        """The number of pieces of the bundle, which may have fewer than the teacher."""
         tokenizer = Tokenizer.from_file(str(self.bundle / "tokenizer.json"))
         return min(len(self.teacher.tokenizer), tokenizer.get_vocab_size())
 
