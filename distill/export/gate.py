@@ -256,14 +256,22 @@ def _describe_doubt(comparison: Comparison, settings: ExportSettings, confidence
     limit, drop, (low, high) = SLACK * settings.max_drop, comparison["drop"], comparison["interval"]
     blindness, reach = describe_blindness(comparison, settings, confidence), (high - drop) * _widen(confidence)
     if drop > settings.max_drop + ROUNDING:
-        noise = f"it may be noise (95% interval from {low:.4f})"
-        reason = f"drop {drop:.4f}, the limit is {settings.max_drop:g}, and {noise}"
+        reason = describe_noise(drop, low, settings.max_drop)
         return f"{reason}: {blindness or _describe_rows(comparison, drop / (drop - low))}"
     if blindness or drop + reach <= limit + ROUNDING:
         return blindness
-    interval = f"{100 * confidence:.4g}% interval"
-    reason = f"the drop may be up to {drop + reach:.4f} ({interval}), the limit is {limit:.4g}"
+    reason = describe_reach(drop + reach, limit, confidence)
     return f"{reason}: {_describe_rows(comparison, (limit - drop) / reach)}"
+
+
+def describe_noise(drop: float, low: float, limit: float) -> str:
+    """Returns a drop above the limit in words, the 95% interval of which begins at `low`, no more than 0."""
+    return f"drop {drop:.4f}, the limit is {limit:g}, and it may be noise (95% interval from {low:.4f})"
+
+
+def describe_reach(highest: float, limit: float, confidence: float = LEVEL) -> str:
+    """Returns in words how large a drop may be whose interval ends above the limit."""
+    return f"the drop may be up to {highest:.4f} ({100 * confidence:.4g}% interval), the limit is {limit:.4g}"
 
 
 def _describe_rows(comparison: Comparison, shrink: float) -> str:

@@ -7,7 +7,18 @@ from transformers import PreTrainedModel
 
 from distill.contracts import Scores
 from distill.errors import OptionError
-from distill.export.gate import FAILED, PASSED, ROUNDING, SLACK, UNDECIDED, SmallerVectors, Verdict, measure_drop
+from distill.export.gate import (
+    FAILED,
+    PASSED,
+    ROUNDING,
+    SLACK,
+    UNDECIDED,
+    SmallerVectors,
+    Verdict,
+    describe_noise,
+    describe_reach,
+    measure_drop,
+)
 from distill.export.settings import ExportSettings
 from distill.options import show_value
 from distill.tasks.scoring import Scoring
@@ -44,14 +55,11 @@ def judge_vectors(drop: float, interval: list[float], limit: float) -> Verdict:
     tell if the metric drops by more, or the interval ends above twice the limit.
     """
     if not drop <= limit + ROUNDING:  # A comparison with NaN is false.
-        reason = f"drop {drop:.4f}, the limit is {limit:g}"
         if interval[0] <= 0 and not math.isnan(drop):
-            return Verdict(UNDECIDED, f"{reason}, and it may be noise (95% interval from {interval[0]:.4f})")
-        return Verdict(FAILED, reason)
+            return Verdict(UNDECIDED, describe_noise(drop, interval[0], limit))
+        return Verdict(FAILED, f"drop {drop:.4f}, the limit is {limit:g}")
     if not interval[1] <= SLACK * limit + ROUNDING:
-        return Verdict(
-            UNDECIDED, f"the drop may be up to {interval[1]:.4f} (95% interval), the limit is {SLACK * limit:.4g}"
-        )
+        return Verdict(UNDECIDED, describe_reach(interval[1], SLACK * limit))
     return Verdict(PASSED)
 
 
