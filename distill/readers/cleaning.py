@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from distill.errors import UserError
+from distill.readers.equal_texts import normalize_text
 from distill.readers.sentences import split_sentences
 
 WEB = "web"
@@ -113,7 +114,7 @@ class WebCleaner:
 
     def _stood(self, sentences: Iterable[str]) -> bool:
         """Returns whether a span stood in a text before, and remembers it."""
-        text = "\n".join(" ".join(sentence.casefold().split()) for sentence in sentences)
+        text = "\n".join(map(normalize_text, sentences))
         digest = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
         if digest in self._recent or digest in self._older:
             return True
