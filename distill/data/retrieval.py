@@ -37,7 +37,6 @@ Compare = Callable[[int], np.ndarray]
 LIKELY = 0.95
 
 
-
 @dataclass(frozen=True)
 class Judgements:
     """The relevant documents of the queries of all scored splits.
