@@ -61,9 +61,7 @@ def leave_out_own(split: str, judged: dict[int, Gains], own: Mapping[int, int]) 
     return found
 
 
-def find_equal(
-    queries: Sequence[str], documents: Sequence[str], own: Mapping[int, int]
-) -> Callable[[int], list[int]]:
+def find_equal(queries: Sequence[str], documents: Sequence[str], own: Mapping[int, int]) -> Callable[[int], list[int]]:
     """Returns a function that returns the documents which a query is itself: by its id, or with its text.
 
     Args:

@@ -198,9 +198,7 @@ def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
     return scores, reference
 
 
-def judge(
-    comparison: Comparison, settings: ExportSettings, *, target: str = ANY, confidence: float = LEVEL
-) -> Verdict:
+def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY, confidence: float = LEVEL) -> Verdict:
     """Returns whether a file passes its gate, with the reason if it does not.
 
     A file fails if its metric drops by more than `max_drop` and this is more than noise (the interval of the drop lies

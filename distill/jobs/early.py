@@ -100,10 +100,12 @@ def _check_columns(task: DictConfig, path: Path, named: Any) -> None:
         separator="|" if task.get("multi_label") else None,
         is_labelled=bool(label),
     )
-    rows.check_names({
-        split: Table(str(files[split][0]), tuple(of or ()), {name: [None] for name in of or ()})
-        for split, of in names.items()
-    })
+    rows.check_names(
+        {
+            split: Table(str(files[split][0]), tuple(of or ()), {name: [None] for name in of or ()})
+            for split, of in names.items()
+        }
+    )
 
 
 def _to_tuple(value: Any) -> tuple[str, ...]:

@@ -75,9 +75,7 @@ class StreamedText:
 
     def sample(self) -> Sequences:
         """Returns the first sequences that are trained on."""
-        return CorpusStream(
-            self.corpus, self.settings, self.tokenizer, steps=1, batches={}, of_dev=self.of_dev
-        ).sample
+        return CorpusStream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}, of_dev=self.of_dev).sample
 
     @cached_property
     def token_counts(self) -> np.ndarray:

@@ -163,9 +163,7 @@ def estimate_error(values: Sequence[float], others: Sequence[float] | None) -> U
     return _combine([(first - second, differences)], examples, is_difference=True)
 
 
-def _combine(
-    models: Sequence[tuple[np.ndarray, Sequence[float]]], examples: int, is_difference: bool
-) -> Uncertainty:
+def _combine(models: Sequence[tuple[np.ndarray, Sequence[float]]], examples: int, is_difference: bool) -> Uncertainty:
     """Returns the uncertainty of the mean of the first table `[k, G]`, minus that of the second one if there is one."""
     groups = models[0][0].shape[1]
     parts = models[0][0].mean(axis=0) - (models[1][0].mean(axis=0) if len(models) > 1 else 0.0)

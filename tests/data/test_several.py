@@ -45,9 +45,7 @@ def test_texts_that_another_task_trains_on_are_counted(capsys: pytest.CaptureFix
     """Each task is divided by itself, and the encoder learns from the texts of all."""
     texts = [f"text {number}" for number in range(8)]
     parts = {"one": (texts[:6], texts[6:]), "two": ([texts[7].upper(), "more"], ["other", "more"])}
-    splits = {
-        name: {"train": text_split(train), "dev": text_split(dev)} for name, (train, dev) in parts.items()
-    }
+    splits = {name: {"train": text_split(train), "dev": text_split(dev)} for name, (train, dev) in parts.items()}
     several.report_shared_texts(splits)
     notices = " ".join(capsys.readouterr().out.split())
     assert "1 of 2 rows of dev of task one have the text of a row that task two trains on" in notices

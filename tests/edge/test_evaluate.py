@@ -155,8 +155,10 @@ def test_a_bundle_of_tags_is_scored_on_the_files_of_its_task(
     named = ["--text-column", "0", "--label-column", "1", "--json"]
     assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.bio"), *named]) == 0
     assert json.loads(capsys.readouterr().out) == outputs[0]
-    for option, message in (("tags", "got --label-column tags, expected the number of a column of CoNLL"),
-                            ("0", "the words and the tags are both in column 0: give --text-column N and --label-c")):
+    for option, message in (
+        ("tags", "got --label-column tags, expected the number of a column of CoNLL"),
+        ("0", "the words and the tags are both in column 0: give --text-column N and --label-c"),
+    ):
         assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.conll"), "--label-column", option]) == 2
         assert message in capsys.readouterr().err
 

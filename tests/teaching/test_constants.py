@@ -79,7 +79,7 @@ def test_a_teacher_that_always_predicts_the_same_is_weak() -> None:
     assert result.answer == "always 5"
     assert result.weakness is not None
     assert result.weakness.startswith(
-        'is not known to be better than a constant prediction on dev: accuracy 0.600 against 0.600 of '
+        "is not known to be better than a constant prediction on dev: accuracy 0.600 against 0.600 of "
         '"always 5", a difference of +0.000 (95% interval -0.0'
     )
 
