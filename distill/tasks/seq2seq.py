@@ -208,9 +208,7 @@ class Seq2Seq(ShownTask):
         if self.writing is not None:
             text_metrics(["a"], [["a"]], self.writing.metrics)  # Before a training, at whose end it is needed.
         data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
-        return replace(
-            data, scoring=self.create_scores(), terms={"hard": HardLabels()}
-        )  # fmt: skip
+        return replace(data, scoring=self.create_scores(), terms={"hard": HardLabels()})
 
     def create_scores(self) -> TargetScores:
         """Returns the scoring of the data."""
