@@ -33,6 +33,7 @@ class Start:
         reason: why the model does not fit, in words.
         notices: messages to print.
         fresh: names of the tensors with random weights.
+        lengthens: whether an option `positions` gives the model more of them, as in `LongTexts`.
     """
 
     model: PreTrainedModel
@@ -41,6 +42,7 @@ class Start:
     reason: str = ""
     notices: list[str] = field(default_factory=list)
     fresh: list[str] = field(default_factory=list)
+    lengthens: bool = False
 
 
 def check_directory(directory: Path, given: str) -> None:

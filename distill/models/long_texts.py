@@ -161,7 +161,7 @@ def lengthen(start: Start, long_texts: LongTexts) -> Start:
     """Returns a loaded model with the changes, and a tokenizer that cuts no text below the positions."""
     if long_texts.positions is not None:
         start.tokenizer.model_max_length = max(start.tokenizer.model_max_length, long_texts.positions)
-    return replace(start, model=long_texts.apply(start.model))
+    return replace(start, model=long_texts.apply(start.model), lengthens=True)
 
 
 def rebuild(model: PreTrainedModel, create: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:

@@ -6,6 +6,7 @@ is one model of encoder and BiLSTM.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
 
@@ -133,7 +134,7 @@ class Features:
         if lacking:
             raise UserError(f"{given}: the encoder of teacher {name} has no {min(lacking)}: take another teacher")
         reason = f"a BiLSTM on its features ({self.name}) is new"
-        return Start(model.eval(), start.tokenizer, fits=False, reason=reason, notices=start.notices)
+        return replace(start, model=model.eval(), fits=False, reason=reason, fresh=[])
 
     def prepare_training(
         self,

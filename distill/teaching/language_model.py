@@ -115,8 +115,7 @@ def load_language_model(weights: Weights, task: MaskedLM | CausalLM, data: TextD
         print_notice(text)
     if not weights.is_new and not start.fits:
         print_notice(f"teacher {weights.resolved()} gets a head with random weights")
-    lengthens = hasattr(weights, "long_texts")
-    checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=lengthens)
+    checks.check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=start.lengthens)
     if "pair_labels" in task.info.label_columns and segment_logits(checks.run_sample(start.model)) is None:
         raise UserError(
             f"task.pair={task.settings.pair} needs a model with a head for two segments, such as BERT's, and a "

@@ -222,8 +222,7 @@ def _print_finetuning(source: TeacherSource, task: Task, start: Start, chosen: M
     """Prints the reason of a fine-tuning and the values of its options that were `auto`."""
     print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}")
     for name, choice in auto.describe_choices(dict(chosen)) if source.contrastive is None else ():
-        line = f"{name}={choice}"
-        print_line(f"         {line}")
+        print_line(f"         {name}={choice}")
 
 
 def _read_adapted(directory: Path, adapted: AdaptedWeights | None) -> dict[str, Any] | None:
@@ -322,8 +321,7 @@ def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Star
     """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
     task, splits = preparation.task, preparation.splits
     start = load_start(source, task, splits)
-    lengthens = hasattr(source.weights, "long_texts")
-    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=lengthens)
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=start.lengthens)
     check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
     if not start.fits or task.info.likelihood != "gaussian":
         return start, None
