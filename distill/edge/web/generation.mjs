@@ -433,7 +433,7 @@ export class Writer {
       eos: generation.eos, most: Math.min(maxNewTokens ?? generation.max_new_tokens, room),
       forcedBos: generation.forced_bos, forcedEos: generation.forced_eos,
       lengthPenalty: generation.length_penalty, earlyStopping: generation.early_stopping,
-      renormalizes: generation.renormalizes, rules: generation,
+      renormalizes: generation.renormalizes, rules: generation.rules,
     };
   }
 
