@@ -4,7 +4,7 @@
     distill watch ID
     distill fetch ID
 
-They import neither torch nor Hydra. docs/jobs_service.md has their options and exit codes.
+They import neither torch nor Hydra. docs/service.md has their options and exit codes.
 """
 
 import argparse

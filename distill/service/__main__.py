@@ -3,7 +3,7 @@
     python -m distill.service path/to/directory
     python -m distill.service path/to/directory --add-token ada --jobs 2 --hours 20
 
-docs/jobs_service.md describes the paths.
+docs/service.md describes the paths.
 """
 
 import argparse

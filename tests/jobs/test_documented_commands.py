@@ -62,7 +62,7 @@ def hydra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_commands_are_found_where_they_are_shown() -> None:
     found = {NAMES[path]: list(documents.read_commands(path)) for path in DOCUMENTS}
     assert ("", ["+teacher=bert_base", "+student=distilbert"]) in found["README.md"]
-    submitted = [(module, words[:2]) for module, words in found["docs/jobs_service.md"]]
+    submitted = [(module, words[:2]) for module, words in found["docs/service.md"]]
     assert ("", ["submit", "+teacher=minilm"]) in submitted
     assert ("edge", ["path/to/bundle", "--evaluate", "dev.tsv"]) in found["distill/edge/__main__.py"]
     assert sum(map(len, found.values())) > 600

@@ -54,7 +54,7 @@ class KubernetesEngine:
         except Exception as error:  # The client has no class of its own for a cluster that does not reply.
             raise UserError(
                 f"--engine kubernetes finds no runtime {runtime} ({first_line(error)}): check the kubeconfig, and see "
-                "docs/jobs_service.md for the runtime"
+                "docs/service.md for the runtime"
             ) from error
 
     def submit(self, work: Work) -> str:
