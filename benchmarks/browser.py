@@ -2,7 +2,7 @@
 
     python benchmarks/browser.py path/to/run/bundle --libraries build/node/node_modules
 
-It needs `pip install playwright`, Chromium, and the JavaScript libraries of the page (docs/browser.md). The bundle is
+It needs `pip install playwright`, Chromium, and the JavaScript libraries of the page (docs/device.md). The bundle is
 one of classes, in the directory of its run. The page predicts 200 sentences of dev, one after the other, from the
 folder over HTTP and from the single file over `file://`.
 """
