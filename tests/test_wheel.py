@@ -191,8 +191,8 @@ def test_in_a_checkout_its_own_package_runs_and_not_the_installed_one(
 
 @pytest.mark.slow
 def test_the_student_of_the_documentation_is_trained_resumed_and_deployed(python: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
-    section = page.partition("## A student")[2].partition("## A loss")[0]
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    section = page.partition("### A student")[2].partition("### A loss")[0]
     files = re.findall(r"`((?:students|conf)/\S+\.(?:py|yaml))`[^`]*```\w+\n(.*?)```", section, re.S)
     assert [name for name, _ in files] == ["students/my_student.py", "conf/student/my_student.yaml"]
     for name, content in files:
