@@ -12,7 +12,7 @@ from tests.records.test_collection_report import report_of, save, save_sweep
 
 AXE = ROOT / "build" / "node" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = (
-    "index.html", "guide.html", "formats.html", "reference/options/run.html", "reference/options/task.html",
+    "index.html", "student.html", "formats.html", "reference/options/run.html", "reference/options/task.html",
     "reference/python/running.html",
 )  # fmt: skip
 SCHEMES = ("light", "dark")
