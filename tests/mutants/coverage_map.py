@@ -55,7 +55,7 @@ def measure(directory: Path, workers: str = "logical") -> None:
     configuration.write_text(_CONFIGURATION.format(directory=directory, packages=", ".join(PACKAGES)), encoding="utf-8")
     for command in (
         [
-            "pytest", "-n", workers, f"--cov-config={configuration}", "--cov", "--cov-report=", "--cov-context=test",
+            "pytest", "tests", "-n", workers, f"--cov-config={configuration}", "--cov", "--cov-report=", "--cov-context=test",
             f"--junit-xml={directory / 'durations.xml'}",
         ],
         ["coverage", "combine", "--keep", f"--rcfile={configuration}", f"--data-file={directory / 'combined'}",
