@@ -11,6 +11,7 @@ from distill.console import format_duration
 from distill.contracts import Data
 from distill.data.tables import LabelledData, Split
 from distill.export.bundle import Texts
+from distill.export.formats import FLOAT32
 from distill.export.generation import count_positions
 from distill.models.decoding import describe_rules
 from distill.records.predictions import REFERENCES, WRITTEN
@@ -20,7 +21,7 @@ from distill.teaching.prepared import PreparedTeacher
 from distill.teaching.targets import BeamWriter, WrittenTexts, open_texts
 from distill.training.statistics import Difference, compare_corpora, compare_means
 
-TEACHER, FLOAT32 = "teacher", "fp32"
+TEACHER = "teacher"
 LONGEST = 2**20  # Tokens of a source for a model without positions.
 
 

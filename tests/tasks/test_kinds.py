@@ -2,7 +2,7 @@
 
 import pytest
 
-import distill.tasks
+from distill import tasks
 from distill.edge.decode import DECODERS
 from distill.errors import UserError
 from distill.tasks import CLASSES, Classification, MultiTask, TokenClassification, find_auto_class
@@ -12,7 +12,7 @@ def test_every_class_names_its_kinds_and_no_two_classes_share_one() -> None:
     kinds = [kind for each in CLASSES for kind in each.kinds]
     assert len(set(kinds)) == len(kinds) >= len(CLASSES)
     assert all(find_auto_class(kind) == each.auto_class for each in CLASSES for kind in each.kinds)
-    assert {getattr(distill.tasks, name) for name in distill.tasks.__all__} == {*CLASSES, MultiTask}
+    assert {getattr(tasks, name) for name in tasks.__all__} == {*CLASSES, MultiTask}
 
 
 @pytest.mark.parametrize(
