@@ -55,8 +55,8 @@ def measure(directory: Path, workers: str = "logical") -> None:
     configuration.write_text(_CONFIGURATION.format(directory=directory, packages=", ".join(PACKAGES)), encoding="utf-8")
     for command in (
         [
-            "pytest", "tests", "-n", workers, f"--cov-config={configuration}", "--cov", "--cov-report=", "--cov-context=test",
-            f"--junit-xml={directory / 'durations.xml'}",
+            "pytest", "tests", "-n", workers, f"--cov-config={configuration}", "--cov", "--cov-report=",
+            "--cov-context=test", f"--junit-xml={directory / 'durations.xml'}",
         ],
         ["coverage", "combine", "--keep", f"--rcfile={configuration}", f"--data-file={directory / 'combined'}",
          str(directory / "data")],
