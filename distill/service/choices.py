@@ -9,6 +9,7 @@ from typing import Any
 from distill.edge.strings import shorten
 from distill.errors import UserError
 from distill.installation import config_directory
+from distill.jobs.conf import list_bases, read_yaml
 from distill.service.allowed import TABLE, list_choices
 from distill.service.data_sets import FORMATS
 from distill.service.grammar import write_override
@@ -66,15 +67,12 @@ def _names(group: str) -> list[str]:
     return [name for name in list_choices(group) if name not in TABLE[group].excluded]
 
 
-def _lines(file: str) -> list[str]:
+def _lines(file: str | Path) -> list[str]:
     return (config_directory() / file).read_text(encoding="utf-8").splitlines()
 
 
 def _read(group: str, name: str) -> Mapping[str, Any]:
-    import yaml  # type: ignore[import-untyped]
-
-    content: Mapping[str, Any] = yaml.load("\n".join(_lines(f"{group}/{name}.yaml")), yaml.SafeLoader)
-    return content
+    return read_yaml(config_directory() / group / f"{name}.yaml")
 
 
 def _title(group: str, name: str) -> str:
@@ -88,9 +86,15 @@ def _title(group: str, name: str) -> str:
 
 
 def _list_columns(task: str) -> list[dict[str, Any]]:
-    """Returns the options of a task that name columns of the data."""
-    values, found = _read("task", task), []
-    for name, _, comment in filter(None, map(_split, _lines(f"task/{task}.yaml"))):
+    """Returns the options of a kind of task that name columns of the data; a data set has columns of its own."""
+    path = config_directory() / "task" / f"{task}.yaml"
+    found: list[dict[str, Any]] = []
+    if "_target_" not in read_yaml(path):
+        return found
+    files = [*list_bases(path), path]
+    values = {name: value for file in files for name, value in read_yaml(file).items()}
+    comments = {parts[0]: parts[2] for file in files for parts in filter(None, map(_split, _lines(file)))}
+    for name, comment in comments.items():
         value = values.get(name)
         if _COLUMN.match(comment) and "CoNLL" not in comment and not isinstance(value, int):
             default, several = (value[0], True) if isinstance(value, list) else (value, "columns" in comment)

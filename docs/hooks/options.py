@@ -6,11 +6,13 @@ those that the annotation there allows. An option without an annotation has them
 comment:
 
     older_than_days: null # [a number or null] days since the last use; older entries are removed
+
+A file that inherits from another of its folder, as `task/sst2.yaml` from `classification.yaml`, has its options.
 """
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,7 @@ from mkdocs.structure.files import File, Files
 from typing_extensions import is_typeddict
 
 from distill.__main__ import config_directory
+from distill.jobs.conf import list_bases, read_yaml
 from distill.jobs.plugins import register_plugins
 from distill.options import describe, list_annotations
 
@@ -46,7 +49,7 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "experiment": ("experiment, ablation, variant", ("experiment", "ablation", "variant")),
 }
 # Where the options of a folder are in the configuration, if not under its name.
-PREFIXES = {"": (), "features": ("teacher",), "cache": ("teacher", "cache")}
+PREFIXES = {"": (), "features": ("teacher",), "cache": ("teacher", "cache"), "task/base": ("task",)}
 # Options that are those of another group: the teacher's trainings.
 ALIASES = {
     ("teacher", "finetune"): ("trainer",), ("teacher", "bilstm", "trainer"): ("trainer",),
@@ -106,19 +109,35 @@ class Option:
 
 
 def read_keys(file: Path) -> Iterator[Key]:
-    """Returns the keys of a file and of the mappings in it, except those of Hydra."""
-    text = file.read_text(encoding="utf-8")
+    """Returns the keys of a file and of the mappings in it, except those of Hydra.
+
+    A file with a target of its own has also the keys of the files that it inherits from, as options of this target.
+    """
+    target = find_target_name(file)
+    own = list(_read_file(file, file, target))
+    yield from own
+    for base in list_bases(file) if "_target_" in read_yaml(file) else []:
+        yield from (key for key in _read_file(base, file, target) if key.path not in {key.path for key in own})
+
+
+def find_target_name(file: Path) -> str | None:
+    """Returns `_target_` of a file, its own one or that of a file that it inherits from."""
+    own = read_yaml(file).get("_target_")
+    return own or next(filter(None, map(find_target_name, list_bases(file))), None)
+
+
+def _read_file(source: Path, file: Path, target: str | None) -> Iterator[Key]:
+    """Returns the keys that are written in a file, as keys of the same file or of one that inherits from it."""
+    text = source.read_text(encoding="utf-8")
     folder = str(file.parent.relative_to(config_directory())).replace(".", "")
     is_global = text.startswith("# @package _global_")
     prefix = () if is_global else PREFIXES.get(folder, tuple(folder.split("/")))
     node = yaml.compose(text)
     if isinstance(node, yaml.MappingNode):
-        yield from _walk(node, prefix, file, text)
+        yield from _walk(node, prefix, file, text, target)
 
 
-def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], file: Path, text: str) -> Iterator[Key]:
-    names = {key.value: value for key, value in node.value}
-    target = names["_target_"].value if "_target_" in names else None
+def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], file: Path, text: str, target: str | None) -> Iterator[Key]:
     for key, value in node.value:
         if key.value in ("_target_", "defaults"):
             continue
@@ -128,7 +147,8 @@ def _walk(node: yaml.MappingNode, prefix: tuple[str, ...], file: Path, text: str
         comment = _read_comment(text, key.end_mark if is_block else value.end_mark)
         yield Key(file, path, target, written, comment, tuple(k.value for k, _ in value.value) if is_mapping else None)
         if is_mapping:
-            yield from _walk(value, path, file, text)
+            inner = next((of.value for name, of in value.value if name.value == "_target_"), None)
+            yield from _walk(value, path, file, text, inner)
 
 
 def _read_comment(text: str, end: yaml.Mark) -> str:
@@ -192,7 +212,7 @@ def _parse_arguments(docstring: str | None) -> dict[str, str]:
 
 def read_options() -> list[Option]:
     """Returns every option of `conf/`. One whose meaning is empty has none."""
-    keys = [key for file in sorted(config_directory().rglob("*.yaml")) for key in read_keys(file)]
+    keys = [key for file in _sort_files(config_directory().rglob("*.yaml")) for key in read_keys(file)]
     comments = {key.path: key.comment for key in reversed(keys) if key.comment}
     owned = {key.path for key in keys if key.target}
     options: dict[tuple[str, ...], list[Key]] = {}
@@ -202,6 +222,16 @@ def read_options() -> list[Option]:
         elif resolve(key.path) not in owned:
             options.setdefault(key.path, []).append(key)
     return [_make_option(_sort(found, keys), comments) for found in options.values()]
+
+
+def _sort_files(files: Iterable[Path]) -> list[Path]:
+    """Returns the files in the order of their names, in each folder first those that others inherit from."""
+    return sorted(files, key=lambda file: (file.parent, is_variant(file), file))
+
+
+def is_variant(file: Path) -> bool:
+    """Returns whether a file is a choice of values for another of its folder: a data set of a kind of task."""
+    return find_target_name(file) is not None and "_target_" not in read_yaml(file)
 
 
 def _leave_out_sections(
@@ -308,16 +338,18 @@ def _last(section: str) -> str:
 
 
 def _render_choices(folders: tuple[str, ...]) -> list[str]:
-    """Returns a table of the files in the folders, each with the comment below its command."""
+    """Returns a table of the files in the folders, each with the comment below its command: kinds before data sets."""
     lines: list[str] = []
     for folder in filter(None, folders):
         plus = "+" if folder in ("teacher", "student", "experiment", "ablation", "variant") else ""
         rows = []
-        for file in sorted((config_directory() / folder).glob("*.yaml")):
+        for file in _sort_files((config_directory() / folder).glob("*.yaml")):
             opening = re.match(r"(?:#.*\n)+", file.read_text(encoding="utf-8"))
             comments = [line.removeprefix("# ") for line in (opening[0] if opening else "").splitlines()]
-            about = " ".join(line for line in comments if not line.startswith(("python -m distill", "@package")))
-            rows.append(f"| `{plus}{folder}={file.stem}` | {_mark_code(about).replace('|', chr(92) + '|')} |")
+            about = [line for line in comments if not line.startswith(("python -m distill", "@package"))]
+            if is_variant(file):
+                about.append(f"The options are those of {plus}{folder}={list_bases(file)[0].stem}.")
+            rows.append(f"| `{plus}{folder}={file.stem}` | {_mark_code(' '.join(about)).replace('|', chr(92) + '|')} |")
         if len(rows) > 1:
             lines += [f"## Choices of `{folder}`", "", "| Choice | Content |", "|---|---|", *rows, ""]
     return lines

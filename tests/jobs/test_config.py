@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import config_directory, expand_tasks
 from distill.jobs import build
+from distill.jobs.conf import list_bases, read_yaml
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 
@@ -105,6 +106,16 @@ def test_named_teachers_of_the_hub_have_all_options_of_pretrained() -> None:
         own = compose_config(f"+teacher={name}", "teacher.positions=2048").teacher
         assert {*own} == {*pretrained}
         assert {key for key in own if own[key] != pretrained[key]} == {"name", "id", "positions"}
+
+
+def test_a_data_set_has_every_option_of_its_kind() -> None:
+    data_sets = [path for path in (CONF / "task").glob("*.yaml") if "_target_" not in read_yaml(path)]
+    assert len(data_sets) > 30
+    for path in data_sets:
+        [kind] = list_bases(path)
+        data_set = compose_config(f"task={path.stem}").task
+        assert {*data_set} >= {*compose_config(f"task={kind.stem}").task}
+        assert data_set.name == path.stem
 
 
 def test_runs_with_different_seeds_share_one_teacher() -> None:

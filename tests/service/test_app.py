@@ -322,6 +322,8 @@ def test_a_form_is_offered_what_there_is(start: Start, tmp_path: Path) -> None:
     assert names["tasks"][0] == "classification"
     tasks = {task["name"]: task for task in offered["tasks"]}
     assert [column["name"] for column in tasks["classification"]["columns"]] == ["text", "label"]
+    assert [column["name"] for column in tasks["mlm"]["columns"]] == ["text"]  # Of all tasks on raw text.
+    assert not tasks["sst2"]["columns"]  # A data set has its own.
     text, label = tasks["classification"]["columns"]
     assert (text["many"], text["optional"], text["default"]) == (True, False, "text")
     assert (label["many"], label["optional"], label["default"]) == (False, True, "label")
