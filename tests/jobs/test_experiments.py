@@ -1,6 +1,7 @@
 """Tests of the sweeps in conf/experiment: every value composes, and says what its comment says."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -70,6 +71,14 @@ def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
     }  # fmt: skip
     assert rows["logits_augmented"].augment.copies == 3
     assert {row.trainer.batch_size for row in rows.values()} == {64}  # That of +student=bilstm.
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: str(path.stem))
+def test_the_comment_of_an_experiment_says_whether_it_is_a_recipe_a_sweep_or_a_table(path: Path) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", [f"+experiment={path.stem}"], return_hydra_config=True)
+    kind = "Table" if "experiment" in config else "Sweep" if config.hydra.mode else "Recipe"
+    assert f"\n# {kind}: " in path.read_text(encoding="utf-8")
 
 
 def read_tables() -> dict[str, tuple[Experiment, Experiment]]:
