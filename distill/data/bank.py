@@ -9,10 +9,10 @@ import numpy as np
 from distill.console import print_line
 from distill.data.auto_text import MOST_IN_BANK
 from distill.data.columns import read_text_column
-from distill.data.readers import Table
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledTables
 from distill.errors import UserError
 from distill.readers.cleaning import WebCleaner, check_left, describe_cleaning
+from distill.readers.columns import Table
 from distill.readers.sentences import split_sentences
 
 FEWEST, MOST = 12, 400  # Characters of a sentence.

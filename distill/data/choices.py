@@ -13,7 +13,6 @@ import numpy as np
 from distill.console import print_notice
 from distill.data.columns import get_labels, is_labelled, leave_out_unlabelled, read_text_column
 from distill.data.held_out import text_key
-from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns, missing_columns
 from distill.data.tables import LabelledData, Split, create_data
 from distill.data.unlabelled import Unlabelled, UnlabelledTables, fill_pool
@@ -27,8 +26,10 @@ from distill.edge.choices import (
     split_choices,
 )
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.readers.equal_texts import normalize_text
-from distill.readers.labels import LabelColumn, is_without_label
+from distill.readers.labels import LabelColumn
+from distill.readers.missing import is_without_label
 from distill.readers.problems import show_lines
 
 DESCRIPTIONS = {

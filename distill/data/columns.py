@@ -4,12 +4,12 @@ import reprlib
 from collections.abc import Sequence
 
 from distill.console import print_notice
-from distill.data.readers import Table
 from distill.data.sources import missing_columns
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.readers.label_vectors import stack_columns
-from distill.readers.labels import LabelColumn, is_without_label
-from distill.readers.missing import is_missing
+from distill.readers.labels import LabelColumn
+from distill.readers.missing import is_missing, is_without_label
 
 
 def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:

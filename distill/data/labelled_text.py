@@ -13,10 +13,10 @@ from distill.contracts import IGNORED
 from distill.data.columns import get_labels, is_labelled, lacks_labels, read_text_column, stack_labels
 from distill.data.held_out import text_keys
 from distill.data.missing_rows import Kind, Missing, RowRules
-from distill.data.readers import Table
 from distill.data.sources import SINGLE, TableSource, check_columns
 from distill.data.tables import LabelledData, Pool, Split, create_data, text_split
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.readers.label_lists import check_single
 from distill.readers.label_sets import first_rows, read_lists, to_label_sets
 from distill.readers.labels import (

@@ -10,10 +10,10 @@ from typing import Literal, TypeAlias
 
 from distill.console import print_notice
 from distill.data.columns import get_labels, lacks_labels
-from distill.data.readers import Table
 from distill.data.sources import SINGLE
 from distill.errors import UserError
 from distill.readers import problems
+from distill.readers.columns import Table
 from distill.readers.labels import LabelColumn, find_kinds, is_number
 from distill.readers.missing import MARKS, find_marks, has_no_label, is_missing
 from distill.readers.problems import Problem, join_problems

@@ -11,9 +11,9 @@ from rich.table import Table as ShownTable
 from distill.console import console, print_line
 from distill.data.held_out import number_units
 from distill.data.labelled_text import LabelledText
-from distill.data.readers import Table
 from distill.data.sources import STEMS, TableSource, find_files, missing_file
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.readers.kinds import ColumnProfile
 from distill.readers.lengths import LIMIT
 from distill.readers.problems import Problem

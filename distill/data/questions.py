@@ -18,10 +18,10 @@ from distill.console import print_notice
 from distill.contracts import IGNORED
 from distill.data.columns import read_text_column
 from distill.data.held_out import text_keys
-from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, create_data
 from distill.errors import UserError
+from distill.readers.columns import Table
 
 COLUMNS = ("question", "context", "answers")
 TITLE = "title"  # A column of train alone.

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 
 from distill.console import print_notice
 from distill.errors import UserError
-from distill.readers.columns import SAMPLED, is_string, read_table
-from distill.readers.columns import SUFFIXES as SUFFIXES
-from distill.readers.columns import Table as Table
-from distill.readers.columns import join_tables as join_tables
-from distill.readers.lines import lone_carriage_return as lone_carriage_return
-from distill.readers.lines import read_lines as read_lines
+from distill.readers.columns import SAMPLED, Table, is_string, read_table
 from distill.readers.lines import reading_errors
 from distill.readers.rows import check_names
-from distill.readers.rows import show_names as show_names
 from distill.readers.squad import read_articles
 
 if TYPE_CHECKING:

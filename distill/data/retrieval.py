@@ -25,6 +25,7 @@ from distill.data.tables import LabelledData, Split, compute_digest
 from distill.data.text_groups import IS_QUERY, group_split, list_content
 from distill.edge.search import normalize
 from distill.errors import UserError
+from distill.readers.lines import read_lines
 
 HEADER = ("query-id", "corpus-id", "score")
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -197,7 +198,7 @@ def _read_texts(path: Path, columns: Sequence[str]) -> IdTexts:
 def _read_judgements(path: Path, queries: IdTexts, corpus: IdTexts) -> dict[int, Gains]:
     """Returns the gains of every query with a relevant document, by the number of the query."""
     judged: dict[int, dict[int, int]] = {}
-    lines = readers.read_lines(path)
+    lines = read_lines(path)
     if not lines or tuple(lines[0].split("\t")) != HEADER:
         first = repr(lines[0][:60]) if lines else "nothing"
         raise UserError(f"{path}, line 1: got {first}, expected {', '.join(HEADER)} with tabs between them")

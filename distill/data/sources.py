@@ -11,9 +11,9 @@ import numpy as np
 from distill.console import print_notice
 from distill.data import readers
 from distill.data.held_out import Keys, keep_together, number_units
-from distill.data.readers import Table, show_names
 from distill.errors import UserError
-from distill.readers.rows import suggest_column
+from distill.readers.columns import SUFFIXES, Table, join_tables
+from distill.readers.rows import show_names, suggest_column
 from distill.readers.split_names import read_shard
 from distill.storage import hub
 
@@ -72,7 +72,7 @@ class TableSource:
     stems: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(STEMS))
     hub_id: str | None = None
     builtin: bool = False
-    suffixes: tuple[str, ...] = readers.SUFFIXES
+    suffixes: tuple[str, ...] = SUFFIXES
     read_file: Callable[[Path, Collection[str]], Table] = readers.read_file
     dev_fraction: float = 0.1
     train_examples: int | None = None
@@ -238,7 +238,7 @@ class TableSource:
 
     def _read_parts(self, paths: Sequence[Path]) -> Table:
         """Returns the rows of a file, or of all of its parts."""
-        return readers.join_tables([self.read_file(path, self.wanted) for path in paths])
+        return join_tables([self.read_file(path, self.wanted) for path in paths])
 
     def _read_further(self, name: str, content: "str | datasets.Dataset") -> Table:
         """Returns the table of a set of `transfer`: a file, or the one of test, or else of dev, in a directory."""
@@ -275,7 +275,7 @@ class TableSource:
 
 
 def find_files(
-    directory: Path, stems: Mapping[str, Sequence[str]], suffixes: Sequence[str] = readers.SUFFIXES
+    directory: Path, stems: Mapping[str, Sequence[str]], suffixes: Sequence[str] = SUFFIXES
 ) -> dict[str, tuple[Path, ...]]:
     """Returns the file of each split that a directory has, or its parts: `train-00000-of-00002.parquet` and the next.
 
@@ -319,7 +319,7 @@ def missing_data(path: Path) -> UserError:
     return UserError(f"task.data_dir={path} does not exist, expected a directory with train and dev, or a file")
 
 
-def missing_file(directory: Path, stems: Sequence[str], suffixes: Sequence[str] = readers.SUFFIXES) -> UserError:
+def missing_file(directory: Path, stems: Sequence[str], suffixes: Sequence[str] = SUFFIXES) -> UserError:
     """Returns the error of a directory without the file of a split."""
     content = ", ".join(sorted(entry.name for entry in directory.iterdir())) or "nothing"
     names = " or ".join(stems)

@@ -13,14 +13,14 @@ from distill.console import print_notice
 from distill.data import readers
 from distill.data.columns import check_surrogates
 from distill.data.held_out import text_keys
-from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, create_data
 from distill.edge.splitting import locate_in_text, place_words, split_letters
 from distill.edge.words import Span
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.readers.conll import BLANK, read_conll
-from distill.readers.labels import is_without_label
+from distill.readers.missing import is_without_label
 
 OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")

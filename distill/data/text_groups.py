@@ -12,12 +12,13 @@ import numpy as np
 from distill.console import print_notice
 from distill.data.columns import get_labels, is_labelled, read_text_column
 from distill.data.held_out import text_keys
-from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import Column, LabelledData, Split, create_data, text_split
 from distill.data.unlabelled import USUAL, Unlabelled, UnlabelledText
 from distill.errors import UserError
-from distill.readers.labels import is_blank, to_classes, to_numbers
+from distill.readers.columns import Table
+from distill.readers.labels import to_classes, to_numbers
+from distill.readers.missing import is_blank
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
 IS_QUERY = "is_query"  # The column of a retrieval set that tells its queries from its documents.

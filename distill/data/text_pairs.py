@@ -15,10 +15,10 @@ import numpy as np
 from distill.console import print_notice
 from distill.data.columns import check_surrogates, read_text_column
 from distill.data.held_out import text_keys
-from distill.data.readers import Table
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split, create_data
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.readers.missing import is_missing
 
 MissingTarget = Literal["error", "drop"]

@@ -14,11 +14,14 @@ from pydantic import SkipValidation
 from distill.console import print_line, print_notice
 from distill.data import in_memory, readers
 from distill.data.columns import read_text_column
-from distill.data.readers import Table
 from distill.data.tables import GIVEN_TEXTS, OWN_ROWS, LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
 from distill.readers.cleaning import WebCleaner, check_left, describe_cleaning
+from distill.readers.columns import SUFFIXES as ROW_SUFFIXES
+from distill.readers.columns import Table
 from distill.readers.equal_texts import normalize_text
+from distill.readers.lines import lone_carriage_return, read_lines
+from distill.readers.rows import show_names
 from distill.readers.sentences import split_sentences
 from distill.storage import hub
 
@@ -35,7 +38,7 @@ else:
     Unlabelled = Annotated[object, SkipValidation]
 
 PLAIN = (".txt", ".txt.gz")
-SUFFIXES = (*PLAIN, *readers.SUFFIXES, *readers.SQUAD)
+SUFFIXES = (*PLAIN, *ROW_SUFFIXES, *readers.SQUAD)
 HUB_SPLITS = ("unsupervised", "unlabelled", "unlabeled", "train")
 USUAL = "text"  # The column of a task of one text where the table has no column of the task's name.
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -185,7 +188,7 @@ class UnlabelledText:
         if missing:
             pair = f", both columns of the pair {' and '.join(self.text)}" if len(self.text) == 2 else ""
             raise UserError(
-                f"{table.source} has no column {', '.join(missing)}: it has {readers.show_names(table.names)}; texts "
+                f"{table.source} has no column {', '.join(missing)}: it has {show_names(table.names)}; texts "
                 f"without labels need the task's text columns, {self.option.format(','.join(self.text))}{pair}"
             )
         columns = [self._read_column(table, name) for name in text]
@@ -297,8 +300,8 @@ def _keys(rows: Split) -> Iterator[tuple[str, ...]]:
 
 def _read_texts(path: Path) -> Iterator[str]:
     """Yields the text of each line."""
-    for number, line in enumerate(readers.read_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         text = line.strip()
         if "\r" in text:
-            raise readers.lone_carriage_return(path, number)
+            raise lone_carriage_return(path, number)
         yield text

@@ -10,11 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from distill.data.labelled_text import LabelledText
-from distill.data.readers import SUFFIXES, Table
 from distill.data.sources import SINGLE, STEMS, TableSource, find_files, missing_data, missing_file
 from distill.errors import OptionError, UserError
 from distill.jobs.annotations import UnknownAnnotationError, find_annotation
 from distill.options import STRICT, describe, show_value
+from distill.readers.columns import SUFFIXES, Table
 from distill.readers.parquet import open_parquet
 from distill.readers.rows import is_delimited, read_fields, read_rows
 from distill.storage.mirror import is_url

@@ -17,8 +17,6 @@ import numpy as np
 from distill.errors import UserError
 from distill.readers.lines import Lines, name_row
 from distill.readers.missing import MARKS, WHOLE, is_missing
-from distill.readers.missing import is_blank as is_blank
-from distill.readers.missing import is_without_label as is_without_label
 from distill.readers.rows import show_names
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]+)?")

@@ -23,6 +23,8 @@ from distill.data.tables import TEACHER_CLASS, LabelledData, Split
 from distill.data.unlabelled import Unlabelled, UnlabelledText, clean_pool
 from distill.errors import OptionError
 from distill.options import show_value
+from distill.readers import columns
+from distill.readers.columns import SUFFIXES
 from distill.tasks.class_weights import WEIGHTS, weight_column
 
 if TYPE_CHECKING:
@@ -118,8 +120,8 @@ def table_source(
     text: tuple[str, ...],
     label: tuple[str, ...],
     further: tuple[str, ...] = (),
-    suffixes: tuple[str, ...] = readers.SUFFIXES,
-    read_file: Callable[[Path, Collection[str]], readers.Table] = readers.read_file,
+    suffixes: tuple[str, ...] = SUFFIXES,
+    read_file: Callable[[Path, Collection[str]], columns.Table] = readers.read_file,
     **options: Unpack[DataOptions],
 ) -> TableSource:
     """The source of the tables with these columns; `pool_source` reads the options on rows without labels.

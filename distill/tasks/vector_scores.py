@@ -11,7 +11,6 @@ import numpy as np
 from distill.console import print_notice
 from distill.contracts import Constant, Scores
 from distill.data.columns import read_text_column
-from distill.data.readers import Table
 from distill.data.retrieval import Judgements, read_retrieval, replace_train
 from distill.data.sources import TableSource, check_columns
 from distill.data.tables import LabelledData, Split
@@ -19,6 +18,7 @@ from distill.data.text_groups import GroupColumns
 from distill.edge.index import RESCORED, Index, VectorForm
 from distill.edge.search import find_nearest, match_pairs, similarity
 from distill.errors import UserError
+from distill.readers.columns import Table
 from distill.tasks import rankings
 from distill.tasks.scoring import Scoring, compute_metrics, is_constant, largest_difference, share_within_range
 

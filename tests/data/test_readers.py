@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.data.readers import Table, read_file
+from distill.data.readers import read_file
 from distill.data.tables import LabelledData
 from distill.errors import UserError
 from distill.readers import lines
+from distill.readers.columns import Table
 from distill.tasks import Classification, Regression
 
 WANTED = ("text", "label")

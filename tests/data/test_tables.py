@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.data import readers
 from distill.data.profile import profile_data
 from distill.data.tables import LabelledData, Split, text_split
 from distill.errors import UnreachableError, UserError
+from distill.readers.columns import SUFFIXES
 from distill.tasks import Classification, Regression
 
 Row = tuple[Any, ...]
@@ -78,7 +78,7 @@ Read = Callable[..., LabelledData]
 # Files
 
 
-@pytest.mark.parametrize("suffix", readers.SUFFIXES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_format_is_read_completely(read: Read, suffix: str):
     splits = read({f"train{suffix}": ROWS, f"dev{suffix}": DEV}).splits
     assert splits["train"].texts == list(TEXTS)

@@ -9,11 +9,11 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from distill.data.readers import SUFFIXES
 from distill.errors import UserError
 from distill.jobs.annotations import UnknownAnnotationError, find_annotation
 from distill.jobs.early import check_early
 from distill.options import describe, list_annotations
+from distill.readers.columns import SUFFIXES
 from distill.tasks import Classification
 from tests.documents import ROOT
 from tests.jobs.test_config import CONF, compose_config

@@ -15,9 +15,9 @@ import distill as d
 from distill.contracts import Scores
 from distill.data import batching
 from distill.data.candidates import find_candidates
-from distill.data.readers import read_lines
 from distill.edge.classes import MASKED
 from distill.errors import OptionError, UserError
+from distill.readers.lines import read_lines
 from distill.tasks import Reranking
 from distill.teaching.constants import compare_with_constant
 from tests.conftest import run_here, toy_bert

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 import distill as d
 from distill.contracts import Scores
-from distill.data.readers import read_lines
 from distill.errors import OptionError, UserError
+from distill.readers.lines import read_lines
 from distill.tasks import Embedding
 from distill.tasks.rankings import METRICS, score_rankings
 from distill.teaching.constants import compare_with_constant
