@@ -3,7 +3,7 @@
     python benchmarks/bilstm_against_bert_large.py
 
 Both have random weights, because trained weights take the same time. The batch size is 1, the length 32, and the hidden
-size 150 in each direction. The models take turns, timed by the code that times every run (distill.benchmark.latency).
+size 150 in each direction. The models take turns, timed by the code that times every run (distill.export.latency).
 """
 
 import argparse
@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
-from distill.benchmark import latency
-from distill.edge import cores
-from distill.export.bundle import FILES
+from distill.edge import bundle_files
+from distill.export import latency
+from distill.export.bundle_writer import FILES
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
+from distill.export.quantization import RecipeInput, write_dynamic
+from distill.kinds import Classification
 from distill.models.forward import input_names
-from distill.tasks import Classification
 from students import bilstm
 
 BERT_LARGE = {
@@ -34,7 +34,7 @@ BERT_LARGE = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=cores.count_cores())
+    parser.add_argument("--threads", type=int, default=bundle_files.count_cores())
     parser.add_argument("--seconds", type=float, default=5.0, help="measuring time per model")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in FILES.items()}
         export_onnx(student, files["fp32"])
-        write_dynamic(Material(files["fp32"], 7), files["int8"])
+        write_dynamic(RecipeInput(files["fp32"], 7), files["int8"])
         size = sum(parameter.numel() * parameter.element_size() for parameter in teacher.parameters())
         candidates = [
             latency.Candidate("BERT-large", "torch", input_names(teacher), size, run_teacher, torch.get_num_threads)

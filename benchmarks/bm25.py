@@ -16,10 +16,9 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
-from distill.data.own_documents import Gains
-from distill.data.retrieval import read_retrieval
-from distill.tasks import Embedding
-from distill.tasks.rankings import DEPTH, METRICS, drop_own, score_rankings
+from distill.data.retrieval import Gains, read_retrieval
+from distill.kinds import Embedding
+from distill.kinds.vector_scores import DEPTH, METRICS, drop_own, score_rankings
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 Without bundles both students follow a MiniLM with random weights, have the sizes of their YAML, and random weights too,
 because trained weights take the same time. The int8 files are those of the recipe `smoothed`. All files take turns,
-timed by the code that times every run (distill.benchmark.latency), without the tokenizer. The machine may be slow for a
+timed by the code that times every run (distill.export.latency), without the tokenizer. The machine may be slow for a
 while, so that ratios are those of a round, and their median and quartiles are shown.
 """
 
@@ -23,13 +23,13 @@ from rich.progress import track
 from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
-from distill.benchmark import latency
-from distill.console import silence_libraries
-from distill.export.bundle import FILES
+from distill.core.console import silence_libraries
+from distill.core.files import write_json
+from distill.export import latency
+from distill.export.bundle_writer import FILES
 from distill.export.onnx import export_onnx
 from distill.export.quantization import write_dynamic
-from distill.storage.files import write_json
-from distill.tasks import Classification
+from distill.kinds import Classification
 from students import bilstm, cnn
 
 INPUTS = ["input_ids", "attention_mask"]

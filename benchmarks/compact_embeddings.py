@@ -26,14 +26,14 @@ from rich.table import Table
 from training_step import FixedSignal
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from distill.data import batching
+from distill.data import batches as batching
+from distill.kinds import Classification
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
-from distill.tasks import Classification
-from distill.training import memory
-from distill.training.compact_embeddings import choose_rows, compact_embeddings
+from distill.training import processes
+from distill.training.fitting import choose_rows, compact_embeddings
+from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
-from distill.training.settings import TrainerSettings
 from students.distilbert import from_teacher
 
 WAYS: dict[str, Literal["auto", False]] = {"whole": False, "compact": "auto"}
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=40, help="of each way; medians are shown")
     options = parser.parse_args()
-    memory.keep_freed_memory()
+    processes.keep_freed_memory()
     task = Classification(name="sst2", text=["sentence"], data_dir=options.data, train_examples=options.examples)
     tokenizer = AutoTokenizer.from_pretrained(options.teacher)
     settings = TrainerSettings(learning_rate=1e-4, batch_size=options.batch, max_epochs=1)

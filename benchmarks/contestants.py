@@ -24,17 +24,17 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from distill.console import silence_libraries
-from distill.contracts import Scores
-from distill.data import batching, tables
+from distill.core.console import silence_libraries
+from distill.core.contracts import Scores
+from distill.data import batches as batching
+from distill.data import splits as tables
+from distill.kinds import Classification
 from distill.losses import HardLabels, Objective, SoftTargets
-from distill.tasks import Classification
-from distill.teaching.computation import Computation, cache_outputs
-from distill.teaching.output_cache import OutputCache
+from distill.teachers.computation import Computation, cache_outputs
+from distill.teachers.output_cache import OutputCache
 from distill.training import fitting
-from distill.training.evaluate import evaluate
-from distill.training.module import DistillationModule, freeze
-from distill.training.settings import TrainerSettings
+from distill.training.hyperparameters import TrainerSettings
+from distill.training.module import DistillationModule, evaluate, freeze
 from students.distilbert import from_teacher
 
 IMPORTS = {"trainer": "transformers.trainer", "textbrewer": "textbrewer"}

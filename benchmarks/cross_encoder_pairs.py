@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from distill.data.retrieval import read_retrieval
-from distill.tasks import Embedding
+from distill.kinds import Embedding
 
 
 def main() -> None:

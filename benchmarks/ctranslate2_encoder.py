@@ -24,9 +24,9 @@ from machine import describe_machine
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from distill.benchmark import latency
 from distill.edge import Bundle
-from distill.edge.model_files import count_bytes
+from distill.edge.bundle_files import count_bytes
+from distill.export import latency
 
 CONVERTED = "ctranslate2-int8"
 

@@ -24,8 +24,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from distill.records.record import LOCK, RECORD
-from distill.storage.files import hash_file
+from distill.core.files import hash_file
+from distill.records.run import LOCK, RECORD
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = {

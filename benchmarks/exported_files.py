@@ -37,15 +37,15 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 
-from distill.benchmark import latency, peak
-from distill.benchmark.comparison import torch_candidate
-from distill.console import silence_libraries
-from distill.edge import cores
-from distill.edge.processor import this_target
-from distill.export.bundle import FILES
+from distill.core.console import silence_libraries
+from distill.core.files import write_json
+from distill.edge import bundle_files
+from distill.edge.bundle_files import this_target
+from distill.export import bundle_benchmark, latency
+from distill.export.bundle_writer import FILES
+from distill.export.latency import torch_candidate
 from distill.export.onnx import export_onnx
 from distill.export.quantization import write_dynamic
-from distill.storage.files import write_json
 
 INPUTS = ["input_ids", "attention_mask"]
 # Optimum is given torch as it is here, and the version of ONNX Runtime.
@@ -113,7 +113,7 @@ def measure(files: dict[str, dict[str, Path]], options: argparse.Namespace) -> l
     ]
     rounds, peaks = [], []
     for _ in track(range(options.rounds), description="Rounds"):
-        peaks.append(peak.measure_peak(options.threads))
+        peaks.append(bundle_benchmark.measure_peak(options.threads))
         rounds.append(
             latency.measure_latency(
                 candidates, batches=options.batches, lengths=options.lengths, threads=options.threads,
@@ -124,7 +124,7 @@ def measure(files: dict[str, dict[str, Path]], options: argparse.Namespace) -> l
     for batch, length in itertools.product(options.batches, options.lengths):
         feed = latency.make_inputs((batch, length), teacher.config.vocab_size)
         inputs = {name: feed[name] for name in INPUTS}
-        operations[batch, length] = peak.count_operations(files["distill"]["fp32"], inputs)
+        operations[batch, length] = bundle_benchmark.count_operations(files["distill"]["fp32"], inputs)
     rows = []
     for timings in zip(*rounds, strict=True):
         row = {key: timings[0][key] for key in ("model", "format", "batch", "length", "threads", "bytes")}
@@ -132,7 +132,7 @@ def measure(files: dict[str, dict[str, Path]], options: argparse.Namespace) -> l
         if row["format"] != "torch":
             needed = operations[row["batch"], row["length"]]
             row["share_of_peak"] = [
-                peak.share_of_peak(needed, timing["p50_ms"] / 1000, best, row["format"])
+                bundle_benchmark.share_of_peak(needed, timing["p50_ms"] / 1000, best, row["format"])
                 for timing, best in zip(timings, peaks, strict=True)
             ]
         rows.append(row)
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, help="Python of an environment with optimum-onnx[onnxruntime]")
     parser.add_argument("--install", action="store_true", help="make that environment")
     parser.add_argument("--work", type=Path, help="directory of the environment; temporary by default")
-    parser.add_argument("--threads", type=int, default=cores.count_cores())
+    parser.add_argument("--threads", type=int, default=bundle_files.count_cores())
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--rounds", type=int, default=9, help="of all files and sizes; ratios are those of a round")

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from distill.inspection.groups import find_lost_groups
+from distill.inspection.subjects import find_lost_groups
 
 KINDS = ("single answers", "words, each text at a rate of its own", "words, most of a text at once")
 

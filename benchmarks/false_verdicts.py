@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from distill.contracts import Scores
-from distill.tasks.scoring import Scoring
+from distill.core.contracts import Scores
+from distill.kinds.scoring import Scoring
 from distill.training import statistics
-from distill.training.parts import Measured, measure_parts
+from distill.training.statistics import Measured, measure_parts
 
 SIZES, SEEDS = (200, 872, 5000), 5
 TRIALS = {200: 400, 872: 200, 5000: 60}

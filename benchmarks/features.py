@@ -26,13 +26,13 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.contracts import Scores
-from distill.data import batching
-from distill.data.tables import LabelledData
+from distill.core.contracts import Scores
+from distill.data import batches
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, TokenClassification
+from distill.models.architectures.modeling_bilm import ScalarMix
 from distill.models.forward import run_model
 from distill.models.loading import load_directory
-from distill.models.modeling_bilm import ScalarMix
-from distill.tasks import Classification, TokenClassification
 
 EPOCHS, BATCH, LEARNING_RATE = 10, 256, 3e-3
 LAYERS: Mapping[str, slice] = {
@@ -56,7 +56,7 @@ class Represented:
 def represent(model: PreTrainedModel, task: Any, examples: Any) -> Represented:
     """Returns the hidden states of the words, or the mean of those of each text."""
     columns: list[tuple[Tensor, ...]] = []
-    for step in batching.evaluation_loader(examples):
+    for step in batches.evaluation_loader(examples):
         for batch in step:
             items = task.select(batch)
             states = torch.stack(run_model(model, batch, frozenset({"hidden_states"})).hidden_states, dim=2)

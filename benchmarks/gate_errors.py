@@ -18,16 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distill.contracts import Scores
+from distill.core.contracts import Scores
 from distill.export.gate import FAILED, PASSED, compare, judge, measure_resolution, split_error
-from distill.export.settings import ExportSettings
-from distill.tasks.class_scores import OneClass
-from distill.tasks.label_scores import LabelSets
-from distill.tasks.regression import NumberScores
-from distill.tasks.scoring import Scoring
-from distill.tasks.token_classification import TagScores
+from distill.export.quantization import ExportSettings
+from distill.kinds.classification import LabelSets, OneClass
+from distill.kinds.regression import NumberScores
+from distill.kinds.scoring import Scoring
+from distill.kinds.token_classification import TagScores
 from distill.training import statistics
-from distill.training.evaluate import fit_decoding
+from distill.training.module import fit_decoding
 from distill.training.statistics import LEVEL
 
 LIMITS = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)

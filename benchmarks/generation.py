@@ -34,13 +34,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from distill.core.files import hash_file, write_json
 from distill.edge import Bundle
-from distill.edge.model_files import count_bytes
-from distill.edge.processor import this_target, weight_bits
-from distill.export.generation import describe_generation
-from distill.export.generator import export_generator
-from distill.export.quantization import Material, write_dynamic, write_with_encoder
-from distill.storage.files import hash_file, write_json
+from distill.edge.bundle_files import count_bytes, this_target, weight_bits
+from distill.export.onnx import describe_generation, export_generator
+from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
 
 Write = Callable[[str, int, int], int]  # Writes after a prompt with a number of tokens and of beams, returns how many.
 TORCH = "torch"
@@ -84,7 +82,7 @@ def write_bundle(model: PreTrainedModel, directory: Path) -> None:
     fp32, int8 = directory / "model.fp32.onnx", directory / "model.int8.onnx"
     export_generator(model, fp32)
     is_causal = not model.config.is_encoder_decoder
-    write_with_encoder(write_dynamic, Material(fp32, weight_bits(this_target()), ties=is_causal), int8)
+    write_with_encoder(write_dynamic, RecipeInput(fp32, weight_bits(this_target()), ties=is_causal), int8)
     tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(model.config.vocab_size)}, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -36,12 +36,12 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
-from distill.contracts import IGNORED
+from distill.core.contracts import IGNORED
+from distill.kinds import MaskedLM
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models import cpu_kernels
-from distill.tasks import MaskedLM
-from distill.teaching.signal import Live
-from distill.training import memory
+from distill.teachers.signal import Live
+from distill.training import processes
 from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
 
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    memory.keep_freed_memory()
+    processes.keep_freed_memory()
     if options.only:
         print(json.dumps(measure(options, options.only, device)))
         return

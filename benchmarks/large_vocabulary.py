@@ -25,10 +25,10 @@ from rich.table import Table
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from distill.kinds import CausalLM
 from distill.losses import HardLabels, Objective, SoftTargets
-from distill.tasks import CausalLM
-from distill.teaching.signal import Live
-from distill.training import memory
+from distill.teachers.signal import Live
+from distill.training import processes
 from distill.training.module import DistillationModule
 
 VARIANTS = ("whole", "distill")
@@ -86,13 +86,13 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         optimizer.zero_grad()
 
     step()
-    memory.reset_peak()
-    before = memory.peak_mb()
+    processes.reset_peak()
+    before = processes.peak_mb()
     for _ in range(options.rounds):
         start = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - start)
-    return {"mb": memory.peak_mb() - before, "seconds": statistics.median(seconds), "loss": loss}
+    return {"mb": processes.peak_mb() - before, "seconds": statistics.median(seconds), "loss": loss}
 
 
 def main() -> None:

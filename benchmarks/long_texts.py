@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from distill.edge.model_files import session
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
-from distill.training import memory
+from distill.training import processes
 from students import distilbert
 
 SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -46,7 +46,7 @@ def main() -> None:
     if options.memory_of is not None:
         print(json.dumps(measure_memory(options.memory_of, lengths[0])))
         return
-    memory.keep_freed_memory()
+    processes.keep_freed_memory()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     teacher = BertForSequenceClassification(BertConfig(**SIZES, max_position_embeddings=max(lengths)))
@@ -98,11 +98,11 @@ def measure_memory(file: Path, length: int) -> float:
     """Returns the MB that one text adds to this process, which has loaded the file and read a short text."""
     loaded: onnxruntime.InferenceSession = session(file, 1)
     loaded.run(["logits"], make_feed(9))
-    if not memory.reset_peak():
+    if not processes.reset_peak():
         return float("nan")
-    before = memory.peak_mb()
+    before = processes.peak_mb()
     loaded.run(["logits"], make_feed(length))
-    return memory.peak_mb() - before
+    return processes.peak_mb() - before
 
 
 def read_memory(file: Path, length: int) -> float:

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Imports this checkout, not an installed distill.
 
-from distill.edge.processor import this_target, weight_bits
-from distill.export.quantization import Material
-from distill.records.record import environment
-from distill.training import settings
+from distill.edge.bundle_files import this_target, weight_bits
+from distill.export.quantization import RecipeInput
+from distill.records.run import environment
+from distill.training import hyperparameters
 
 
 def measure_median_seconds(function: Callable[[], object], *, repeats: int = 8, warmup: int = 2) -> float:
@@ -50,7 +50,7 @@ def measure_peak_flops(dtype: torch.dtype, device: str = "cpu") -> float:
 
 def has_bf16() -> bool:
     """Returns whether the GPU, or the CPU if there is none, computes bf16 in hardware."""
-    return settings.has_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return hyperparameters.has_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def count_forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
@@ -69,11 +69,11 @@ def count_forward_flops(model: PreTrainedModel, lengths: np.ndarray) -> float:
     return float(2 * weights * tokens.sum() + 4 * config.num_hidden_layers * config.hidden_size * (tokens**2).sum())
 
 
-def random_material(fp32: Path, vocabulary: int, length: int) -> Material:
+def random_material(fp32: Path, vocabulary: int, length: int) -> RecipeInput:
     """Returns a float32 file for quantization, with the ranges of activations from 8 texts of random tokens."""
     pieces = np.random.default_rng(0).integers(999, vocabulary, (8, length))
     feed = {"input_ids": pieces, "attention_mask": np.ones_like(pieces)}
-    return Material(fp32, weight_bits(this_target()), lambda: [feed])
+    return RecipeInput(fp32, weight_bits(this_target()), lambda: [feed])
 
 
 def soft_and_hard_loss(student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, temperature: float) -> Tensor:

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from distill.edge import Bundle
-from distill.edge.model_files import count_bytes
-from distill.readers.rows import read_rows
-from distill.tasks.text_metrics import text_metrics
+from distill.edge.bundle_files import count_bytes
+from distill.kinds.scoring import text_metrics
+from distill.rows.formats import read_rows
 
 METRICS = ("chrf", "bleu", "length_ratio")
 

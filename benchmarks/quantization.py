@@ -26,18 +26,18 @@ from machine import describe_machine, random_material
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import students
-from distill.benchmark.latency import load_candidate, measure_latency
-from distill.console import silence_libraries
-from distill.contracts import Scores
+from distill.core.console import silence_libraries
+from distill.core.contracts import Scores
 from distill.edge import Bundle
-from distill.edge.processor import this_target, weight_bits
+from distill.edge.bundle_files import this_target, weight_bits
 from distill.export import graph, quantization
-from distill.export.bundle import Scorer
+from distill.export.bundle_writer import Scorer
+from distill.export.latency import load_candidate, measure_latency
 from distill.export.onnx import export_onnx
 from distill.export.recipe_search import RecipeSearch
-from distill.jobs import build
-from distill.jobs.trust import check_targets
-from distill.records.saved_config import CONFIG, read_config
+from distill.jobs import execution
+from distill.jobs.preflight import check_targets
+from distill.records.run import CONFIG, read_config
 
 assert students
 RECIPES = ("dynamic", "smoothed", "mixed", "static", "weight_only", "float16")
@@ -49,7 +49,7 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     """Returns a row for the float32 file and for every recipe."""
     config = read_config(run / CONFIG)
     check_targets(config, source=run / CONFIG, trust=())
-    plan = build.plan(config)
+    plan = execution.build_plan(config)
     [task] = plan.tasks.values()
     splits: Any = task.read(plan.cache_dir)
     scoring = splits.scoring
@@ -59,7 +59,7 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     reference = {"dev": Scores({"logits": bundle.logits(dev.records())}, labels, np.arange(len(labels)))}
     scorer, fp32 = Scorer(bundle, splits, reference), run / "bundle" / bundle.manifest["models"]["fp32"]
     material, target = (
-        quantization.Material(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
+        quantization.RecipeInput(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
         this_target(),
     )
     rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": scoring.metrics(reference["dev"])}]

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from distill.records.collection import find_runs
-from distill.records.collection_report import write_collection
-from distill.records.record import Run
+from distill.records.pages import write_collection
+from distill.records.run import Run
+from distill.records.schema import find_runs
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 PACKAGE = "distill"
-ASIDE = ("options.py", "console.py", "errors.py", "credentials.py")
+ASIDE = ("options.py", "console.py", "errors.py")
 ROWS = "text,label\n" + "".join(
     f"a {word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(8)
 )
@@ -40,10 +40,10 @@ def walk_row(directory: Path) -> None:
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from distill.data import batching
+    from distill.data import batches
+    from distill.kinds import Classification
     from distill.losses import HardLabels, Objective, SoftTargets
-    from distill.tasks import Classification
-    from distill.teaching.signal import Live
+    from distill.teachers.signal import Live
     from distill.training.module import DistillationModule
     from teachers.vocabulary import train_word_pieces
 
@@ -51,7 +51,7 @@ def walk_row(directory: Path) -> None:
     task: Any = Classification(text="text", data=directory / "rows.csv", dev_fraction=0.25, max_length=16)
     tokenizer = train_word_pieces(["a good bad film"] * 4, 60)
     examples = task.encode(task.read(directory), tokenizer, None)
-    [[batch, *_], *_] = batching.all_loaders(examples, batch_size=4)["train"]
+    [[batch, *_], *_] = batches.all_loaders(examples, batch_size=4)["train"]
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )

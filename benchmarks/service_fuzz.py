@@ -74,7 +74,7 @@ def _check(event, arguments):
                 place = _find(path, arguments[-1] if event != "shutil.rmtree" else -1)
                 if not _is_inside(place):
                     return place
-    if event == "subprocess.Popen" and list(arguments[1][1:3]) != ["-m", "distill.service.inspection"]:
+    if event == "subprocess.Popen" and list(arguments[1][1:3]) != ["-m", "distill.serve.jobs.uploads"]:
         return str(arguments[1])
     return str(arguments) if event in ("os.system", "os.exec", "os.posix_spawn", "os.putenv_", "exec_") else None
 
@@ -140,21 +140,21 @@ class Outcome:
 
 def serve(directory: Path, accepted: Path) -> None:
     """Serves with stand-ins for the dry run and the jobs, and prints its port and the tokens of two accounts."""
-    from distill.serve.server import Server
-    from distill.serve.settings import Limits
-    from distill.service.accounts import Account, Accounts
-    from distill.service.app import Service, Settings
-    from distill.service.engines.local import LocalEngine
-    from distill.service.paths import create_app
-    from distill.service.planning import Plan
-    from distill.service.queue import Queue
+    from distill.serve.http import Server
+    from distill.serve.jobs.accounts import Account, Accounts
+    from distill.serve.jobs.engines import LocalEngine
+    from distill.serve.jobs.job_service import Service, Settings
+    from distill.serve.jobs.paths import create_app
+    from distill.serve.jobs.queue import Queue
+    from distill.serve.jobs.results import DryRun
+    from distill.serve.limits import Limits
 
     class StandIn:
         """Takes every job, and notes its overrides."""
 
-        async def plan(self, overrides: Sequence[str], names: Mapping[str, str]) -> Plan:
+        async def plan(self, overrides: Sequence[str], names: Mapping[str, str]) -> DryRun:
             os.write(noted, f"{json.dumps(list(overrides))}\n".encode())
-            return Plan("a plan", 1.0, ())
+            return DryRun("a plan", 1.0, ())
 
     noted = os.open(accepted, os.O_WRONLY | os.O_APPEND)
     accounts = Accounts(directory / "accounts.json")
@@ -458,7 +458,7 @@ def send_all(machine: Machine, port: int, tokens: Sequence[str], *, count: int, 
 
 def check_machine(machine: Machine, outcome: Outcome) -> None:
     """Adds what led outside, tracebacks, and overrides that name a path that is not the service's."""
-    from distill.service.names import is_name
+    from distill.serve.jobs.allowed_options import is_name
 
     outside = list(dict.fromkeys(machine.log.read_text(errors="replace").splitlines()))
     outcome.faults += [f"led outside: {line}" for line in outside]

@@ -26,10 +26,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Imports this checkout, not an installed distill.
 
-from distill.service.dispatcher import Dispatcher, build_command
-from distill.service.engine import MARKER, Attempt
-from distill.service.engines.local import LocalEngine
-from distill.service.queue import LIVE, Job, Queue, State
+from distill.serve.jobs.attempts import MARKER, Attempt, Dispatcher, build_command
+from distill.serve.jobs.engines import LocalEngine
+from distill.serve.jobs.queue import LIVE, Queue, QueuedJob, State
 
 STAND_IN = "stand-in"
 LIMIT = 3600.0  # Seconds for the whole.
@@ -58,7 +57,7 @@ class Outcome:
     seconds: float
 
 
-def build_stand_in(job: Job, attempt: Attempt, *, seconds: float) -> tuple[str, ...]:
+def build_stand_in(job: QueuedJob, attempt: Attempt, *, seconds: float) -> tuple[str, ...]:
     """Returns the command of a stand-in, or that of a true job."""
     if job.overrides[:1] != (STAND_IN,):
         return build_command(job, attempt)

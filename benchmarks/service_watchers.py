@@ -21,10 +21,10 @@ from pathlib import Path
 
 import psutil
 
-from distill.service.engine import Attempt
-from distill.service.queue import Queue
-from distill.storage import locks
-from distill.storage.files import write_json
+from distill.core import files
+from distill.core.files import write_json
+from distill.serve.jobs.attempts import Attempt
+from distill.serve.jobs.queue import Queue
 
 
 @dataclass
@@ -88,7 +88,7 @@ def begin_job(directory: Path) -> tuple[Attempt, int | None]:
     assert job is not None
     attempt = Attempt(directory, job.id, job.attempt)
     attempt.path.mkdir(parents=True)
-    return attempt, locks.acquire(attempt.process)
+    return attempt, files.acquire_lock(attempt.process)
 
 
 def write_events(attempt: Attempt, number: int, seconds: float) -> None:
@@ -118,7 +118,7 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait()
-            locks.release(lock)
+            files.release_lock(lock)
 
 
 def measure(attempt: Attempt, pid: int, port: int, options: argparse.Namespace) -> None:

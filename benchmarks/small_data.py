@@ -33,7 +33,7 @@ from typing import Any
 
 from rich.console import Console
 
-from distill.data.readers import read_file
+from distill.data.sources import read_file
 from distill.training.statistics import compare_seeds
 
 # Name: directory, columns of text, column of the label, metric.

@@ -23,12 +23,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from distill.contracts import IGNORED, TARGET_MASK
+from distill.core.contracts import IGNORED, TARGET_MASK
+from distill.kinds import Seq2Seq
+from distill.kinds.scoring import text_metrics
 from distill.losses import GeneralizedKD, HardLabels, Objective, SoftTargets
-from distill.tasks import Seq2Seq
-from distill.tasks.text_metrics import text_metrics
-from distill.teaching.signal import Live
-from distill.teaching.targets import BeamWriter, TargetSettings, open_texts
+from distill.teachers.signal import Live
+from distill.teachers.writing import BeamWriter, TargetSettings, open_texts
 from distill.training.module import NOTHING, DistillationModule
 
 DIGITS, BATCH, RATE = 10, 64, 2e-3

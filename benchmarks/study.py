@@ -29,20 +29,20 @@ from transformers import PreTrainedModel
 
 import students
 from distill.chain.encoding import Encoding
-from distill.chain.origins import OriginSource
 from distill.chain.plan import check_plan, choose_augmentation, choose_training
+from distill.chain.student_setup import OriginSource
 from distill.chain.task_run import TaskRun
 from distill.chain.train import Prepared
-from distill.console import silence_libraries
-from distill.contracts import Examples
-from distill.data import batching
-from distill.data.mixing import labelled_only
-from distill.jobs import build
+from distill.core.console import silence_libraries
+from distill.core.contracts import Examples
+from distill.data import batches
+from distill.data.batches import labelled_only
+from distill.jobs import execution
 from distill.models.forward import run_model
-from distill.records.record import create_run
-from distill.teaching import preparation as teaching
+from distill.records.run import create_run
+from distill.teachers import preparation as teaching
 from distill.training import fitting
-from distill.training.evaluate import evaluate
+from distill.training.module import evaluate
 
 assert students
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -77,8 +77,8 @@ def refit_head(student: PreTrainedModel, teacher: PreTrainedModel, examples: Exa
 def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
     """Trains one student; returns the metrics on dev of teacher, start and student."""
     config = compose("config", [*overrides, f"seed={seed}"])
-    source = build.source(config)
-    plan = choose_augmentation(build.plan(config), source)
+    source = execution.build_source(config)
+    plan = choose_augmentation(execution.build_plan(config), source)
     [task] = plan.tasks.values()
     check_plan(source, plan)
     data = task.read(plan.cache_dir)
@@ -90,11 +90,11 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         )  # fmt: skip
         teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
         L.seed_everything(plan.seed, verbose=False)
-        named = build.student(config)
+        named = execution.build_student(config)
         origins = OriginSource(source, data, plan.cache_dir, plan.trainer.device())
         student = named.make(teacher.model, task, data, origins.of(teacher.tokenizer))
         examples = Encoding(plan, task, data, source)(teacher, student)
-        loaders = batching.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+        loaders = batches.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = data.sizes()["train"], len(loaders["train"])
         scored = len(cast(Examples, examples["dev"]))
         plan = choose_training(plan, student, examples=rows, steps_per_epoch=steps, scored=scored)

@@ -20,10 +20,10 @@ from rich.table import Table
 from torch import Tensor
 from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
 
-from distill.contracts import Items, Outputs
+from distill.core.contracts import Items, Outputs
+from distill.kinds import MaskedLM
 from distill.losses import SoftTargets
-from distill.tasks import MaskedLM
-from distill.teaching.top_k import bytes_per_item, restore_outputs, take_top_k
+from distill.teachers.output_cache import restore_outputs, take_top_k, top_k_bytes_per_item
 from distill.text.sequences import Sequences
 from distill.training.module import freeze
 from students.distilbert import from_teacher
@@ -88,7 +88,7 @@ def main() -> None:
                     "top_k": top_k, "temperature": temperature, "mass": mass,
                     "loss": abs(loss - exact_loss) / exact_loss,
                     "gradient": float((gradient - exact_gradient).norm() / exact_gradient.norm()),
-                    "bytes": bytes_per_item(top_k),
+                    "bytes": top_k_bytes_per_item(top_k),
                 }
             )  # fmt: skip
     table = Table(title=f"{len(teacher_logits):,} masked tokens; {describe_machine()}")

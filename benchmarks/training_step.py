@@ -31,11 +31,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedModel
 
-from distill.contracts import Batch, Items, Outputs, Signal
+from distill.core.contracts import Batch, Items, Outputs, Signal
+from distill.kinds import Classification
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
-from distill.tasks import Classification
-from distill.training import memory
+from distill.training import processes
 from distill.training.module import DistillationModule
 
 SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; medians are shown")
     parser.add_argument("--ways", default=",".join(VARIANTS), help="variants, separated by commas")
     options = parser.parse_args()
-    memory.keep_freed_memory()
+    processes.keep_freed_memory()
     random = torch.Generator().manual_seed(0)
     size = (options.batch, options.length)
     batch = {

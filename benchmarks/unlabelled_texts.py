@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from distill.data.readers import read_file
-from distill.readers.columns import Table
+from distill.data.sources import read_file
+from distill.rows.columns import Table
 
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z0-9])")
 MARKUP = re.compile(r"<[^>]+>")

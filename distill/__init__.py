@@ -10,35 +10,36 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
-
-if TYPE_CHECKING:  # The only list of the public names besides that of `losses`.
+if TYPE_CHECKING:
+    import distill.kinds as tasks  # noqa: F401
     import distill.records.loggers as loggers  # noqa: F401
-    import distill.tasks as tasks  # noqa: F401
     from distill.api import Teacher as Teacher
     from distill.api import distill as distill
     from distill.api import inspect as inspect
     from distill.api import plan as plan
     from distill.api import students as students
-    from distill.benchmark.budget import Budget as Budget
-    from distill.benchmark.settings import BenchmarkSettings as BenchmarkSettings
-    from distill.chain.deliver import Result as Result
+    from distill.chain.distillation import Result as Result
     from distill.chain.plan import Student as Student
-    from distill.chain.summary import PlanSummary as PlanSummary
+    from distill.chain.student_setup import PlanSummary as PlanSummary
     from distill.data.augmentation import AutoAugmentation as AutoAugmentation
+    from distill.data.augmentation import MentionAugmentation as MentionAugmentation
     from distill.data.augmentation import TangAugmentation as TangAugmentation
-    from distill.data.mentions import MentionAugmentation as MentionAugmentation
-    from distill.data.question_pairs import QuestionAugmentation as QuestionAugmentation
+    from distill.data.questions import QuestionAugmentation as QuestionAugmentation
     from distill.edge import Bundle as Bundle
     from distill.edge import Index as Index
-    from distill.export.settings import ExportSettings as ExportSettings
+    from distill.export.latency import BenchmarkSettings as BenchmarkSettings
+    from distill.export.latency import Budget as Budget
+    from distill.export.quantization import ExportSettings as ExportSettings
     from distill.losses import *  # noqa: F403
-    from distill.models.word_replacement import MaskedLMAugmentation as MaskedLMAugmentation
-    from distill.records.settings import RecordSettings as RecordSettings
-    from distill.records.settings import ReportSettings as ReportSettings
-    from distill.teaching.adaptation import Adaptation as Adaptation
-    from distill.teaching.output_cache import OutputCache as OutputCache
-    from distill.training.settings import TrainerSettings as TrainerSettings
+    from distill.models.generator import MaskedLMAugmentation as MaskedLMAugmentation
+    from distill.records.verdict import RecordSettings as RecordSettings
+    from distill.records.verdict import ReportSettings as ReportSettings
+    from distill.teachers.output_cache import OutputCache as OutputCache
+    from distill.teachers.source import Adaptation as Adaptation
+    from distill.training.hyperparameters import TrainerSettings as TrainerSettings
+
+
+__version__ = "0.2.0"
 
 
 def _list_imports(file: Path) -> dict[str, tuple[str, str | None]]:
@@ -72,7 +73,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        from distill.installation import install_command
+        from distill.core.errors import install_command
 
         package = str(error.name).partition(".")[0]
         raise ImportError(

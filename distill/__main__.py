@@ -15,30 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distill import __version__
-from distill.credentials import describe_refusal, find_texts
-from distill.errors import (
+from distill.core.errors import (
     DistillError,
     Failure,
     Interrupted,
     OptionError,
     Pruned,
     UserError,
+    config_directory,
+    describe_refusal,
     find_cause,
+    find_texts,
     first_line,
     forget_interrupt,
+    install_command,
     suggest,
 )
-from distill.installation import config_directory, install_command
-from distill.jobs import slurm
-from distill.jobs.registry import find_job
-from distill.jobs.slips import ADDED, check_slips
-from distill.storage.files import is_full_disk
-from distill.storage.mirror import is_url, local_path
+from distill.core.files import is_full_disk
+from distill.core.storage import is_url, local_path
+from distill.jobs import command_line
+from distill.jobs.command_line import ADDED, check_slips, find_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from omegaconf import DictConfig
+
 
 EXTRA = (
     "hydra",
@@ -71,7 +73,7 @@ INFO = ("--info", "-i")
 def main() -> int:
     """Runs the command and returns its exit code: 0, 2 (user error), 3 (numerical error) or 130 (Ctrl-C).
 
-    The commands that ask a service have those of `distill.client.commands`.
+    The commands that ask a service have those of `distill.client`.
     """
     if sys.argv[1:] == ["--version"]:
         print(f"distill {__version__}")
@@ -95,11 +97,11 @@ def main() -> int:
         if launched:
             if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0":
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Only rank 0 prints.
-            from distill.training import launchers, workers
+            from distill.training import processes
 
-            store = launchers.connect()
-            if store is not None and launchers.launched_rank() > 0:
-                workers.serve(store)
+            store = processes.connect_ranks()
+            if store is not None and processes.launched_rank() > 0:
+                processes.serve_calls(store)
                 return 0
         # Otherwise Hydra would print errors itself and exit.
         os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -112,7 +114,7 @@ def main() -> int:
         return _print_error(Interrupted("interrupted before anything began"))
     finally:
         if store is not None:
-            launchers.release(store)
+            processes.release_ranks(store)
         if hydra_full_error is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
@@ -121,7 +123,7 @@ def main() -> int:
 
 def _ask_service(arguments: "Sequence[str]") -> int:
     """Runs a command of the client of a service, which needs nothing of what a run needs."""
-    from distill.client.commands import main
+    from distill.client import main
 
     try:
         return main(arguments)
@@ -181,8 +183,8 @@ def _run(show_traceback: bool) -> int:
     from yaml import MarkedYAMLError
 
     Plugins.instance()  # It loads the module of the basic sweeper again, so that ours is defined later.
-    from distill.jobs.plugins import register_plugins
-    from distill.jobs.quoting import quote_overrides
+    from distill.jobs.command_line import quote_overrides
+    from distill.jobs.optuna_sweeper import register_plugins
 
     _, unknown = get_args_parser().parse_known_args()
     if unknown:
@@ -215,7 +217,7 @@ class JobRunner:
         """Prepares another process, to which a launcher has sent this job."""
         vars(self).update(state, _in_launcher=True)
         sys.argv = list(self._command)
-        slurm.use_allotted_cores()
+        command_line.use_allotted_cores()
         register_resolvers()
 
     def __call__(self, config: "DictConfig") -> Path | Failure | None:
@@ -247,7 +249,7 @@ class JobRunner:
 
     def _report(self, error: DistillError) -> Failure:
         """Returns the error of a run, and prints that of one in this process."""
-        if self._in_launcher and not (isinstance(error, Interrupted) and slurm.in_job()):
+        if self._in_launcher and not (isinstance(error, Interrupted) and command_line.in_slurm_job()):
             return Failure(error.exit_code, str(error))
         self.exit_codes.append(_print_error(error))
         if isinstance(error, Interrupted):  # Ends a sweep, or a job of SLURM, which starts it again or does not.
@@ -291,18 +293,18 @@ def _run_config(config: "DictConfig", *, launch: str, shows_stages: bool) -> Pat
             if OmegaConf.is_missing(config, group) and (group == "teacher" or group in job.reads):
                 raise UserError(f"no {group} chosen: add +{group}=NAME, one of {', '.join(_names(group))}")
     _announce(config)
-    from distill.stages import stages
+    from distill.core.console import stages
 
     if shows_stages:
         stages.start(local_path(config.cache_dir))
     try:
         # A run of a sweep leaves a record of what was wrong, and others have imported torch.
         if not config.resume and HydraConfig.get().mode != RunMode.MULTIRUN:
-            from distill.jobs.early import check_early
+            from distill.jobs.preflight import check_early
 
             check_early(config, HydraConfig.get().overrides.task)
         _import_jobs()
-        from distill.jobs.run import run_job
+        from distill.jobs.execution import run_job
 
         return run_job(config, launch=launch)
     finally:
@@ -314,11 +316,11 @@ def _import_jobs() -> None:
 
     Once alone, because what the run before has left, in a sweep, must be found.
     """
-    if "distill.jobs.run" in sys.modules:
+    if "distill.jobs.execution" in sys.modules:
         return
     gc.disable()
     try:
-        importlib.import_module("distill.jobs.run")
+        importlib.import_module("distill.jobs.execution")
         gc.freeze()
     finally:
         gc.enable()

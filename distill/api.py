@@ -26,40 +26,34 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.benchmark.budget import Budget
-from distill.benchmark.settings import BenchmarkSettings
 from distill.chain import distillation as chain
-from distill.chain.deliver import Result
+from distill.chain.distillation import Result
 from distill.chain.plan import Plan, Student, default_objective
-from distill.chain.summary import PlanSummary
-from distill.console import silence_libraries
-from distill.contracts import Task
-from distill.credentials import hide_secrets
+from distill.chain.student_setup import PlanSummary
+from distill.core import storage
+from distill.core.console import silence_libraries
+from distill.core.contracts import Task
+from distill.core.errors import Interrupted, UserError, hide_secrets
+from distill.core.storage import open_cache
 from distill.data.augmentation import Augmentation, AutoAugmentation
-from distill.edge.overview import Overview, Shown, describe_call
-from distill.errors import Interrupted, UserError
-from distill.export.settings import ExportSettings
-from distill.inspection.inspection import Inspection, inspect_models
-from distill.inspection.questions import Questions
-from distill.inspection.report import write_inspection
+from distill.edge.strings import Overview, Shown, describe_call
+from distill.export.latency import BenchmarkSettings, Budget
+from distill.export.quantization import ExportSettings
+from distill.inspection.inspection import Inspection, Questions, inspect_models
+from distill.inspection.inspection_report import write_inspection
 from distill.inspection.subjects import open_subjects
+from distill.kinds.multitask import Tasks
 from distill.losses import Objective
-from distill.models.chunking import LongTextOptions
-from distill.models.long_texts import AttentionOptions
-from distill.records.loggers import LoggerSettings, Tracking
-from distill.records.record import Run, create_run, create_run_in, open_run
-from distill.records.settings import RecordSettings, ReportSettings
-from distill.records.tracking import tracked
-from distill.storage import mirror
-from distill.storage.cache import open_cache
-from distill.tasks.multi import Tasks
-from distill.teaching import preparation as teaching
-from distill.teaching.adaptation import Adaptation
-from distill.teaching.features import BilstmSettings, Features
-from distill.teaching.output_cache import OutputCache
-from distill.teaching.source import TeacherSource, Weights, check_source, make_by_task, make_ensemble
-from distill.training.callbacks import describe_callback, read_callbacks
-from distill.training.settings import TrainerSettings
+from distill.models.surgery.long_texts import AttentionOptions, LongTextOptions
+from distill.records.loggers import LoggerSettings, Tracking, tracked
+from distill.records.run import Run, create_run, create_run_in, open_run
+from distill.records.verdict import RecordSettings, ReportSettings
+from distill.teachers import preparation as teaching
+from distill.teachers.computation import BilstmSettings, Features
+from distill.teachers.output_cache import OutputCache
+from distill.teachers.source import Adaptation, TeacherSource, Weights, check_source, make_by_task, make_ensemble
+from distill.training.hyperparameters import TrainerSettings
+from distill.training.lightning_callbacks import describe_callback, read_callbacks
 
 if TYPE_CHECKING:  # mypy reads the folders of the checkout, where Python finds distill.builtin.
     from students import albert as _albert
@@ -97,7 +91,7 @@ BENCHMARK = BenchmarkSettings(batches=[1, 8], lengths=[32, 128])
 
 def default_cache_dir() -> Path:
     """The directory of everything that runs share: `DISTILL_CACHE`, or `~/.cache/distill`."""
-    return mirror.local_path(os.environ.get("DISTILL_CACHE", "~/.cache/distill"))
+    return storage.local_path(os.environ.get("DISTILL_CACHE", "~/.cache/distill"))
 
 
 class Teacher(Shown):
@@ -201,7 +195,7 @@ class Teacher(Shown):
         self.source = TeacherSource(
             weights=weights, finetune=None, cache=cache or OutputCache(), accept_weak=accept_weak
         )
-        self.cache_dir = default_cache_dir() if cache_dir is None else mirror.local_path(cache_dir)
+        self.cache_dir = default_cache_dir() if cache_dir is None else storage.local_path(cache_dir)
         self._fits: list[tuple[Task, TeacherSource]] = []
 
     def __repr__(self) -> str:
@@ -685,7 +679,7 @@ def inspect(
         task: that both are trained for, with the data to look at.
         student: builds the student as it was before its training, to compare its layers then too.
         directory: gets `inspect.html`, its Markdown, and the tables as Parquet files; None writes nothing.
-        questions: the options of `job=inspect`, as in `distill.inspection.questions.Questions`.
+        questions: the options of `job=inspect`, as in `distill.inspection.inspection.Questions`.
 
     Raises:
         UserError: for a model, a split or a file that the questions cannot be asked of.
@@ -722,6 +716,6 @@ def _open_run(plan: Plan, teacher: Teacher, student: Student, directory: str | P
         if plan.resume:
             raise UserError("got resume=True without a directory, expected the directory of the run to go on with")
         return create_run(Path("runs") / plan.tasks.name / f"{teacher.source.weights.name}-{student.name}", **fields)
-    path = mirror.local_path(directory)
-    mirror.fetch(path)
+    path = storage.local_path(directory)
+    storage.fetch(path)
     return open_run(path) if plan.resume else create_run_in(path, **fields)

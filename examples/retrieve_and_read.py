@@ -34,8 +34,8 @@ from pathlib import Path
 import numpy as np
 
 from distill.edge import Bundle
-from distill.edge.answer_metrics import normalize_answer
-from distill.edge.classes import softmax
+from distill.edge.answering import normalize_answer
+from distill.edge.decoder import softmax
 
 CANDIDATES = 5  # Answers of a passage that take part in the sum.
 RERANKED = 5  # Passages that a re-ranker sees for each one that is read.

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 
-from distill.errors import UserError
-from distill.models.factorization import EmbeddingTables, factorize_embeddings
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
+from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig
 from distill.models.forward import model_class
-from distill.models.layers import list_layers, list_parts, name_in_whole
 from distill.models.loading import auto_class_of
-from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
-from distill.models.modeling_shared_albert import SharedAlbertConfig
+from distill.models.surgery.embeddings import EmbeddingTables, factorize_embeddings
+from distill.models.surgery.layers import list_layers, list_parts, name_in_whole
 
 SHARED = ("all", "attention", "ffn", "none")
 COPIED = ("first", "last", "mean", "random")
@@ -49,7 +49,7 @@ def from_teacher(
 ) -> PreTrainedModel:
     """Creates an ALBERT (arXiv 1909.11942) of the teacher's width and head, in training mode and float32.
 
-    It is an `AlbertFor*`, or with `share=attention` and `share=ffn` a model of `distill.models.modeling_shared_albert`.
+    It is an `AlbertFor*`, or with `share=attention` and `share=ffn` a model of `modeling_shared_albert`.
     From a BiLSTM on features it is what it would be from their encoder, with a new head. Its `inherited` maps the names
     of its tensors to those of the teacher's tensors that they were made from.
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import Task
-from distill.errors import UserError
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_bilstm import BilstmConfig
 from distill.models.forward import model_class
-from distill.models.modeling_bilstm import BilstmConfig
 
 POOLINGS = ("last", "max", "mean")
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.

@@ -5,10 +5,10 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from distill.contracts import Task
-from distill.errors import UserError
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_cnn import CnnConfig, CnnPreTrainedModel
 from distill.models.forward import model_class
-from distill.models.modeling_cnn import CnnConfig, CnnPreTrainedModel
 
 from .bilstm import get_embeddings, inherit_embeddings
 

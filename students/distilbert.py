@@ -11,12 +11,14 @@ from typing import Any, Literal
 import torch
 from transformers import BertConfig, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 
-from distill.contracts import Task
-from distill.errors import UserError
-from distill.models.chunking import Chunking, ChunkPooling
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.forward import model_class
-from distill.models.general import GENERAL, check_general
-from distill.models.layers import (
+from distill.models.loading import auto_class_of
+from distill.models.surgery.initialization import GENERAL, Origins, check_general
+from distill.models.surgery.layers import (
+    Width,
     count_decoder_layers,
     decoder_layers_option,
     find_layer_prefix,
@@ -24,11 +26,7 @@ from distill.models.layers import (
     renumber_layer,
     spread_layers,
 )
-from distill.models.loading import auto_class_of
-from distill.models.long_texts import Attention, LongTexts
-from distill.models.modeling_bilstm import FeatureBilstmPreTrainedModel
-from distill.models.origins import Origins
-from distill.models.width import Width
+from distill.models.surgery.long_texts import Attention, Chunking, ChunkPooling, LongTexts
 
 Layers = str | Sequence[int]
 

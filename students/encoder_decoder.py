@@ -4,10 +4,10 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from distill.errors import UserError
-from distill.models.encoder_decoder import build_encoder_decoder
+from distill.core.errors import UserError
 from distill.models.forward import writes_targets
 from distill.models.loading import check_directory, load_directory
+from distill.models.surgery.initialization import build_encoder_decoder
 
 
 def from_teacher(

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from transformers import BartForConditionalGeneration, PreTrainedModel
 
-from distill.contracts import Task
-from distill.errors import UserError
-from distill.models.encoder_decoder import build_encoder_decoder
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
 from distill.models.loading import check_directory, load_directory
-from distill.models.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
+from distill.models.surgery.initialization import build_encoder_decoder
 
 from .distilbert import from_teacher as take_layers
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from distill.errors import UserError
+from distill.core.errors import UserError
 from distill.models.loading import auto_class_of, check_directory, load_directory
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import VECTOR_SETTINGS, Task
-from distill.errors import UserError
+from distill.core.contracts import VECTOR_SETTINGS, Task
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_static import StaticConfig, StaticPreTrainedModel
 from distill.models.forward import model_class
-from distill.models.modeling_static import StaticConfig, StaticPreTrainedModel
-from distill.models.origins import Origins, encode_pieces
+from distill.models.surgery.initialization import Origins, encode_pieces
 
 STARTS = ("sentence", "teacher", "random")
 SMOOTHING = 1e-3  # a of the weights a / (a + p). The paper has 1e-4, with which rare pieces outweigh all others.

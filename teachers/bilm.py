@@ -2,8 +2,8 @@
 
 import inspect
 
-from distill.errors import OptionError
-from distill.models.modeling_bilm import BilmConfig
+from distill.core.errors import OptionError
+from distill.models.architectures.modeling_bilm import BilmConfig
 
 from .new import NewModel, check_size
 from .pretrained import Pretrained

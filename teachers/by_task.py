@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from distill.errors import OptionError
+from distill.core.errors import OptionError
 
 from .pretrained import Pretrained
 

@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from distill.errors import UserError
-from distill.models.encoder_decoder import build_encoder_decoder
+from distill.core.errors import UserError
 from distill.models.forward import SEQ2SEQ
 from distill.models.loading import ENCODER, Start
+from distill.models.surgery.initialization import build_encoder_decoder
 
 from .pretrained import Pretrained
 

@@ -9,16 +9,15 @@ import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import Data, Examples, Task
+from distill.core.contracts import Data, Examples, Task
+from distill.core.errors import UserError
 from distill.data.labelled_text import LabelledText
-from distill.data.tables import text_split
-from distill.data.token_cache import tokenize_split
-from distill.errors import UserError
-from distill.models.known_logits import EQUAL, KnownLogits
-from distill.readers.columns import SUFFIXES, Table, read_table
-from distill.readers.equal_texts import normalize_text
-from distill.readers.lines import name_row
-from distill.readers.rows import show_names
+from distill.data.prose import normalize_text
+from distill.data.splits import text_split
+from distill.data.tokenization import tokenize_split
+from distill.models.wrappers import EQUAL, KnownLogits
+from distill.rows.columns import SUFFIXES, Table, read_table
+from distill.rows.formats import name_row, show_names
 
 from .pretrained import Pretrained
 

@@ -11,8 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.models.loading import Start, load_directory
-from distill.models.sentence_files import with_normalizers
-from distill.models.tokenizer import read_attributes, read_vocabulary
+from distill.models.sentence_files import read_attributes, read_vocabulary, with_normalizers
 
 from .pretrained import check_precision
 

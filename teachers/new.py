@@ -9,14 +9,12 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import OptionError, UserError, first_line
-from distill.models.causality import check_reads_both_sides
-from distill.models.forward import model_class
+from distill.core.errors import OptionError, UserError, first_line
+from distill.core.files import hash_file
+from distill.models.forward import check_reads_both_sides, choose_padding_side, model_class
 from distill.models.loading import OF_TEXTS, Start, check_tokenizer, default_problem_type, has_tokenizer
-from distill.models.long_texts import reserved_positions
-from distill.models.padding import choose_padding_side
-from distill.models.tokenizer import load_tokenizer, separate_texts
-from distill.storage.files import hash_file
+from distill.models.sentence_files import load_tokenizer, separate_texts
+from distill.models.surgery.long_texts import reserved_positions
 
 from .pretrained import check_precision
 from .vocabulary import train_bytes, train_sentinels, train_word_pieces

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill.errors import UnreachableError, UserError
+from distill.core import storage
+from distill.core.errors import UnreachableError, UserError
+from distill.core.files import is_full_disk
 from distill.models.loading import Start, check_directory, has_tokenizer, load_directory, read_width
-from distill.models.long_texts import Attention, LongTexts, lengthen
-from distill.storage import hub
-from distill.storage.files import is_full_disk
+from distill.models.surgery.long_texts import Attention, LongTexts, lengthen
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 # The files to download; weights only in safetensors, because a pickle can run code.
@@ -86,7 +86,7 @@ class Pretrained:
         except (errors.LocalEntryNotFoundError, errors.HFValidationError):
             pass  # The check below reports an invalid name.
         try:
-            hub.check_file(name, "config.json", revision=self.revision)
+            storage.check_hub_file(name, "config.json", revision=self.revision)
             downloaded = Path(snapshot_download(name, **options))
         except (UnreachableError, OSError) as error:
             if is_full_disk(error) or isinstance(error, PermissionError):

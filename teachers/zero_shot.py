@@ -8,13 +8,13 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import Data, Task
-from distill.errors import OptionError, UserError
-from distill.models.entailment import EntailmentLogits, find_entailment, tokenize_hypotheses
+from distill.core.contracts import Data, Task
+from distill.core.errors import OptionError, UserError
+from distill.core.options import show_value
 from distill.models.loading import read_label_names
-from distill.options import show_value
-from distill.readers.labels import simplify
-from distill.readers.rows import show_names
+from distill.models.wrappers import EntailmentLogits, find_entailment, tokenize_hypotheses
+from distill.rows.formats import show_names
+from distill.rows.labels import simplify
 
 from .pretrained import Pretrained
 

@@ -29,22 +29,24 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill import __main__ as command_line
-from distill.chain import baseline
-from distill.contracts import Items, Outputs, Scores, Task
-from distill.data import auto_text, batching, tables
-from distill.edge import cores
-from distill.export.settings import ExportSettings
+from distill.chain import encoding
+from distill.core.contracts import Items, Outputs, Scores, Task
+from distill.data import batches
+from distill.data import splits as auto_text
+from distill.data import splits as tables
+from distill.edge import bundle_files
+from distill.export.quantization import ExportSettings
+from distill.kinds import Classification
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
 from distill.models.forward import segment_logits
-from distill.records import figures
-from distill.tasks import Classification
-from distill.teaching.output_cache import Cached
-from distill.teaching.signal import Live
+from distill.records import plots
+from distill.teachers.output_cache import Cached
+from distill.teachers.signal import Live
 from distill.training import fitting
-from distill.training.distributed import start_method
+from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
-from distill.training.settings import TrainerSettings
+from distill.training.processes import start_method
 from tests.composition import quick_composition
 from tests.exports import quick_exports
 
@@ -172,7 +174,7 @@ def _loggers() -> dict[str, logging.Logger]:
 def empty_figures() -> Iterator[None]:
     """Leaves out the drawing of figures, a second for each run. The fixture `drawn` is for tests of figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_render", lambda *_: b"<svg></svg>")
+        patch.setattr(plots, "_render", lambda *_: b"<svg></svg>")
         yield
 
 
@@ -191,13 +193,13 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-_RENDER = figures._render
+_RENDER = plots._render
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws the figures."""
-    monkeypatch.setattr(figures, "_render", _RENDER)
+    monkeypatch.setattr(plots, "_render", _RENDER)
 
 
 _COPIES = auto_text.COPIES
@@ -221,24 +223,24 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_chosen_baseline() -> Iterator[None]:
     """Leaves out the baselines that `baseline=auto` trains. The fixture `chosen_baseline` is for tests of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baseline, "LARGEST_SHARE", 0.0)
+        patch.setattr(encoding, "LARGEST_SHARE", 0.0)
         yield
 
 
-LARGEST_SHARE = baseline.LARGEST_SHARE
+LARGEST_SHARE = encoding.LARGEST_SHARE
 
 
 @pytest.fixture
 def chosen_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains a baseline where `baseline=auto` chooses one."""
-    monkeypatch.setattr(baseline, "LARGEST_SHARE", LARGEST_SHARE)
+    monkeypatch.setattr(encoding, "LARGEST_SHARE", LARGEST_SHARE)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Runs and times models on one core, because the others have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cores, "count_cores", lambda: 1)
+        patch.setattr(bundle_files, "count_cores", lambda: 1)
         yield
 
 
@@ -403,7 +405,7 @@ def build_toy(
     source = teacher if teacher_width == 32 else toy_bert(len(tokenizer))
     source.config.hidden_dropout_prob = source.config.attention_probs_dropout_prob = dropout
     settings = replace(SETTINGS, **options)
-    loaders = batching.all_loaders(task.encode(splits, tokenizer, None), **settings.batches())
+    loaders = batches.all_loaders(task.encode(splits, tokenizer, None), **settings.batches())
     terms = {"soft": SoftTargets(weight=5), "hard": HardLabels(weight=2), "cosine": Cosine(weight=cosine)}
     objective = Objective(name="distilbert", terms=terms)
     torch.manual_seed(0)

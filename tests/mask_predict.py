@@ -7,9 +7,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from distill.export.mask_predictor import export_mask_predictor
-from distill.models.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
-from distill.storage.files import hash_file, write_json
+from distill.core.files import hash_file, write_json
+from distill.export.onnx import export_mask_predictor
+from distill.models.architectures.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
 
 WORDS = 30
 PAD, START, END, UNKNOWN, MASK = range(5)

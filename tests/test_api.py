@@ -27,8 +27,7 @@ from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedToken
 import distill as d
 from distill import __main__ as command_line
 from distill import api
-from distill.errors import UserError
-from distill.installation import WHEEL
+from distill.core.errors import WHEEL, UserError
 from tests.conftest import LABELS, LOOSE, LOOSE_OPTIONS, sentences
 from tests.documents import PAGES, read_blocks
 
@@ -168,14 +167,14 @@ def test_a_benchmark_without_the_teacher_neither_exports_nor_times_it(
 def test_the_defaults_are_those_of_the_configuration() -> None:
     from distill import api
     from distill.chain import plan
-    from distill.jobs import build
-    from distill.jobs.build import instantiate
+    from distill.jobs import execution
+    from distill.jobs.execution import instantiate
     from tests.jobs.test_config import compose_config
 
     config = compose_config("+teacher=pretrained", "teacher.path=.", "+student=distilbert")
     assert instantiate(config.trainer) == d.TrainerSettings.auto()
     assert instantiate(config.teacher.finetune) == api.FINETUNE
-    embedded = build.source(compose_config("+teacher=embedded", "+student=distilbert"))
+    embedded = execution.build_source(compose_config("+teacher=embedded", "+student=distilbert"))
     assert embedded.finetune == api.FINETUNE_NEW
     assert vars(embedded.weights) == vars(d.Teacher.embedded().source.weights)
     assert instantiate(config.export) == d.ExportSettings()
@@ -330,7 +329,7 @@ def test_every_public_name_can_be_read() -> None:
     [
         ("import distill", ("torch", "transformers", "numpy", "pydantic")),
         ("import distill; distill.Bundle", ("torch", "transformers", "hydra")),
-        ("import distill; distill.distill, distill.Teacher, distill.tasks.Classification", ("hydra", "omegaconf")),
+        ("import distill; distill.distill, distill.Teacher, distill.kinds.Classification", ("hydra", "omegaconf")),
     ],
 )
 def test_heavy_packages_are_imported_only_when_needed(program: str, absent: tuple[str, ...]) -> None:

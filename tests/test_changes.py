@@ -14,13 +14,14 @@ from omegaconf import OmegaConf
 import distill
 from distill import builtin
 from distill.builtin import students
-from distill.contracts import Scores
-from distill.errors import OptionError, UserError
-from distill.export import settings
-from distill.export.formats import FORMATS, Format
-from distill.export.quantization import RECIPES, Recipe
-from distill.jobs.registry import JOBS, OPTIONS, Job, find_job
-from distill.tasks import class_scores, classification, label_scores
+from distill.core.contracts import Scores
+from distill.core.errors import OptionError, UserError
+from distill.export import quantization
+from distill.export.quantization import FORMATS, RECIPES, Format, Recipe
+from distill.jobs.command_line import JOBS, OPTIONS, Job, find_job
+from distill.kinds import classification
+from distill.kinds import classification as class_scores
+from distill.kinds import classification as label_scores
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,7 +32,7 @@ def import_again(module: Any) -> dict[str, Any]:
 
 
 def import_settings() -> Any:
-    return import_again(settings)["ExportSettings"]
+    return import_again(quantization)["ExportSettings"]
 
 
 def test_an_added_recipe_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +43,7 @@ def test_an_added_recipe_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="float16, qat, copied$"):
         added(recipes=("other",))
     with pytest.raises(OptionError, match="float16, qat$"):
-        settings.ExportSettings(recipes=("copied",))
+        quantization.ExportSettings(recipes=("copied",))
 
 
 def test_an_added_format_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(label_scores.METRICS, "given", lambda labels, given: given.sum())
+    monkeypatch.setitem(label_scores.SET_METRICS, "given", lambda labels, given: given.sum())
     added = import_again(classification)["Classification"]
     scores = Scores({"logits": np.array([[-1.0, 1.0]])}, np.zeros((1, 2)), np.array([0]))
     rows = (["a", "b"], [["x"], ["x", "y"]])

@@ -12,7 +12,7 @@ import pytest
 
 import distill
 from distill import __main__ as command_line
-from distill.installation import install_command
+from distill.core.errors import install_command
 from tests.conftest import run_here
 
 ROOT = Path(command_line.__file__).resolve().parents[1]
@@ -197,10 +197,10 @@ def test_the_first_line_comes_before_the_packages_are_imported(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, "distill.jobs.run", None)
+    monkeypatch.setitem(sys.modules, "distill.jobs.execution", None)
     monkeypatch.setattr(sys, "argv", ["distill", *arguments])
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="import of distill.jobs.run halted"):
+    with pytest.raises(ModuleNotFoundError, match="import of distill.jobs.execution halted"):
         command_line.main()
     assert capsys.readouterr().out.splitlines() == [line]
 
@@ -223,11 +223,11 @@ def test_only_what_the_first_run_of_a_command_imports_is_left_out_of_searches_fo
 ) -> None:
     """A second freezing, in a sweep, would keep the models of the run before for ever."""
     calls: list[str] = []
-    importlib.import_module("distill.jobs.run")
+    importlib.import_module("distill.jobs.execution")
     if is_first:
-        monkeypatch.delitem(sys.modules, "distill.jobs.run")
+        monkeypatch.delitem(sys.modules, "distill.jobs.execution")
     monkeypatch.setattr(command_line.importlib, "import_module", lambda name: calls.append(f"import {name}"))
     monkeypatch.setattr(command_line.gc, "freeze", lambda: calls.append("freeze"))
     command_line._import_jobs()
-    assert calls == (["import distill.jobs.run", "freeze"] if is_first else [])
+    assert calls == (["import distill.jobs.execution", "freeze"] if is_first else [])
     assert gc.isenabled()

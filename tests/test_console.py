@@ -13,8 +13,8 @@ import pytest
 from rich.table import Table
 
 import distill
-from distill import console as module
-from distill.console import ProgressMeter, create_console, print_line, print_notice
+from distill.core import console as module
+from distill.core.console import ProgressMeter, create_console, print_line, print_notice
 
 
 class Display:
@@ -142,7 +142,7 @@ def test_a_bar_shows_a_text_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_pipe_is_not_redrawn_and_has_one_width_although_colours_are_forced() -> None:
     """The kernel of a notebook and continuous integration set FORCE_COLOR."""
-    program = "from distill.console import console; print(console.is_interactive, console.width)"
+    program = "from distill.core.console import console; print(console.is_interactive, console.width)"
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "80"}, capture_output=True,
         text=True, check=True,
@@ -154,7 +154,7 @@ def test_a_kernel_prints_no_codes_of_colours() -> None:
     program = (
         "import sys, types; shell = types.SimpleNamespace(kernel=1); ipython = types.ModuleType('IPython')\n"
         "ipython.get_ipython = lambda: shell; sys.modules['IPython'] = ipython\n"
-        "from distill.console import print_notice; print_notice('a notice')"
+        "from distill.core.console import print_notice; print_notice('a notice')"
     )
     environment = {**os.environ, "FORCE_COLOR": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)

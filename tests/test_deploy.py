@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from distill import service
 from distill.serve import __main__ as serve
-from distill.service import __main__ as service
-from distill.service import deployment
+from distill.serve.jobs import deployment
 from tests.test_layout import ROOT
 
 DEPLOY = ROOT / "deploy"

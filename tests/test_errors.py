@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.errors import first_line
+from distill.core.errors import first_line
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from distill import console, events
-from distill.events import VARIABLE, Events
-from distill.stages import STAGES
-from distill.training import distributed
-from distill.training.progress_bar import ProgressBar
+from distill.core import console
+from distill.core import console as events
+from distill.core.console import STAGES, VARIABLE, Events
+from distill.training import processes
+from distill.training.lightning_callbacks import ProgressBar
 from tests.conftest import LOOSE_OPTIONS, MakeToy, run_here
 
 Lines = list[dict[str, Any]]
@@ -110,7 +110,7 @@ def test_a_training_sends_one_step_in_a_second_and_every_evaluation(
 
 
 def send_rank() -> None:
-    console.print_notice(f"rank {distributed.rank()}")
+    console.print_notice(f"rank {processes.get_rank()}")
 
 
 def test_a_meter_sends_its_first_and_last_units_once(file: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_meter_sends_its_first_and_last_units_once(file: Path) -> None:
 
 
 def test_of_two_ranks_one_sends_events(file: Path) -> None:
-    distributed.run(send_rank, world_size=2, device=torch.device("cpu"))
+    processes.run_in_ranks(send_rank, world_size=2, device=torch.device("cpu"))
     assert [event["text"] for event in read_events(file)] == ["rank 0"]
     assert VARIABLE in os.environ
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import distill
-from distill import installation
-from distill.installation import DISTRIBUTION, PACKAGE, WHEEL, install_command
+from distill.core import errors
+from distill.core.errors import DISTRIBUTION, PACKAGE, WHEEL, install_command
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,7 +57,7 @@ def install(directory: Path, monkeypatch: pytest.MonkeyPatch, noted: str | None)
     (information / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {DISTRIBUTION}\nVersion: 0.2.0\n")
     if noted is not None:
         (information / "direct_url.json").write_text(noted)
-    monkeypatch.setattr(installation, "PACKAGE", directory)
+    monkeypatch.setattr(errors, "PACKAGE", directory)
     monkeypatch.setattr(metadata, "distribution", lambda name: metadata.PathDistribution(information))
 
 

@@ -13,41 +13,24 @@ import distill
 from benchmarks.code_size import PACKAGES, list_imports, read_sources, unit_of, walk_statements
 
 ROOT = Path(distill.__file__).resolve().parents[1]
-# A unit, a file or folder right below `distill`, imports itself and units of lower levels.
-LEVELS: tuple[tuple[str, ...], ...] = (
-    ("credentials", "errors", "events", "installation", "readers", "options", "console", "stages", "storage"),
-    ("contracts",),
-    ("data", "edge", "losses"),
-    ("models", "text"),
-    ("tasks",),
-    ("training",),
-    ("teaching", "export", "benchmark", "records", "serve", "client", "builtin"),
-    ("chain", "inspection"),
-    ("jobs",),
-    ("service",),
-    ("__main__", "api", "__init__"),
+# A room is a file or folder right below `distill`. It imports itself and rooms of lower levels.
+LEVELS = (
+    {"core"},
+    {"rows"},
+    {"edge", "losses"},
+    {"data"},
+    {"models", "text"},
+    {"kinds"},
+    {"training"},
+    {"teachers", "export", "records", "builtin"},
+    {"chain", "inspection"},
+    {"jobs"},
+    {"serve"},
+    {"client", "service"},
+    {"__main__", "api", "__init__"},
 )
-# Within a level these may import each other in this order, the earlier ones from the later ones.
-WITHIN = {
-    "errors": {"credentials"},
-    "storage": {"credentials", "errors", "console"},
-    "readers": {"errors", "installation"},
-    "console": {"credentials", "errors", "events", "storage"},
-    "stages": {"console", "events", "storage"},
-    "options": {"errors", "installation"},
-    "data": {"edge"},  # Labels are read as on a device.
-}
-# Units that import less than their level allows.
-ONLY = {
-    "edge": {"errors", "storage", "readers"},
-    "serve": {"errors", "installation", "storage", "edge"},
-    "client": {"errors"},
-    "service": {
-        "credentials", "errors", "installation", "readers", "options", "console", "storage", "edge", "serve", "records",
-        "events", "jobs",
-    },
-    "builtin": {"errors", "installation", "storage", "contracts", "models", "options", "readers", "data"},
-}  # fmt: skip
+# Rooms that are imported by few.
+DOORS = {"inspection": {"jobs", "api"}, "serve": {"client", "service"}, "builtin": {"api"}}
 BUILTIN = "distill.builtin"
 HEAVY = ("torch", "transformers", "lightning", "hydra", "datasets", "sklearn", "pydantic")
 
@@ -66,37 +49,36 @@ def imports(module: str) -> frozenset[str]:
         if isinstance(node, ast.ImportFrom):
             # Types of one teacher reach another one in a checkout too, where `teachers` is no folder of `builtin`.
             # Code that is saved with a model finds its other files beside it.
-            allowed = 1 if module.startswith((f"{BUILTIN}.", "distill.models.modeling_")) else 0
+            allowed = 1 if module.startswith((f"{BUILTIN}.", "distill.models.architectures.modeling_")) else 0
             assert node.level <= allowed, f"{module} has a relative import"
             assert node.module is not None
     names = list_imports(tree, sources(), module=module)
     return frozenset(name for name in names if name.split(".")[0] in PACKAGES)
 
 
-def allowed_units(name: str) -> set[str]:
-    """Returns the units that a unit may import, itself among them."""
-    level = next(number for number, units in enumerate(LEVELS) if name in units)
-    lower = {other for units in LEVELS[:level] for other in units}
-    return {name} | WITHIN.get(name, set()) | ONLY.get(name, lower)
-
-
-MODULES = list(sources())
-
-
-def test_every_module_has_a_level() -> None:
-    known = {name for units in LEVELS for name in units}
-    assert {unit_of(module) for module in MODULES} <= known
-    assert {"distill.losses.term", "distill.edge.bundle", f"{BUILTIN}.teachers.new"} <= sources().keys()
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_import_only_allowed_units(module: str) -> None:
-    above = {
-        name
+def test_rooms_import_rooms_of_lower_levels() -> None:
+    level = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+    upward = [
+        (module, name)
+        for module in sources()
         for name in imports(module)
-        if name.startswith("distill") and unit_of(name) not in allowed_units(unit_of(module))
-    }
-    assert not above, f"{module} may import {', '.join(sorted(allowed_units(unit_of(module))))}"
+        if name.startswith("distill.") and unit_of(name) != unit_of(module)
+        and level[unit_of(name)] >= level[unit_of(module)]
+    ]  # fmt: skip
+    assert upward == []
+
+
+def test_a_device_needs_core_and_readers_of_rows_alone() -> None:
+    for module in sources():
+        if unit_of(module) in ("edge", "rows"):
+            assert set(map(unit_of, imports(module))) <= {"core", "rows", unit_of(module)}, module
+
+
+def test_few_rooms_import_a_door() -> None:
+    for module in sources():
+        for name in imports(module):
+            room = unit_of(name)
+            assert room not in DOORS or unit_of(module) in {room, *DOORS[room]}, (module, name)
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
@@ -136,12 +118,6 @@ def test_cycles_are_detected() -> None:
     assert find_cycles({name: frozenset(others) for name, others in graph.items()}) == [["b", "c"], ["e"]]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_package_never_imports_students_or_teachers(module: str) -> None:
-    if module not in ("distill", "distill.api") and not module.startswith(BUILTIN):
-        assert not {name for name in imports(module) if name.startswith((BUILTIN, "students", "teachers"))}
-
-
 @pytest.mark.parametrize("package", ["students", "teachers"])
 def test_students_and_teachers_import_none_of_the_others(package: str) -> None:
     own = f"{BUILTIN}.{package}"
@@ -150,14 +126,6 @@ def test_students_and_teachers_import_none_of_the_others(package: str) -> None:
     for module in modules:
         assert all(name.startswith(f"{own}.") for name in imports(module) if unit_of(name) == "builtin"), module
         assert not {name for name in imports(module) if not name.startswith("distill")}, module
-
-
-def test_readers_of_text_and_labelled_data_do_not_import_each_other() -> None:
-    for module in MODULES:
-        if unit_of(module) == "data":
-            assert "text" not in set(map(unit_of, imports(module))), module
-    for name in ("readers", "corpus", "packing", "masking"):
-        assert "data" not in set(map(unit_of, imports(f"distill.text.{name}"))), name
 
 
 def test_the_edge_runtime_needs_no_torch() -> None:

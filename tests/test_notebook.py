@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
+from distill.core.errors import Interrupted, UserError
 from distill.edge import __main__ as edge
-from distill.errors import Interrupted, UserError
 from tests.conftest import LABELS, LOOSE, toy_bert
 
 QUICK: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3}
@@ -166,7 +166,7 @@ def test_a_plan_is_the_summary_of_the_run_and_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from distill.chain import summary
+    from distill.chain import student_setup
 
     monkeypatch.chdir(tmp_path)
     teacher = d.Teacher(*loaded, accept_weak=True, cache_dir=tmp_path / "cache")
@@ -176,7 +176,7 @@ def test_a_plan_is_the_summary_of_the_run_and_leaves_nothing(
     )  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"cache"}
     shown: list[list[tuple[str, object]]] = []
-    monkeypatch.setattr(summary, "show", shown.append)
+    monkeypatch.setattr(student_setup, "show", shown.append)
     d.distill(
         teacher, d.students.distilbert(), create_task(data_dir), baseline=False,
         trainer=d.TrainerSettings(max_steps=1, **QUICK), export=d.ExportSettings(enabled=False),

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 pytest.importorskip("ipykernel", reason="a notebook is run with ipykernel, of the extra dev")
 from jupyter_client.manager import KernelManager
 
-from distill.records.record import open_run
+from distill.records.run import open_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from distill.__main__ import _translate
-from distill.errors import OptionError, UserError
-from distill.options import STRICT, check_arguments, describe, raise_option_errors, show_value
+from distill.core.errors import OptionError, UserError
+from distill.core.options import STRICT, check_arguments, describe, raise_option_errors, show_value
 
 
 @raise_option_errors

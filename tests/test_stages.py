@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from distill import console, stages
-from distill.jobs import grid_sweeper
-from distill.stages import BASELINE, BENCHMARK, DATA, EXPORT, IMPORTS, TEACHER, TRAINING, Stages
+from distill.core import console
+from distill.core import console as stages
+from distill.core.console import BASELINE, BENCHMARK, DATA, EXPORT, IMPORTS, TEACHER, TRAINING, Stages
+from distill.jobs import sweepers
 
 
 @pytest.fixture
@@ -83,8 +84,8 @@ def test_a_sweep_announces_its_runs(
     dry_run: bool, share: float, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = Stages()
-    monkeypatch.setattr(grid_sweeper, "stages", command)
-    sweeper = grid_sweeper.GridSweeper(max_batch_size=None)
+    monkeypatch.setattr(sweepers, "stages", command)
+    sweeper = sweepers.GridSweeper(max_batch_size=None)
     sweeper.config, sweeper.overrides = OmegaConf.create({"dry_run": dry_run}), [[["seed=1"]], [["seed=2"]]]
     assert [sweeper.get_job_batch() for _ in range(2)] == [[["seed=1"]], [["seed=2"]]]
     command.start(tmp_path)

@@ -13,12 +13,12 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import deliver
-from distill.data import auto_text, batching
-from distill.data.mixing import MixedExamples
+from distill.chain import distillation
+from distill.data import batches, splits
+from distill.data.batches import MixedExamples
+from distill.kinds import Classification, Regression
 from distill.losses import Cosine, HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
-from distill.tasks import Classification, Regression
-from distill.training import auto, fitting
+from distill.training import fitting, hyperparameters
 from distill.training.module import DistillationModule
 from tests.conftest import LABELS, LOOSE, SETTINGS, Toy, equal, last_state, live, sentences, toy_bert, weights
 
@@ -44,7 +44,7 @@ def test_a_run_mixes_its_texts_and_records_them(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stage in ("export", "close"):  # The export has its own tests.
-        monkeypatch.setattr(deliver, stage, lambda *arguments: None)
+        monkeypatch.setattr(distillation, stage, lambda *arguments: None)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
     trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", seed=1)
@@ -81,7 +81,7 @@ def test_labels_alone_are_learned_without_the_texts_in_as_many_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for stage in ("export", "close"):
-        monkeypatch.setattr(deliver, stage, lambda *arguments: None)
+        monkeypatch.setattr(distillation, stage, lambda *arguments: None)
     task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
     trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", evaluations=2)
     d.distill(
@@ -116,7 +116,7 @@ def mixed_toy(tokenizer: PreTrainedTokenizerBase, directory: Path, **options: An
     data = task.read(directory)
     examples = task.encode(data, tokenizer, None)
     settings = replace(SETTINGS, **{"batch_size": 8, **options})
-    loaders = batching.all_loaders(examples, **settings.batches())
+    loaders = batches.all_loaders(examples, **settings.batches())
     teacher, objective = toy_bert(len(tokenizer)), Objective(soft=SoftTargets(), hard=HardLabels())
     torch.manual_seed(0)
     module = DistillationModule(
@@ -212,7 +212,7 @@ def test_a_short_training_labels_only_the_texts_that_it_shows(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("distill.teaching.output_cache.SHARD_TOKENS", 256)
+    monkeypatch.setattr("distill.teachers.output_cache.SHARD_TOKENS", 256)
     monkeypatch.setattr(fitting, "fit", _no_training)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     many = [f"{text} number {number}" for number in range(20) for text, _ in sentences(40)]
@@ -231,7 +231,7 @@ def test_a_short_training_labels_only_the_texts_that_it_shows(
     shutil.rmtree(outputs)
     # With hidden states it computes none that it does not show: a shard may hold more.
     capsys.readouterr()
-    monkeypatch.setattr("distill.teaching.output_cache.SHARD_TOKENS", 256_000)
+    monkeypatch.setattr("distill.teachers.output_cache.SHARD_TOKENS", 256_000)
     with pytest.raises(_Stopped):
         d.distill(
             source, d.students.distilbert(), classification(unlabelled=many), trainer=trainer,
@@ -290,7 +290,7 @@ def test_a_run_without_text_says_what_it_would_gain(
                 objective=objective, directory=tmp_path / name,
             )  # fmt: skip
         out = " ".join(capsys.readouterr().out.split())
-        advice = f"none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows); {auto_text.GAIN}"
+        advice = f"none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows); {splits.AUTO_GAIN}"
         assert (advice in out) == (name == "taught")
         assert "unlabelled" not in json.loads((tmp_path / name / "run.json").read_text())["task"]
 
@@ -301,7 +301,7 @@ def test_large_data_has_no_copies(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(fitting, "fit", _no_training)
-    monkeypatch.setattr(auto, "SMALL_ROWS", 47)
+    monkeypatch.setattr(hyperparameters, "SMALL_ROWS", 47)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=1, precision="32-true")
     with pytest.raises(_Stopped):

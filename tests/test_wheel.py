@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import WHEEL
 from distill.export import wheel
 from distill.export.wheel import FOLDERS, write_wheel
-from distill.installation import WHEEL
 from tests.edge.conftest import write_toy_bundle
 
 ROOT = Path(__file__).parent.parent
@@ -161,7 +161,7 @@ def test_an_installed_wheel_writes_itself(built: Path, python: Path, tmp_path: P
 
 
 def test_an_installed_wheel_names_itself_for_an_extra(built: Path, python: Path, tmp_path: Path) -> None:
-    program = "from distill.installation import install_command; print(install_command('serve'))"
+    program = "from distill.core.errors import install_command; print(install_command('serve'))"
     done = run(python, "-c", program, cwd=tmp_path)
     assert done.stdout == f"pip install 'distill-encoders[serve] @ {built.as_uri()}'\n", done.stderr
 

@@ -9,7 +9,7 @@ not include with its auto classes.
 import importlib
 import pkgutil
 
-from distill.installation import PACKAGE, is_checkout
+from distill.core.errors import PACKAGE, is_checkout
 
 if is_checkout():
     __path__.append(str(PACKAGE.parent))

@@ -1,15 +1,517 @@
-"""The whole program, free of Hydra: from a teacher to students that are trained, exported, checked and timed."""
+"""The program of a run: prepares teacher and student, trains, exports and measures, without Hydra."""
 
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
 
-from distill.chain import deliver, seeds
-from distill.chain.plan import Plan, Student
-from distill.chain.prepare import prepare, prepare_seed
-from distill.chain.summary import PlanSummary
-from distill.chain.train import Prepared, train
-from distill.records.record import Run
-from distill.teaching.source import TeacherSource
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.chain import breakdowns
+from distill.chain.encoding import (
+    Encoding,
+    check_cut_student,
+    check_pieces,
+    choose_baseline,
+    compare_readings,
+    cut_teacher,
+)
+from distill.chain.plan import (
+    Plan,
+    Student,
+    check_plan,
+    choose_augmentation,
+    choose_batches,
+    choose_for_text,
+    choose_training,
+)
+from distill.chain.student_search import check_general, check_pruning, is_searched, search_layers, start_generally
+from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary
+from distill.chain.task_run import BASELINE, TaskRun, joint_record, joint_scoring, task_record
+from distill.chain.train import Prepared, Trained, create_model, make_student, train
+from distill.core.console import console, in_notebook, print_line, print_notice, silence_libraries
+from distill.core.contracts import Data, EncodedSplits, Examples, Loader, Scores, Task
+from distill.core.errors import UserError
+from distill.core.files import atomic_directory, replace_file, write_checksums, write_text
+from distill.core.options import show_value
+from distill.core.storage import open_cache
+from distill.data.labelled_text import LabelledText
+from distill.data.profile import print_rows_profile
+from distill.data.splits import LabelledData
+from distill.edge import Bundle
+from distill.edge.strings import Overview, Shown
+from distill.export.bundle_writer import check_calibration
+from distill.export.gate import check_dev, check_dimensions
+from distill.export.graph import share_weights
+from distill.export.rehearsal import rehearse_export
+from distill.export.wheel import check_model2vec, write_wheel
+from distill.kinds import multitask
+from distill.kinds.scoring import Scoring
+from distill.losses.term import supervised_objective
+from distill.models import compatibility
+from distill.models.decoding import list_notices
+from distill.models.forward import choose_padding_side
+from distill.models.surgery.embeddings import CutVocabulary, check_cut
+from distill.models.surgery.initialization import Origins
+from distill.models.surgery.long_texts import check_exportable
+from distill.models.wrappers import check_encoder, heads_of
+from distill.records import report
+from distill.records.headline import describe_verdict
+from distill.records.pages import draw_report, write_report
+from distill.records.plots import Plots
+from distill.records.report import summary_columns, summary_rows
+from distill.records.run import Run
+from distill.teachers import preparation as teaching
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.signal import check_size, check_teachers, join_scores, join_teachers
+from distill.teachers.source import TeacherSource, locate
+from distill.training import lightning_callbacks
+
+RANKED = ("heads", "ffn")  # Options of a student that copies the most important of the teacher's parts.
+
+
+def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Prepared:
+    """Prepares the training of the first student: its data, its teachers, its weights and the choices left to `auto`.
+
+    Raises:
+        UserError: for options, data or models that do not fit, before anything is trained.
+    """
+    plan = choose_augmentation(choose_for_text(plan), source)
+    check_plan(source, plan)
+    breakdowns.check_seeds(plan)
+    silence_libraries()
+    open_cache(plan.cache_dir)
+    with run.timed("data"):
+        readings = [
+            _read(name, task, source.of_task(name), student, plan, run.section(name))
+            for name, task in plan.tasks.items()
+        ]
+    if len(readings) > 1:
+        multitask.report_shared_texts({reading.name: cast(LabelledData, reading.data).splits for reading in readings})
+    check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
+    with run.timed("teacher"):
+        prepared = [reading.prepare() for reading in readings]
+        tasks = [task_run for _, task_run in prepared]
+        student = start_generally(prepared[0][0], tasks[0], run)
+    teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
+    examples = multitask.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
+    rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
+    model = create_model(student, tasks, plan)
+    plan = choose_batches(plan, model, examples["train"], rows)
+    loaders = _create_loaders(plan, examples)
+    if isinstance(examples["train"], Examples):
+        steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
+        plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
+    if not plan.dry_run:
+        with run.timed("teacher"):
+            for task_run in tasks:
+                own, scoring = task_run.teacher, task_run.data.scoring
+                _score(own, task_run.task, scoring, task_run.examples, source.of_task(task_run.name), plan)
+                compare_readings(own, scoring)
+    _record(run, plan, tasks, teacher)
+    ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
+    return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
+
+
+def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
+    """Returns the training of the student of a further seed, with the data and the teachers of the first one."""
+    model, loaders = create_student(first.student, first.tasks, plan, first.examples)
+    tasks = [task_run.of_seed(plan, run) for task_run in first.tasks]
+    return replace(first, plan=plan, run=run, model=model, tasks=tasks, loaders=loaders)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The data of one task, and everything that its teacher is prepared with."""
+
+    name: str
+    task: Task
+    plan: Plan
+    run: Run
+    source: TeacherSource
+    requested: str
+    substituted: bool
+    data: Data
+    encode: Encoding
+    search: DepthSearch
+
+    def prepare(self) -> tuple[Student, TaskRun]:
+        """Returns the student within the budget, and the task with its teacher."""
+        plan = self.plan
+        preparation = teaching.Preparation(
+            task=self.task, splits=self.data, cache_dir=plan.cache_dir, run_directory=self.run.directory,
+            device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
+            rehearse=lambda model, tokenizer, examples: self._choose_student(
+                model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
+            ),
+        )  # fmt: skip
+        teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        if self.task.info.writes:
+            _note_decoding(teacher, self.task)
+        if self.data.scoring.needs_teacher:
+            assert isinstance(self.data, LabelledData)  # Other tasks have no rows that could lack a label.
+            self.encode.given = teaching.label_scored(
+                teacher, self.task, self.data, cache=self.source.cache, directory=plan.cache_dir, dry_run=plan.dry_run
+            )
+        student, examples = self._choose_student(
+            teacher.model, teacher.tokenizer, lambda student: self.encode(teacher, student)
+        )
+        cut = None
+        if plan.trains_pieces:
+            teacher, examples, cut = self._cut_vocabulary(teacher, student, examples)
+        data = self.encode.data.with_examples(examples)
+        origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device(), cut)
+        task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes)
+        return student if plan.dry_run else search_layers(student, task_run), task_run
+
+    def _cut_vocabulary(
+        self, teacher: PreparedTeacher, student: Student, examples: EncodedSplits
+    ) -> tuple[PreparedTeacher, EncodedSplits, CutVocabulary]:
+        """Returns the teacher and the tokenized splits with the pieces of the task's texts alone, and these pieces."""
+        plan, task, data = self.plan, self.task, self.encode.data
+        if not plan.dry_run:
+            _score(teacher, task, data.scoring, examples, self.source, plan)
+        smaller, cut = cut_teacher(teacher, data, plan.export)
+        check_cut_student(student, smaller, task, data)
+        return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
+
+    def _choose_student(
+        self,
+        teacher: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Callable[[PreTrainedModel], EncodedSplits],
+    ) -> tuple[Student, EncodedSplits]:
+        """Returns the student within the budget and the tokenized splits, which `encode` returns for its model.
+
+        Raises:
+            UserError: for a student that cannot follow the teacher. This is called before the teacher is fine-tuned
+                too.
+        """
+        plan, task, is_first = self.plan, self.task, self.search.chosen is None
+        student = self.search.choose(teacher, tokenizer)
+        model, _ = make_student(student, teacher, task, self.data, tokenizer, Origins(tokenizer))
+        compatibility.check_length(
+            model, tokenizer, task.info.max_length, who="student", lengthens=student.has_option("positions")
+        )
+        _check_student(model, student.name, plan, task, teacher, tokenizer)
+        check_pruning(student, model, teacher, plan, task, self.data)
+        if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
+            for notice in choose_padding_side(model.eval(), tokenizer):
+                print_notice(notice)
+        if is_first and plan.exports:
+            rehearse_export(
+                model, tokenizer, name=student.name, max_length=task.info.max_length, generates=task.info.writes
+            )
+        if self.name:
+            check_encoder(model, student.name)
+        examples = encode(model)
+        if isinstance(examples["train"], Examples):
+            compatibility.check_data(plan.objective, task, examples["train"])
+            check_size(
+                plan.objective, task, teacher, examples["train"], self.source.cache, student=model,
+                epochs=plan.trainer.fixed_epochs,
+            )  # fmt: skip
+        return student, examples
+
+
+def _note_decoding(teacher: PreparedTeacher, task: Task) -> None:
+    """Prints and records notices of what no text is written with here, of the teacher's generation configuration."""
+    for notice in list_notices(teacher.model, fills=not task.info.generates, max_target=task.info.max_target):
+        print_notice(notice)
+        teacher.notices.append(notice)
+
+
+def _score(
+    teacher: PreparedTeacher, task: Task, scoring: Scoring, examples: EncodedSplits, source: TeacherSource, plan: Plan
+) -> None:
+    """Sets the teacher's scores and metrics; raises UserError for a weak teacher that must not be."""
+    teaching.score(teacher, task, scoring, examples, source=source, directory=plan.cache_dir / "outputs")
+
+
+def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
+    """Reads the data of one task and finds the teacher's weights.
+
+    Raises:
+        UserError: for weights that are not available, and data that does not fit the options.
+    """
+    rows = getattr(task, "rows", None)
+    if plan.dry_run and isinstance(rows, LabelledText) and rows.is_labelled and source.labeller is None:
+        print_rows_profile(rows)
+    data = task.read(plan.cache_dir)
+    _check_data(data, plan, task)
+    check_ranking(student, data, task)
+    found, substituted = locate(source, task)
+    if is_searched(student) and name:
+        raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
+    check_pieces(student, found, plan)
+    check_general(student, found, task, data, plan)
+    encode = Encoding(plan, task, data, found)
+    search = DepthSearch(student, plan, task, run, data)
+    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
+
+
+def _check_data(data: Data, plan: Plan, task: Task) -> None:
+    """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
+    sizes = data.sizes()
+    check_dev(sizes.get("dev", 0), plan.export.abstain)
+    if plan.exports and "train" in sizes:
+        check_calibration(sizes["train"], plan.export)
+    if plan.wants_baseline:
+        supervised_objective(data.terms, task=task.info.name)
+
+
+def check_ranking(student: Student, data: Data, task: Task) -> None:
+    """Raises UserError for a student whose heads or inner neurons would be ranked on data without labels."""
+    given = [
+        f"student.{name}={show_value(student.option(name))}" for name in RANKED if student.option(name) is not None
+    ]
+    if given and not data.terms and student.option("init") != "random":
+        raise UserError(
+            f"{' '.join(given)} ranks heads and inner neurons by the loss on labels, and the texts of task "
+            f"{task.info.name} have none: leave it out, or set student.init=random"
+        )
+
+
+def create_student(
+    student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
+) -> tuple[PreTrainedModel, dict[str, Loader]]:
+    """Returns a student with the weights of the plan's seed, and the loaders of its training."""
+    return create_model(student, tasks, plan), _create_loaders(plan, examples)
+
+
+def _create_loaders(plan: Plan, examples: EncodedSplits) -> dict[str, Loader]:
+    return multitask.all_task_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
+
+
+def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTeacher) -> None:
+    """Records the objective, and the data and the teacher of every task and of all together."""
+    for task_run in tasks:
+        about = task_record(task_run.task, task_run.data, task_run.examples)
+        if "unlabelled" in about:
+            before = (task_run.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
+            share = about["unlabelled"]["share"] if plan.objective.needs_teacher else 0.0  # They are left out.
+            about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
+        task_run.run.update(task=about, teacher=task_run.teacher.record())
+    if teacher.by_task:
+        scoring = joint_scoring(tasks)
+        join_scores(teacher, scoring)
+        run.update(task=joint_record(plan.tasks, scoring, tasks), teacher=teacher.record())
+    run.update(objective=plan.objective.record())
+
+
+def _check_student(
+    student: PreTrainedModel,
+    name: str,
+    plan: Plan,
+    task: Task,
+    teacher: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Raises UserError for a student that cannot follow the teacher."""
+    compatibility.check_filling(student, task.info, name)
+    compatibility.check_vocabulary(teacher, student, tokenizer)
+    compatibility.check_target_length(student, tokenizer, task.info.max_target, who="student")
+    compatibility.check_outputs(plan.objective, teacher=teacher, student=student)
+    compatibility.check_sizes(plan.objective, teacher=teacher, student=student)
+    compatibility.check_head(student, teacher, name=name, likelihood=task.info.likelihood)
+    if plan.export.model2vec:
+        check_model2vec(student, name)
+    if plan.exports:
+        check_exportable(student, name)
+        check_dimensions(plan.export, student)
+    if plan.export.vocabulary != "full" and plan.exports:
+        check_cut(tokenizer, plan.export.vocabulary)
+
+
+def deliver(trained: Trained) -> None:
+    """Exports one student unless the plan excludes it, and logs the results."""
+    prepared, bundle = trained.prepared, None
+    if prepared.plan.exports:
+        export(prepared, trained.student, trained.scores)
+        bundle = prepared.run.directory / "bundle"
+    trained.loggers.log_results(prepared.run.record, bundle)
+
+
+def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Scores]) -> None:
+    """Exports, checks and times the heads of the student, and writes the bundle of each with its model card."""
+    bundle, heads = prepared.run.directory / "bundle", heads_of(student)
+    retrain = functools.cache(lambda: heads_of(prepared.retrain(student)))
+    # A stream has no epoch that quantization-aware distillation could train for.
+    can_retrain = isinstance(prepared.examples["train"], Examples)
+    results = []
+    with prepared.run.timed("export"), atomic_directory(bundle) as directory:
+        for task_run, task_scores in prepared.scores_of_tasks(scores):
+            own = directory / task_run.name
+            own.mkdir(exist_ok=True)
+            retrain_head = functools.partial(_pick, retrain, task_run.name) if can_retrain else None
+            exported = task_run.export(own, heads[task_run.name], task_scores, retrain_head)
+            results.append((task_run, task_scores, exported))
+        if prepared.is_joint:
+            _join(prepared, directory)
+        write_wheel(prepared.run.directory)
+    # The bundle is whole already, whatever becomes of the timing.
+    within = prepared.plan.benchmark.limit(sum(prepared.run.record["seconds"].values())) / len(results)
+    with prepared.run.timed("benchmark"):
+        for task_run, task_scores, exported in results:
+            task_run.measure(heads[task_run.name], task_scores, exported, within=within)
+    if prepared.is_joint:
+        replace_file(bundle, "README.md", report.render_overview_card(prepared.run.record))
+
+
+def _join(prepared: Prepared, directory: Path) -> None:
+    """Moves the weights that all heads have into files that they share, and records the sizes."""
+    names = [task_run.name for task_run in prepared.tasks]
+    prepared.run.update(shared=share_weights(directory, names), retention=_mean_retention(prepared))
+    write_text(directory / "README.md", report.render_overview_card(prepared.run.record))
+    for name in names:
+        write_checksums(directory / name)
+
+
+def _mean_retention(prepared: Prepared) -> dict[str, float | None]:
+    """Returns the mean of the shares kept of all tasks, of each format that every task has."""
+    shares = [task_run.run.record["retention"] for task_run in prepared.tasks]
+    names = [name for name in shares[0] if all(name in row for row in shares)]
+    columns = {name: [row[name] for row in shares] for name in names}
+    return {name: None if None in values else sum(values) / len(values) for name, values in columns.items()}
+
+
+def deliver_baselines(prepared: Prepared) -> None:
+    """Saves and exports the baseline of each task whose student is worse than it, once all seeds are compared."""
+    if not any(task_run.is_worse for task_run in prepared.tasks):
+        return
+    with prepared.run.timed("baseline"):
+        _, module = prepared.supervise(prepared.load_baseline())
+        lightning_callbacks.load_best_weights(module, prepared.run.directory / BASELINE / "checkpoints")
+        scores = prepared.evaluate(module.student.cpu().eval())
+        heads = heads_of(module.student)
+        for task_run, task_scores in prepared.scores_of_tasks(scores):
+            if task_run.is_worse:
+                task_run.publish_baseline(heads[task_run.name], task_scores)
+
+
+def close_run(prepared: Prepared) -> None:
+    """Writes the report and prints where everything is."""
+    run = prepared.run
+    page = write_report(run.directory, {**run.record, "status": "finished"})
+    for task_run in prepared.tasks:
+        # They were written before the baseline, the timing or further seeds.
+        task_run.replace_cards()
+    if not in_notebook():  # It shows the result, which has the table.
+        console.print()
+        console.print(report.summary_table(run.record))
+    record = run.record
+    for sentence in (*describe_verdict(record), *report.seed_sentences(record), *report.transfer_sentences(record)):
+        print_line(sentence)
+    print_line(f"Report   {page}")
+    for task_run in prepared.tasks:
+        print_line(f"Student  {task_run.student}")
+    for task_run in prepared.tasks:
+        if task_run.run.record["export"]:
+            task_run.print_bundle()
+    for task_run in prepared.tasks:
+        task_run.print_baseline()
+
+
+def _pick(models: Callable[[], Mapping[str, PreTrainedModel]], name: str) -> PreTrainedModel:
+    return models()[name]
+
+
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
+    """A finished distillation, as plain values.
+
+    Attributes:
+        directory: of the run.
+        record: the content of run.json.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return str(self.overview())
+
+    def overview(self) -> Overview:
+        """Returns the table of models and files that the run prints at its end, with the verdict."""
+        title = f"{self.record['student']['name']} for {self.record['task']['name']}: {self.directory}"
+        notes = describe_verdict(self.record)
+        return Overview(title, summary_rows(self.record), header=summary_columns(self.record), notes=notes)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The student's metrics in torch."""
+        return cast(dict[str, float], self.record["student"]["metrics"])
+
+    @property
+    def retention(self) -> dict[str, float | None] | None:
+        """The student's metric over the teacher's, in torch and of each exported file."""
+        return cast("dict[str, float | None] | None", self.record["retention"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Mean and standard deviation of every metric over the seeds; empty for one seed."""
+        return cast(dict[str, Any], self.record["summary"])
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """The student's difference from its baseline and its teacher, with 95% interval and p."""
+        return cast(dict[str, Any], self.record["comparison"])
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the student in plain words, as the report and the model card have it."""
+        return " ".join(describe_verdict(self.record))
+
+    @property
+    def bundle(self) -> Bundle:
+        """The exported student, with the recommended model.
+
+        Raises:
+            UserError: for a student that was not exported, where no file passed its gate, and for a run on several
+                tasks, which has `bundles`.
+        """
+        return Bundle(self.directory / "bundle")
+
+    @property
+    def baseline_bundle(self) -> Bundle:
+        """The exported baseline, which is better than the student.
+
+        Raises:
+            UserError: if there is none.
+        """
+        baseline = self.record["baseline"]
+        if not baseline:
+            choice = self.record.get("baseline_choice") or {}
+            reason = f" ({choice['reason']})" if choice.get("reason") else ""
+            advice = "" if choice.get("possible") is False else ": set baseline=True"
+            raise UserError(f"the run has no baseline{reason}{advice}")
+        if self.record.get("tasks"):
+            raise UserError("a run on several tasks has no baseline_bundle: see the directories in baseline/bundle")
+        if not baseline.get("export"):
+            raise UserError("the baseline was not exported, because the student is not worse: take bundle")
+        return Bundle(self.directory / BASELINE / "bundle")
+
+    @property
+    def bundles(self) -> dict[str, Bundle]:
+        """The exported student of each of several tasks by name, with the recommended model.
+
+        Raises:
+            UserError: for a task of which no file passed its gate.
+        """
+        return {name: Bundle(self.directory / "bundle" / name) for name in self.record.get("tasks") or {}}
+
+    def plot(self) -> Plots:
+        """The figures of the report as figures of matplotlib, which a notebook shows below each other.
+
+        `result.plot()[0].savefig("models.pdf")` writes the first one to a file.
+        """
+        return Plots(draw_report(self.directory, self.record))
+
+    def report(self) -> str:
+        """The text of report.md."""
+        return (self.directory / "report.md").read_text(encoding="utf-8")
 
 
 def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> None:
@@ -19,19 +521,19 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
         UserError: for options, data or models that do not fit, before anything is trained.
     """
     first = prepare(source, student, plan, run)
-    further_plans = seeds.further_plans(first.plan)  # Before the first training, which fits the objective.
-    if not seeds.is_finished(run, first.plan):
+    further_plans = breakdowns.further_plans(first.plan)  # Before the first training, which fits the objective.
+    if not breakdowns.is_finished(run, first.plan):
         _distill_student(first, shows=True)
         if further_plans and not plan.dry_run:
-            seeds.add(run, {**run.record, "seed": plan.seed})
+            breakdowns.add_seed(run, {**run.record, "seed": plan.seed})
     if plan.dry_run:
         return
-    for seed_plan, seed_run in seeds.unfinished(run, further_plans):
+    for seed_plan, seed_run in breakdowns.unfinished_seeds(run, further_plans):
         _distill_student(prepare_seed(first, seed_plan, seed_run))
     if further_plans:
-        seeds.summarize(run)
-    deliver.deliver_baselines(first)
-    deliver.close(first)
+        breakdowns.summarize_seeds(run)
+    deliver_baselines(first)
+    close_run(first)
 
 
 def foresee(source: TeacherSource, student: Student, plan: Plan, run: Run) -> PlanSummary:
@@ -51,4 +553,4 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
     with ExitStack() as stack:
         trained = train(prepared, stack, shows=shows)
         if trained is not None:
-            deliver.deliver(trained)
+            deliver(trained)

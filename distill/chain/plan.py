@@ -11,19 +11,19 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.benchmark.budget import Budget
-from distill.benchmark.settings import BenchmarkSettings
-from distill.console import print_notice
-from distill.contracts import Data, Examples, Stream, Task, TaskInfo
+from distill.core.console import print_notice
+from distill.core.contracts import Data, Examples, Stream, Task, TaskInfo
+from distill.core.errors import OptionError, UserError, first_line
+from distill.core.options import show_value
 from distill.data.augmentation import Augmentation, AutoAugmentation
-from distill.data.vocabulary_texts import check_texts
+from distill.data.pool import check_texts
+from distill.edge.bundle_files import needs_openvino
 from distill.edge.decode import DECODERS
-from distill.edge.model_files import needs_openvino
-from distill.edge.overview import Overview, Shown, describe_call
-from distill.errors import OptionError, UserError, first_line
-from distill.export.abstention import check_abstention
-from distill.export.formats import FORMATS, check_formats
-from distill.export.settings import ExportSettings
+from distill.edge.strings import Overview, Shown, describe_call
+from distill.export.gate import check_abstention
+from distill.export.latency import BenchmarkSettings, Budget
+from distill.export.quantization import FORMATS, ExportSettings, check_formats
+from distill.kinds.multitask import Tasks
 from distill.losses import (
     Cosine,
     EmbeddingMSE,
@@ -36,19 +36,17 @@ from distill.losses import (
     Term,
 )
 from distill.models.decoding import adopt_decoding
+from distill.models.forward import configure
 from distill.models.loading import change_encoder, replace_head, start_head
-from distill.models.origins import Origins
-from distill.models.pooling import configure
-from distill.options import show_value
+from distill.models.surgery.initialization import Origins
 from distill.records.loggers import Tracking
-from distill.records.settings import RecordSettings, ReportSettings
-from distill.tasks.multi import Tasks
-from distill.teaching.labelling import check_given_terms
-from distill.teaching.outputs import check_cache
-from distill.teaching.source import TeacherSource, check_source
-from distill.teaching.targets import TargetSettings
-from distill.training import auto
-from distill.training.settings import AUTO, TrainerSettings, check_budget, check_processes
+from distill.records.verdict import RecordSettings, ReportSettings
+from distill.teachers.signal import check_cache
+from distill.teachers.source import TeacherSource, check_source
+from distill.teachers.stages import check_given_terms
+from distill.teachers.writing import TargetSettings
+from distill.training import hyperparameters
+from distill.training.hyperparameters import AUTO, TrainerSettings, check_budget, check_processes
 
 # Builds a student; `task` and `origins` are given to a function that has parameters of these names.
 StudentFactory = Callable[..., PreTrainedModel]
@@ -218,42 +216,43 @@ def default_objective(task: Task | Tasks) -> Objective:
 
 
 def choose_batches(plan: Plan, student: PreTrainedModel, train: Examples | Stream, rows: int) -> Plan:
-    """Returns the plan with a number for `trainer.batch_size` if it is `auto`, as `auto.choose_batch_size` says.
+    """Returns the plan with a number for `trainer.batch_size` if it is `auto`, by `hyperparameters.choose_batch_size`.
 
     Args:
         rows: the number of labelled examples.
     """
-    start, _ = auto.describe_student(student)
+    start, _ = hyperparameters.describe_student(student)
     has_layers = start == "inherited" and len(plan.tasks) == 1
     if not plan.trainer.chooses_batch_size or not isinstance(train, Examples) or not has_layers:
-        return replace(plan, trainer=auto.with_batch_size(plan.trainer))
+        return replace(plan, trainer=hyperparameters.with_batch_size(plan.trainer))
     compares = bool(plan.objective.names_where(lambda term: term.across_examples))
     tokens = float(train.lengths.mean())
-    size = auto.choose_batch_size(plan.trainer, rows, tokens, compares=compares)
+    size = hyperparameters.choose_batch_size(plan.trainer, rows, tokens, compares=compares)
     reason = f"{rows:,} texts of {tokens:.0f} tokens on average are many and short"
-    chosen = {"batch_size": {"value": size, "reason": reason}} if size != auto.BATCH_SIZE else {}
-    return replace(plan, trainer=auto.with_batch_size(plan.trainer, size), chosen=chosen)
+    chosen = {"batch_size": {"value": size, "reason": reason}} if size != hyperparameters.BATCH_SIZE else {}
+    return replace(plan, trainer=hyperparameters.with_batch_size(plan.trainer, size), chosen=chosen)
 
 
 def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
-    """Returns the plan with a value for every option of the trainer that is `auto`, as `auto.Facts` describes them."""
+    """Returns the plan with a value for every option of the trainer that is `auto`, from `hyperparameters.Facts`."""
     if not plan.trainer.unresolved():
         return plan
-    growth = plan.chosen["batch_size"]["value"] / auto.BATCH_SIZE if "batch_size" in plan.chosen else 1.0
+    growth = plan.chosen["batch_size"]["value"] / hyperparameters.BATCH_SIZE if "batch_size" in plan.chosen else 1.0
     infos = [task.info for task in plan.tasks.values()]
-    facts = auto.Facts(
-        examples, steps_per_epoch, *auto.describe_student(student), scored=scored, sequences=infos[0].sequences,
-        fewest_epochs=max(info.fewest_epochs for info in infos), has_table=auto.has_inherited_table(student),
+    facts = hyperparameters.Facts(
+        examples, steps_per_epoch, *hyperparameters.describe_student(student), scored=scored,
+        sequences=infos[0].sequences,
+        fewest_epochs=max(info.fewest_epochs for info in infos), has_table=hyperparameters.has_inherited_table(student),
         growth=growth,
     )  # fmt: skip
-    trainer, chosen = auto.resolve(plan.trainer, facts)
+    trainer, chosen = hyperparameters.resolve(plan.trainer, facts)
     return replace(plan, trainer=trainer, chosen={**plan.chosen, **chosen})
 
 
 def choose_for_text(plan: Plan) -> Plan:
     """Returns the plan with a value for every option of the trainer that is `auto`, if a task is on raw text."""
     is_text = any(task.info.raw_text for task in plan.tasks.values())
-    return replace(plan, trainer=auto.for_text(plan.trainer)) if is_text else plan
+    return replace(plan, trainer=hyperparameters.for_text(plan.trainer)) if is_text else plan
 
 
 def choose_augmentation(plan: Plan, source: TeacherSource) -> Plan:

@@ -16,59 +16,51 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.benchmark.comparison import compare_models
-from distill.benchmark.dev_pass import time_dev_pass
-from distill.chain import seeds, summary
-from distill.chain.depth_search import measure_delivered, warn_of_budget
-from distill.chain.lengths import break_down_by_length, score_cuts
-from distill.chain.origins import OriginSource
-from distill.chain.plan import Plan
-from distill.chain.written_texts import TeacherTexts, compare_texts, list_columns, open_teacher_texts
-from distill.console import print_line, print_notice
-from distill.contracts import BatchOptions, Data, EncodedSplits, Examples, Scores, Signal, Task
-from distill.data.mixing import MixedExamples, labelled_only
-from distill.edge.decode import DECODERS
-from distill.edge.model_files import session
-from distill.edge.processor import weight_bits
-from distill.errors import first_line
-from distill.export.bundle import FILES, Exported, text_metrics, wrap_file, write_bundle
-from distill.export.files import export_model
-from distill.export.gate import UNDECIDED, ExportedFile, recommended
-from distill.export.model2vec import write_model2vec
-from distill.export.quantization import Material, write_dynamic, write_with_encoder
-from distill.export.recipe_search import closest, describe
-from distill.export.sensitivity import describe_sensitivity
-from distill.losses.objective import supervised_objective
-from distill.models import checks
-from distill.models.forward import exported_inputs
-from distill.models.modeling_static import StaticPreTrainedModel
-from distill.models.narrowing import Importance
-from distill.models.origins import Origins
-from distill.models.pooling import write_modules
-from distill.records import report
-from distill.records.measures import share_kept
-from distill.records.paths import hide_paths
-from distill.records.plain_text import warn_of_text
-from distill.records.predictions import write_predictions
-from distill.records.record import Run, create_results
-from distill.records.shape import first_split, metric_name
-from distill.records.verdict import BASELINE_BUNDLE, decide, find_split
-from distill.storage.cache import entry_key, has_entry, new_entry
-from distill.storage.files import (
-    JsonObject,
-    atomic_directory,
-    is_full_disk,
-    make_directory,
-    replace_file,
-    write_text,
+from distill.chain import breakdowns, student_setup
+from distill.chain.breakdowns import (
+    TeacherTexts,
+    break_down_scores_by_length,
+    compare_texts,
+    list_columns,
+    open_teacher_texts,
+    score_cuts,
 )
-from distill.tasks.multi import Tasks, join_scorings
-from distill.tasks.scoring import Scoring
-from distill.teaching.importance import labelled_loader, measure_importance
-from distill.teaching.outputs import measure_sureness
-from distill.teaching.prepared import PreparedTeacher
-from distill.training.auto import with_batch_size
-from distill.training.evaluate import split_metrics
+from distill.chain.plan import Plan
+from distill.chain.student_setup import OriginSource, measure_delivered, warn_of_budget
+from distill.core.console import print_line, print_notice
+from distill.core.contracts import BatchOptions, Data, EncodedSplits, Examples, Scores, Signal, Task
+from distill.core.errors import first_line
+from distill.core.files import JsonObject, atomic_directory, is_full_disk, make_directory, replace_file, write_text
+from distill.core.storage import entry_key, has_entry, new_entry
+from distill.data.batches import MixedExamples, labelled_only
+from distill.edge.bundle_files import session, weight_bits
+from distill.edge.decode import DECODERS
+from distill.export.bundle_writer import FILES, Exported, text_metrics, wrap_file, write_bundle
+from distill.export.gate import UNDECIDED, ExportedFile, describe_sensitivity, recommended
+from distill.export.latency import compare_models, time_dev_pass
+from distill.export.onnx import export_model
+from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
+from distill.export.recipe_search import closest, describe
+from distill.export.wheel import write_model2vec
+from distill.kinds.multitask import Tasks, join_scorings
+from distill.kinds.scoring import Scoring
+from distill.losses.term import supervised_objective
+from distill.models import compatibility
+from distill.models.architectures.modeling_static import StaticPreTrainedModel
+from distill.models.forward import exported_inputs, write_modules
+from distill.models.surgery.initialization import Origins
+from distill.models.surgery.layers import Importance
+from distill.records import report
+from distill.records.headline import warn_of_text
+from distill.records.prediction_analysis import write_predictions
+from distill.records.run import Run, create_results, hide_paths
+from distill.records.schema import first_split, metric_name
+from distill.records.verdict import BASELINE_BUNDLE, decide, find_split, share_kept
+from distill.teachers.computation import labelled_loader, measure_importance
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.signal import measure_sureness
+from distill.training.hyperparameters import with_batch_size
+from distill.training.module import split_metrics
 from distill.training.statistics import is_worse
 
 BASELINE = "baseline"  # The directory of the student that is trained without a teacher.
@@ -133,7 +125,7 @@ class TaskRun:
             UserError: for data without labels.
         """
         objective = supervised_objective(self.data.terms, task=self.task.info.name)
-        size, device = checks.encoder_size(model), self.plan.trainer.device()
+        size, device = compatibility.encoder_size(model), self.plan.trainer.device()
         objective.connect(size, size)
         loader = labelled_loader(labelled_only(self.examples)["train"], **self.batches())
         model = model if device.type == "cpu" else copy.deepcopy(model).to(device)
@@ -184,12 +176,15 @@ class TaskRun:
     def describe_data(self) -> list[tuple[str, str]]:
         """Returns the rows of the summary before training that concern the task and its examples."""
         record = self.run.record["task"]
-        text = summary.describe_text(record.get("unlabelled"), self.text)
-        max_length, longest = self.task.info.max_length, checks.longest(self.teacher.model, self.teacher.tokenizer)
-        cut = summary.describe_cut(self.examples, max_length, longest=longest)
+        text = student_setup.describe_text(record.get("unlabelled"), self.text)
+        max_length, longest = (
+            self.task.info.max_length,
+            compatibility.longest(self.teacher.model, self.teacher.tokenizer),
+        )
+        cut = student_setup.describe_cut(self.examples, max_length, longest=longest)
         return [
-            ("task", summary.describe_task(self.task, record, self.data)),
-            ("tokens", summary.describe_lengths(self.examples, max_length, max_target=self.task.info.max_target)),
+            ("task", student_setup.describe_task(self.task, record, self.data)),
+            ("tokens", student_setup.describe_lengths(self.examples, max_length, max_target=self.task.info.max_target)),
             *([("long texts", cut)] if cut else []),
             *([("text", text)] if text else []),
             *([("written texts", written.describe())] if self.plan.exports and (written := self.teacher_texts) else []),
@@ -221,7 +216,7 @@ class TaskRun:
         """Records the metrics of the trained student and saves it."""
         self.run.update(
             student={
-                "name": name, "parameters": checks.count_parameters(model),
+                "name": name, "parameters": compatibility.count_parameters(model),
                 "metrics": split_metrics(self.scoring, scores), "layers": getattr(model.config, "teacher_layers", None),
             },
         )  # fmt: skip
@@ -230,8 +225,8 @@ class TaskRun:
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
         """Records the differences of the student from its baseline, if there is one, and its teacher."""
         models = {"student": scores, "baseline": baseline, "teacher": self.teacher.scores}
-        parts = seeds.measure(self.scoring, models)
-        comparison = seeds.compare(
+        parts = breakdowns.record_parts(self.scoring, models)
+        comparison = breakdowns.compare_models(
             self.scoring, models, parts, split=first_split(self.run.record["task"]), seeds=self.plan.seeds
         )
         (self.run.parent or self.run).record["margin"] = self.plan.report.margin
@@ -291,7 +286,7 @@ class TaskRun:
     ) -> None:
         """Records the predictions and the latency, timed in `within` s, of the exported student in its whole bundle."""
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
-        by_length = break_down_by_length(models, self.data, self.teacher.tokenizer)
+        by_length = break_down_scores_by_length(models, self.data, self.teacher.tokenizer)
         run.update(breakdown=break_down(models, self.scoring), lengths=by_length)
         written: dict[str, dict[str, list[Any]]] = {}
         if self.teacher_texts is not None:
@@ -430,7 +425,7 @@ class TaskRun:
                     export_model(
                         teacher, temporary / FILES["fp32"], tokenizer=tokenizer, generates=self.task.info.generates
                     )
-                    material = Material(temporary / FILES["fp32"], bits, ties=self.task.info.generates)
+                    material = RecipeInput(temporary / FILES["fp32"], bits, ties=self.task.info.generates)
                     write_with_encoder(write_dynamic, material, temporary / FILES["int8"])
                     for file in FILES.values():
                         session(temporary / file)
@@ -509,7 +504,7 @@ def save_model(
     `card` is its model card.
     """
     own = copy.deepcopy(tokenizer)
-    own.model_max_length = min(tokenizer.model_max_length, checks.longest(model, tokenizer))
+    own.model_max_length = min(tokenizer.model_max_length, compatibility.longest(model, tokenizer))
     with atomic_directory(directory) as temporary:
         model.save_pretrained(temporary)
         own.save_pretrained(temporary)

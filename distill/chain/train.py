@@ -1,6 +1,7 @@
 """The training of one student and of its baseline, and their fields of run.json."""
 
 import copy
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -8,41 +9,150 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger
-from transformers import PreTrainedModel
+from lightning.pytorch.utilities.seed import isolate_rng
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.chain import summary
-from distill.chain.general import describe_general
-from distill.chain.layer_search import describe_search
-from distill.chain.plan import Plan, Student
-from distill.chain.pruning import Pruner, Pruning, record_end
-from distill.chain.shared_baseline import SharedBaseline
+from distill.chain import student_setup
+from distill.chain.plan import SAME_START, Plan, Student
+from distill.chain.student_search import Pruner, Pruning, describe_general, describe_search, record_end
 from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
-from distill.chain.untrained import create_baseline, name_start, untaught
-from distill.console import print_notice
-from distill.contracts import EncodedSplits, Loader, Scores, Signal
-from distill.data import several
-from distill.edge.processor import weight_bits
+from distill.core.console import print_line, print_notice, stages
+from distill.core.contracts import Data, EncodedSplits, Loader, Scores, Signal, Task
+from distill.core.files import write_json
+from distill.core.storage import entry_key, has_intact_entry, is_writable, new_entry
+from distill.edge.bundle_files import weight_bits
+from distill.kinds import multitask
+from distill.kinds.scoring import Scoring
 from distill.losses import Objective
-from distill.losses.objective import supervised_objective
-from distill.losses.term import EncoderSize
-from distill.models import checks
-from distill.models.heads import heads_of
+from distill.losses.term import EncoderSize, supervised_objective
+from distill.models import compatibility
+from distill.models.surgery.initialization import Origins
+from distill.models.wrappers import heads_of, share_encoder
 from distill.records.loggers import OpenLoggers
-from distill.records.record import Run
-from distill.stages import stages
-from distill.tasks.scoring import Scoring
-from distill.teaching.output_cache import Cached
-from distill.teaching.outputs import earlier_decision, outputs_for_training, run_live, teacher_logits
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.several import join_signals
-from distill.teaching.source import TeacherSource
-from distill.training import averaging, fitting
-from distill.training.auto import describe_choices
-from distill.training.callbacks import copy_callbacks
-from distill.training.evaluate import evaluate_splits, split_metrics
-from distill.training.fake_quantization import fake_quantized
-from distill.training.module import DistillationModule
+from distill.records.run import Run
+from distill.teachers.output_cache import Cached, digest_tensors, library_versions
+from distill.teachers.prepared import TEACHER, PreparedTeacher
+from distill.teachers.signal import earlier_decision, join_signals, outputs_for_training, run_live, teacher_logits
+from distill.teachers.source import TeacherSource
+from distill.training import fitting, lightning_callbacks
+from distill.training.hyperparameters import TrainerSettings, describe_choices
+from distill.training.lightning_callbacks import copy_callbacks, fake_quantized
+from distill.training.module import DistillationModule, evaluate_splits, split_metrics
+
+
+def make_student(
+    student: Student,
+    teacher: PreTrainedModel,
+    task: Task,
+    data: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    origins: Origins,
+) -> tuple[PreTrainedModel, str | None]:
+    """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
+    model = student.make(teacher, task, data, origins)
+    return model, compatibility.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
+
+
+def create_model(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreTrainedModel:
+    """Returns the student of all tasks with the weights of the plan's seed."""
+    L.seed_everything(plan.seed, verbose=False)
+    models: dict[str, PreTrainedModel] = {}
+    for task_run in tasks:
+        models[task_run.name], change = make_student(
+            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer,
+            Origins(task_run.teacher.tokenizer) if plan.dry_run else task_run.start,
+        )  # fmt: skip
+        if change is not None:
+            print_notice(change)
+    return share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
+
+
+def create_baseline(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreTrainedModel:
+    """Returns the baseline: the same architecture with the layers of the encoder before its training on the task.
+
+    It has nothing that was fitted to the teacher: neither a head nor changes of a general stage. With
+    `baseline=same_start` it is the student itself. The state of the random numbers stays as it is.
+    """
+    with isolate_rng():
+        if plan.baseline == SAME_START:
+            return create_model(student, tasks, plan)
+        return create_model(replace(student, head=None, encoder_changes=None), untaught(tasks, plan), plan)
+
+
+def untaught(tasks: Sequence[TaskRun], plan: Plan) -> list[TaskRun]:
+    """Returns the tasks with the teachers whose layers the baseline starts from."""
+    if plan.baseline == SAME_START:
+        return list(tasks)
+    return [replace(task_run, teacher=task_run.teacher.untrained()) for task_run in tasks]
+
+
+def name_start(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> str | None:
+    """Returns the weights that the baseline starts from: `pretrained` or `teacher`; None if it copies none."""
+    copies_nothing = student.option("path") is not None or "random" in (student.option("init"), student.option("start"))
+    if isinstance(student.build, PreTrainedModel) or copies_nothing:
+        return None
+    starts = {task_run.teacher.start for task_run in tasks}
+    return TEACHER if plan.baseline == SAME_START else TEACHER if TEACHER in starts else starts.pop()
+
+
+_FORMAT = 2
+_METADATA = "baseline.json"
+# What a run keeps of the training of its baseline but the checkpoint to resume from. There is a soup in some trainings.
+_FILES = ("metrics.csv", "checkpoints/best.ckpt", "checkpoints/soup.ckpt")
+
+
+@dataclass(frozen=True)
+class SharedBaseline:
+    """The baseline of a training: its weights, the log and the seconds, in the cache of all runs.
+
+    Args:
+        directory: the entry of the cache.
+    """
+
+    directory: Path
+
+    @classmethod
+    def of(
+        cls, module: DistillationModule, settings: TrainerSettings, *, name: str, data: Sequence[str], cache_dir: Path
+    ) -> "SharedBaseline":
+        """Returns the entry of the baseline that `module` is before its training.
+
+        Args:
+            name: of the task.
+            data: digests of everything that it learns from and is evaluated on.
+        """
+        start = {key: tensor.detach().cpu() for key, tensor in module.student.state_dict().items()}
+        key = entry_key(
+            "baselines", _FORMAT, library_versions(), digest_tensors(start), module.objective.record(), settings.key(),
+            module.scoring.metric, [module.total_steps, module.frozen_steps], list(data),
+        )  # fmt: skip
+        return cls(cache_dir / "baselines" / f"{name}-{key[:16]}")
+
+    def fetch(self, run_directory: Path) -> float | None:
+        """Copies what a run keeps into its directory; returns the seconds of the training, None without an entry."""
+        if not has_intact_entry(self.directory, "the baseline", needed=False):
+            return None
+        _copy_files(self.directory, run_directory)
+        print_line(f"Baseline: trained before, reused from {self.directory}")
+        return float(json.loads((self.directory / _METADATA).read_text(encoding="utf-8"))["seconds"])
+
+    def save(self, run_directory: Path, seconds: float) -> None:
+        """Caches the baseline that a run has trained, unless the cache is read-only."""
+        if not is_writable(self.directory):
+            return
+        with new_entry(self.directory) as temporary:
+            _copy_files(run_directory, temporary)
+            write_json(temporary / _METADATA, {"seconds": seconds})
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    for name in _FILES:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
 
 QAT_RATE = 0.2  # Of the learning rate of the training before.
 FITTED, FITTED_DRY = 20_000, 64  # Examples of train that a term is fitted to, at most, and in a dry run.
@@ -101,7 +211,7 @@ class Prepared:
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.draws=50 or "
                 "teacher.cache.enabled=false"
             )
-        plan.objective.connect(_encoder_size(student), checks.encoder_size(teacher.model))
+        plan.objective.connect(_encoder_size(student), compatibility.encoder_size(teacher.model))
         if plan.objective.fits_teacher:
             most = FITTED_DRY if plan.dry_run else FITTED
             plan.objective.fit(teacher_logits(teacher, plan.tasks, self.examples["train"], signal, most=most))
@@ -118,7 +228,7 @@ class Prepared:
         last = self.run.directory / "checkpoints" / "last.ckpt"
         signals = []
         for task_run, epochs in zip(
-            self.tasks, several.epochs_of_tasks(train, plan.trainer.total_steps(len(train))), strict=True
+            self.tasks, multitask.epochs_of_tasks(train, plan.trainer.total_steps(len(train))), strict=True
         ):
             signal = outputs_for_training(
                 task_run.teacher, plan.objective, task_run.task, task_run.examples["train"], cache=self.source.cache,
@@ -131,15 +241,15 @@ class Prepared:
 
     def show(self, module: DistillationModule) -> None:
         """Prints the summary before training."""
-        summary.show(self.describe(module))
+        student_setup.show_summary(self.describe(module))
         self.warn()
 
     def warn(self) -> None:
         """Prints notices of settings that limit what the training can reach."""
-        summary.warn_of_stream(self.loaders["train"], self.plan.trainer)
-        summary.warn_of_head(self.plan.objective)
-        summary.warn_of_parts(self.plan.objective, self.plan.trainer)
-        summary.warn_of_long_texts(self.loaders["train"], self.plan.trainer)
+        student_setup.warn_of_stream(self.loaders["train"], self.plan.trainer)
+        student_setup.warn_of_head(self.plan.objective)
+        student_setup.warn_of_parts(self.plan.objective, self.plan.trainer)
+        student_setup.warn_of_long_texts(self.loaders["train"], self.plan.trainer)
 
     def describe(self, module: DistillationModule) -> list[tuple[str, object]]:
         """Returns the rows of the summary before training."""
@@ -152,18 +262,18 @@ class Prepared:
         first = self.tasks[0].teacher
         return [
             *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
-            ("student", summary.describe_student(first.model, module.student)),
-            ("vocabulary", checks.check_vocabulary(first.model, module.student, first.tokenizer)),
+            ("student", student_setup.describe_student(first.model, module.student)),
+            ("vocabulary", compatibility.check_vocabulary(first.model, module.student, first.tokenizer)),
             *(row for task_run in self.tasks for row in task_run.describe_data()),
-            *summary.describe_embeddings(module, self.loaders["train"], plan.trainer),
-            ("batches", summary.describe_batches(self.loaders["train"], plan.trainer)),
-            ("teacher outputs", summary.describe_outputs(module.signal)),
+            *student_setup.describe_embeddings(module, self.loaders["train"], plan.trainer),
+            ("batches", student_setup.describe_batches(self.loaders["train"], plan.trainer)),
+            ("teacher outputs", student_setup.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
             *([("layers", describe_search(search))] if (search := self.run.record.get("layer_search")) else []),
             *([("general stage", describe_general(stage))] if (stage := self.run.record.get("general")) else []),
             *([("pruning", pruning.describe())] if pruning else []),
-            ("training", summary.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
-            *(("baseline", line) for line in summary.describe_baseline(self.run.record["baseline_choice"])),
+            ("training", student_setup.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
+            *(("baseline", line) for line in student_setup.describe_baseline(self.run.record["baseline_choice"])),
             *(row for task_run in self.tasks for row in task_run.describe_precision()),
             *describe_choices(plan.chosen),
         ]
@@ -183,7 +293,7 @@ class Prepared:
             task_run.record_student(model, task_scores, name=self.student.name)
             record_end(task_run.run, task_run.run.record["student"]["metrics"][task_run.scoring.metric])
         if self.is_joint:
-            row = {"name": self.student.name, "parameters": checks.count_parameters(student)}
+            row = {"name": self.student.name, "parameters": compatibility.count_parameters(student)}
             self.run.update(student=row | {"metrics": split_metrics(self.scoring, scores)})
         return scores
 
@@ -206,7 +316,7 @@ class Prepared:
             if shared is not None:
                 shared.save(directory, seconds)
         else:
-            averaging.load_best_weights(module, directory / "checkpoints")
+            lightning_callbacks.load_best_weights(module, directory / "checkpoints")
         scores = self.evaluate(module.student.cpu())
         about = {"seconds": seconds, "start": start}
         steps = (self.run.record["baseline"] or {}).get("pruning")
@@ -246,12 +356,12 @@ class Prepared:
 
         It has as many steps of the same size, and is evaluated after the same ones, although its epochs are shorter.
         """
-        examples = several.without_unlabelled(self.examples)
+        examples = multitask.without_unlabelled(self.examples)
         if examples is self.examples:
             return self
         trainer, whole = self.plan.trainer, len(self.loaders["train"])
         steps = trainer.total_steps(whole)
-        loaders = several.all_loaders(examples, steps=steps, **trainer.batches())
+        loaders = multitask.all_task_loaders(examples, steps=steps, **trainer.batches())
         evaluations = trainer.evaluations * len(loaders["train"]) / whole
         trainer = replace(trainer, max_steps=steps, max_epochs=None, min_steps=None, evaluations=evaluations)
         return replace(self, plan=replace(self.plan, trainer=trainer), examples=examples, loaders=loaders)
@@ -394,7 +504,7 @@ def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Train
 
 
 def _encoder_size(student: PreTrainedModel) -> EncoderSize:
-    return checks.encoder_size(next(iter(heads_of(student).values())))
+    return compatibility.encoder_size(next(iter(heads_of(student).values())))
 
 
 def training_record(fit: fitting.Fit, module: DistillationModule) -> dict[str, Any]:

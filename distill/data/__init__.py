@@ -1,1 +1,1 @@
-"""Labelled data: tables, the built-in sentences, tokens and batches."""
+"""Labelled data: files, checks, splits, tokens and batches."""

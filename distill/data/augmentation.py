@@ -1,8 +1,9 @@
 """Changed copies of the training texts, which only the teacher labels: made once, cached, and added to the pool."""
 
 import importlib.metadata
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -11,16 +12,43 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from distill.console import ProgressMeter, print_line, print_notice
-from distill.contracts import Data, TaskInfo
-from distill.data.auto_text import AUTO
-from distill.data.language import is_english
-from distill.data.tables import CHANGED_COPIES, LabelledData, Split, text_split
-from distill.data.unlabelled import clean, describe_removed
-from distill.errors import OptionError, UserError
-from distill.installation import install_command
-from distill.options import check_arguments
-from distill.storage.cache import entry_key, has_entry, new_entry
+from distill.core.console import ProgressMeter, print_line, print_notice
+from distill.core.contracts import Data, TaskInfo
+from distill.core.errors import OptionError, UserError, install_command
+from distill.core.options import check_arguments
+from distill.core.storage import entry_key, has_entry, new_entry
+from distill.data.pool import clean, describe_removed
+from distill.data.splits import AUTO, CHANGED_COPIES, LabelledData, Split, compute_digest, text_split
+from distill.edge.strings import TagScheme
+
+# Frequent words of English that no other language has as often. Without `in`, `a`, `is`, `was` and `of`, which others
+# share.
+FUNCTION_WORDS = frozenset(
+    (
+        "the", "and", "to", "that", "it", "for", "with", "on", "not", "this", "but", "are", "from", "have", "you", "be",
+        "by", "what", "which", "they", "how", "my", "or",
+    )
+)  # fmt: skip
+LEAST_FUNCTION_WORDS = 0.05  # Of all words. English has some 20%, in commands and titles 10%, other languages up to 3%.
+LEAST_ASCII = 0.9  # Of all letters.
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def is_english(texts: Iterable[str]) -> bool:
+    """Returns whether texts are English, by the share of frequent function words and of ASCII letters.
+
+    >>> is_english(["what is the weather in Boston"]), is_english(["wie ist das Wetter in Bonn"])
+    (True, False)
+    """
+    words = frequent = letters = ascii_letters = 0
+    for text in texts:
+        for word in _WORD.findall(text.casefold()):
+            words += 1
+            frequent += word in FUNCTION_WORDS
+            letters += len(word)
+            ascii_letters += len(word) if word.isascii() else sum(map(str.isascii, word))
+    return bool(words) and frequent >= LEAST_FUNCTION_WORDS * words and ascii_letters >= LEAST_ASCII * letters
+
 
 FORMAT = 1  # Of the files of copies.
 P_POS = 0.1  # Probability of replacing a word by another of its part of speech.
@@ -351,3 +379,66 @@ def _import_tagger() -> Callable[..., list[tuple[str, str]]]:
         ) from error
     tagger: Callable[..., list[tuple[str, str]]] = tag
     return tagger
+
+
+class MentionAugmentation:
+    """Mention replacement of Dai and Adel, arXiv 2010.11683, section 2.
+
+    A mention is a span of words with a type, read out of the tags by the rule of `TagScheme`. Each one is replaced with
+    `p_replace` by another mention of its type from the training sentences, drawn from the different ones with the same
+    probability, of any number of words. A mention that is the only one of its type stays. Unlike in the paper, the
+    copies have no tags but those of the teacher.
+
+    Args:
+        copies: of each training sentence.
+        p_replace: probability of replacing a mention.
+        seed: of all random choices.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    name = "mentions"
+
+    @check_arguments
+    def __init__(self, *, copies: PositiveInt = 10, p_replace: Probability = 1.0, seed: NonNegativeInt = 0) -> None:
+        self.copies, self.p_replace, self.seed = copies, p_replace, seed
+
+    def check(self) -> None:
+        """Raises nothing, because the method needs no further package and no model."""
+
+    def check_task(self, task: TaskInfo) -> None:
+        """Raises UserError for a task without mentions."""
+        check_rows(self.name, task.has_mentions, "tagged spans of words", task)
+
+    def options(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def key(self, data: LabelledData) -> list[object]:
+        train = data.splits["train"]
+        tags = [of_sentence.tolist() for of_sentence in train["tags"]]
+        return [self.options(), compute_digest([[list(data.labels), train["words"], tags]])]
+
+    def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
+        """Returns the function that makes the copies; the mask token and the device are not read."""
+        train, scheme = data.splits["train"], TagScheme(data.labels)
+        sentences: list[list[str]] = train["words"]
+        entities = [list(zip(*map(np.ndarray.tolist, scheme.find(tags)), strict=True)) for tags in train["tags"]]
+        numbers: list[dict[tuple[str, ...], int]] = [{} for _ in scheme.types]  # Of the mentions of each type.
+        for words, of_sentence in zip(sentences, entities, strict=True):
+            for first, last, kind in of_sentence:
+                numbers[kind].setdefault(tuple(words[first:last]), len(numbers[kind]))
+        mentions = [list(of_type) for of_type in numbers]
+
+        def copy(row: int, number: int, random: np.random.Generator) -> tuple[str, ...]:
+            words, changed, end = sentences[row], [], 0
+            for first, last, kind in entities[row]:
+                mention, others = tuple(words[first:last]), len(mentions[kind]) - 1
+                if random.random() < self.p_replace and others:
+                    chosen = int(random.integers(others))
+                    mention = mentions[kind][chosen + (chosen >= numbers[kind][mention])]
+                changed += [*words[end:first], *mention]
+                end = last
+            return (" ".join([*changed, *words[end:]]),)
+
+        return copy

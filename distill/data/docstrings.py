@@ -18,11 +18,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from distill.console import print_notice
-from distill.installation import install_command
-from distill.readers.sentences import split_sentences
-from distill.storage.cache import entry_key, has_entry, new_entry
-from distill.storage.files import write_text
+from distill.core.console import print_notice
+from distill.core.errors import install_command
+from distill.core.files import write_text
+from distill.core.storage import entry_key, has_entry, new_entry
+from distill.data.prose import split_sentences
 
 LABELS: tuple[str, ...] = ("python", "numpy", "pandas", "torch", "transformers", "sympy", "networkx")
 

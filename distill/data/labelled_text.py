@@ -1,35 +1,279 @@
-"""Reads texts or pairs of texts with a label from the tables of a task."""
+"""Texts or pairs of texts with a label, from the columns of a table, and rows without a label or a text.
+
+Rows without a label or a text: they are refused, left out, or become texts that only the teacher labels. All problems
+of all splits are found before the first of them is reported.
+"""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from distill.console import print_notice
-from distill.contracts import IGNORED
-from distill.data.columns import get_labels, is_labelled, lacks_labels, read_text_column, stack_labels
-from distill.data.held_out import text_keys
-from distill.data.missing_rows import Kind, Missing, RowRules
-from distill.data.sources import SINGLE, TableSource, check_columns
-from distill.data.tables import LabelledData, Pool, Split, create_data, text_split
-from distill.errors import UserError
-from distill.readers.columns import Table
-from distill.readers.label_lists import check_single
-from distill.readers.label_sets import first_rows, read_lists, to_label_sets
-from distill.readers.labels import (
+from distill.core.console import print_notice
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.data import problems
+from distill.data.problems import Problem, find_small_classes, join_problems
+from distill.data.sources import SINGLE, TableSource, check_columns, missing_columns, text_keys
+from distill.data.splits import LabelledData, Pool, Split, create_data, text_split
+from distill.rows.columns import Table
+from distill.rows.formats import MARKS, Lines, find_marks, has_no_label, is_missing, is_without_label, select_lines
+from distill.rows.label_sets import check_single, first_rows, read_lists, stack_columns, to_label_sets
+from distill.rows.labels import (
     LabelColumn,
     Notify,
     find_classes,
+    find_kinds,
+    is_number,
     join_spellings,
     to_classes,
     to_numbers,
     to_words,
 )
-from distill.readers.lines import Lines, select_lines
-from distill.readers.problems import find_small_classes
+
+
+def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
+    """Returns the column of the labels: the one of these names that the table has.
+
+    Raises:
+        UserError: if it has several.
+    """
+    found = [name for name in names if name in table.names]
+    if len(found) > 1:
+        raise UserError(
+            f"{table.source} has the columns {' and '.join(found)}, expected one of them, because an example has one "
+            f"label: name it, as in task.label={found[0]}"
+        )
+    return LabelColumn(table.source, table.columns[found[0]], table.classes.get(found[0]), lines=table.lines)
+
+
+def stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:
+    """Returns the labels of a table with a column of 0 and 1 for each of these names.
+
+    Raises:
+        UserError: for a column that is missing, and for another value.
+    """
+    missing = [name for name in names if name not in table.names]
+    if missing:
+        raise missing_columns(table, ", ".join(missing), "task.label names a column of 0 and 1 for each label")
+    return stack_columns(table.source, {name: table.columns[name] for name in names}, table.lines)
+
+
+def is_labelled(table: Table, names: Sequence[str]) -> bool:
+    """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
+    found = [name for name in names if name in table.names]
+    return not all(is_without_label(value) for name in found for value in table.columns[name])
+
+
+def lacks_labels(table: Table, names: Sequence[str]) -> bool:
+    """Returns whether no row of a table has a label; several columns of labels have one for every row."""
+    found = [name for name in names if name in table.names]
+    return len(found) == 1 and all(is_missing(value) for value in table.columns[found[0]])
+
+
+def leave_out_unlabelled(table: Table, names: Sequence[str]) -> Table:
+    """Returns the table without the examples that have no label in a `datasets.ClassLabel`.
+
+    Raises:
+        UserError: if no example has a label.
+    """
+    column = get_labels(table, names)
+    if column.classes is None:
+        return table
+    labelled = [row for row, value in enumerate(column.values) if not is_without_label(value)]
+    missing = len(column.values) - len(labelled)
+    if not labelled:
+        raise UserError(f"{table.source} has no example with a label: all {missing:,} have none (-1)")
+    if not missing:
+        return table
+    print_notice(f"{table.source}: {missing:,} of {len(column.values):,} examples have no label (-1) and are left out")
+    return table.select(labelled, table.source)
+
+
+def read_text_column(table: Table, name: str, *, may_be_empty: bool, optional: bool = False) -> list[str]:
+    """Returns the texts of a column; with `optional`, a missing value is an empty text.
+
+    Raises:
+        UserError: for a value that is no text, or for an empty text unless it `may_be_empty`.
+    """
+    texts = []
+    for row, value in enumerate(table.columns[name]):
+        text = "" if optional and value is None else value
+        if not isinstance(text, str) or not (text.strip() or may_be_empty):
+            raise UserError(f"{table.place(row)}: column {name} is {reprlib.repr(text)}, expected text")
+        if not text.isascii():
+            check_surrogates(text, f"{table.place(row)}: column {name}")
+        texts.append(text)
+    return texts
+
+
+def check_surrogates(text: str, source: str) -> None:
+    """Raises UserError for a text that is no Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
+        raise UserError(f"{source} contains the unpaired surrogate {text[error.start]!r}") from error
+
+
+Kind: TypeAlias = Literal["class", "number", "classes"]
+Missing: TypeAlias = Literal["auto", "error", "drop", "unlabelled"]
+_TRAINED = ("train", SINGLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRules:
+    """The columns of rows, and the treatment of those without a label or a text.
+
+    Args:
+        text: the column of the text, or the two of a pair, of which one may be empty.
+        label: the possible columns of the label.
+        kind: of the label: a class, a number, or any number of classes.
+        names: of the classes, where they are given.
+        missing: error refuses such rows, drop leaves them out, and unlabelled gives those of train that have a text to
+            the teacher. auto does so too, but an empty list of several labels is none of them. Where no row of train
+            has a class although `names` are given, both keep the rows of train, and of a dev without classes.
+    """
+
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+    kind: Kind = "class"
+    names: tuple[str, ...] | None = None
+    missing: Missing = "auto"
+
+    def set_aside(self, tables: Mapping[str, Table]) -> tuple[dict[str, Table], Table | None]:
+        """Returns the tables without such rows, and the rows that only the teacher labels, None without any.
+
+        A test split that has no row left is left out.
+
+        Raises:
+            UserError: for all rows of all tables that cannot be used at once, and for a table without a row left.
+        """
+        columns = {name: self._find_labels(table) for name, table in tables.items()}
+        marks = self._find_marks(columns)
+        if self.keeps_rows(tables):
+            lacking = [name for name in (*_TRAINED, "dev") if name in tables and lacks_labels(tables[name], self.label)]
+            columns |= dict.fromkeys(lacking)
+        checked = {name: self._check(table, columns[name], marks, name) for name, table in tables.items()}
+        if any(problem.is_error for of_table in checked.values() for problem in of_table.problems):
+            every = [join_problems(of.table.source, of.problems) for of in checked.values() if of.problems]
+            raise UserError("; ".join(every))
+        kept = {name: of_table.keep(name) for name, of_table in checked.items()}
+        unlabelled = None
+        for name, of_table in checked.items():
+            if of_table.problems:
+                print_notice(join_problems(of_table.table.source, of_table.problems))
+            if name in _TRAINED and of_table.unlabelled and self.missing in ("auto", "unlabelled"):
+                unlabelled = of_table.table.select(of_table.unlabelled)
+        return {name: table for name, table in kept.items() if len(table)}, unlabelled
+
+    def keeps_rows(self, tables: Mapping[str, Table]) -> bool:
+        """Returns whether no row of train has a class, so that its rows are no exceptions."""
+        trained = [tables[name] for name in _TRAINED if name in tables]
+        may_keep = self.kind == "class" and self.names is not None and self.missing in ("auto", "unlabelled")
+        return may_keep and any(lacks_labels(table, self.label) for table in trained)
+
+    def _find_labels(self, table: Table) -> LabelColumn | None:
+        """Returns the labels of a table, None if there is a column for each of several."""
+        several = self.kind == "classes" and len([name for name in self.label if name in table.names]) > 1
+        return None if several else get_labels(table, self.label)
+
+    def _find_marks(self, columns: Mapping[str, LabelColumn | None]) -> frozenset[str]:
+        """Returns the labels of plain columns that mean that a row has none."""
+        if self.kind == "number":
+            return MARKS
+        if self.kind == "classes":
+            return frozenset()
+        present = [column for column in columns.values() if column is not None]
+        names = self.names or next((column.classes for column in present if column.classes), ())
+        values = chain.from_iterable(column.values for column in present if column.classes is None)
+        return find_marks(values, names, may_guess=self.missing == "auto")
+
+    def _check(self, table: Table, column: LabelColumn | None, marks: frozenset[str], name: str) -> "_Checked":
+        """Finds the problems of a table."""
+        texts, is_error = [table.columns[of_text] for of_text in self.text], self.missing == "error"
+        empty = {row for row, of_row in enumerate(zip(*texts, strict=True)) if all(map(is_missing, of_row))}
+        found = [*self._check_texts(table, empty, is_trained=name in _TRAINED)]
+        found.append(
+            problems.find_empty(texts, table.lines, advice=None if is_error else "they are left out", is_error=is_error)
+        )
+        if column is None:
+            return _Checked(table, list(filter(None, found)), empty)
+        if column.classes is not None:
+            marks = frozenset({"-1"})
+        without = [row for row, value in enumerate(column.values) if has_no_label(value, marks)]
+        advice = None if is_error else self._describe_fate(name, is_most=2 * len(without) > len(table))
+        found.append(
+            problems.find_unlabelled(column.values, table.lines, marks=marks, advice=advice, is_error=is_error)
+        )
+        found += self._check_labels(column, set(without))
+        unlabelled = [] if self._keeps_unlabelled else [row for row in without if row not in empty]
+        return _Checked(table, list(filter(None, found)), empty, unlabelled)
+
+    @property
+    def _keeps_unlabelled(self) -> bool:
+        return self.kind == "classes" and self.missing == "auto"
+
+    def _describe_fate(self, name: str, *, is_most: bool) -> str:
+        """Returns the use of the rows without a label in words."""
+        most = "this is more than half, so check task.label; " if is_most and not self._keeps_unlabelled else ""
+        if self._keeps_unlabelled:
+            return "they count as examples with none of the labels; task.missing=drop leaves them out"
+        if name in _TRAINED and self.missing != "drop":
+            return f"{most}only the teacher labels them, as task.unlabelled; task.missing=drop leaves them out"
+        return f"{most}they are left out"
+
+    def _check_texts(self, table: Table, empty: set[int], *, is_trained: bool) -> Iterable[Problem | None]:
+        """Yields the problems of columns whose values are no texts, or look like ids."""
+        others = [name for name, values in table.samples.items() if problems.looks_like_text(values)]
+        for name in self.text:
+            values = table.columns[name]
+            if is_trained:
+                yield problems.find_ids(name, values, others)
+            yield problems.find_no_texts(name, values, table.lines, without=empty)
+
+    def _check_labels(self, column: LabelColumn, without: set[int]) -> Iterable[Problem | None]:
+        """Yields the problems of labels that are of the wrong kind."""
+        rows = [row for row in range(len(column.values)) if row not in without]
+        if self.kind == "number":
+            wrong = [row for row in rows if not is_number(column.values[row])]
+            yield problems.find_no_numbers(column.values, wrong, column.lines)
+        elif self.kind == "class":
+            yield problems.find_mixed(column.values, find_kinds(column.values, rows), column.lines)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A table with its problems, and its rows without a text and without a label."""
+
+    table: Table
+    problems: Sequence[Problem]
+    empty: set[int] = field(default_factory=set)
+    unlabelled: Sequence[int] = ()
+
+    def keep(self, name: str) -> Table:
+        """Returns the rows with a text and a label.
+
+        Raises:
+            UserError: if there is none, unless this is a test split.
+        """
+        if not self.empty and not self.unlabelled:
+            return self.table
+        without = {*self.empty, *self.unlabelled}
+        rows = [row for row in range(len(self.table)) if row not in without]
+        if not rows and name in (*_TRAINED, "dev"):
+            raise UserError(
+                f"{self.table.source} has no row with a text and a label: {len(self.empty):,} of {len(self.table):,} "
+                f"have no text, and {len(self.unlabelled):,} others no label; name other columns with task.text=[...] "
+                "and task.label=..., add labels, or name the classes in task.labels=[...] for a teacher that knows them"
+            )
+        return self.table.select(rows)
+
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
 

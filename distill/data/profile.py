@@ -8,17 +8,14 @@ from typing import Any
 
 from rich.table import Table as ShownTable
 
-from distill.console import console, print_line
-from distill.data.held_out import number_units
+from distill.core.console import console, print_line
+from distill.core.errors import UserError
+from distill.data.check import MULTILINGUAL, Chosen, Profile, TaskKind, profile_files
 from distill.data.labelled_text import LabelledText
-from distill.data.sources import STEMS, TableSource, find_files, missing_file
-from distill.errors import UserError
-from distill.readers.columns import Table
-from distill.readers.kinds import ColumnProfile
-from distill.readers.lengths import LIMIT
-from distill.readers.problems import Problem
-from distill.readers.profile import MULTILINGUAL, Profile, profile_files
-from distill.readers.splits import Chosen, TaskKind
+from distill.data.problems import ColumnProfile, Problem
+from distill.data.prose import LIMIT
+from distill.data.sources import STEMS, TableSource, find_files, missing_file, number_units
+from distill.rows.columns import Table
 
 COLUMNS_SHOWN = CLASSES_SHOWN = 20
 _CLASSES_ON_A_LINE = 8

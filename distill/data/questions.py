@@ -1,27 +1,41 @@
-"""Questions about contexts with their answers, from SQuAD's JSON or rows in the layout of the Hub.
+"""Questions about contexts: rows with answers, windows of tokens, and pairs that only the teacher answers.
 
-A row has `question`, `context` and `answers`, and may have an `id` and the `title` of what its context is a part of.
-The answers are `{"text": [...], "answer_start": [...]}` or a list of `{"text": ..., "answer_start": ...}`, empty for a
-question that the context does not answer.
+Questions about contexts with their answers, from SQuAD's JSON or rows in the layout of the Hub. A row has `question`,
+`context` and `answers`, and may have an `id` and the `title` of what its context is a part of. The answers are
+`{"text": [...], "answer_start": [...]}` or a list of `{"text": ..., "answer_start": ...}`, empty for a question that
+the context does not answer.
 """
 
+import copy
+import itertools
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
 
-from distill.console import print_notice
-from distill.contracts import IGNORED
-from distill.data.columns import read_text_column
-from distill.data.held_out import text_keys
-from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, Split, create_data
-from distill.errors import UserError
-from distill.readers.columns import Table
+from distill.core.console import print_notice
+from distill.core.contracts import IGNORED, TaskInfo
+from distill.core.errors import UserError
+from distill.core.options import check_arguments
+from distill.data import tokenization
+from distill.data.augmentation import Copy, check_rows
+from distill.data.labelled_text import read_text_column
+from distill.data.sources import TableSource, check_columns, text_keys
+from distill.data.splits import LabelledData, Split, compute_digest, create_data
+from distill.data.tokenization import Tokens
+from distill.edge.answering import NO_ANSWER, Window, cut_windows
+from distill.edge.decoder import TooLongError, chunk_texts
+from distill.rows.columns import Table
+
+if TYPE_CHECKING:
+    import pyarrow
+    from transformers import PreTrainedTokenizerBase
+
 
 COLUMNS = ("question", "context", "answers")
 TITLE = "title"  # A column of train alone.
@@ -30,14 +44,16 @@ ADVICE = "a question needs the columns question, context and answers, and may ha
 EXPECTED = 'expected {"text": [...], "answer_start": [...]}, both empty for a question without an answer'
 
 
-class Answer(NamedTuple):
+class AnswerSpan(NamedTuple):
     """A correct answer: a text, and the code point of the context at which it starts."""
 
     text: str
     start: int
 
 
-def question_split(questions: list[str], contexts: list[str], answers: list[tuple[Answer, ...]] | None = None) -> Split:
+def question_split(
+    questions: list[str], contexts: list[str], answers: list[tuple[AnswerSpan, ...]] | None = None
+) -> Split:
     """Returns questions, their contexts, and the correct answers to each: none if the context does not answer it.
 
     The questions of a pool have no column of answers at all.
@@ -60,7 +76,7 @@ def find_spans(questions: Split) -> np.ndarray:
     return np.array([_strip(answers[0]) if answers else (-1, -1) for answers in questions["answers"]], dtype=np.int64)
 
 
-def _strip(answer: Answer) -> tuple[int, int]:
+def _strip(answer: AnswerSpan) -> tuple[int, int]:
     start = answer.start + len(answer.text) - len(answer.text.lstrip())
     return start, start + len(answer.text.strip())
 
@@ -143,7 +159,7 @@ def _name(table: Table, row: int) -> str:
     return table.place(row) + (f" (id {ids[row]})" if ids and ids[row] is not None else "")
 
 
-def _read_answers(value: object, context: str) -> tuple[Answer, ...]:
+def _read_answers(value: object, context: str) -> tuple[AnswerSpan, ...]:
     """Returns the answers of a question; raises ValueError with the reason in words."""
     pairs: list[tuple[object, object]]
     if isinstance(value, Mapping):
@@ -158,7 +174,7 @@ def _read_answers(value: object, context: str) -> tuple[Answer, ...]:
     return tuple(_read_answer(text, start, context) for text, start in pairs)
 
 
-def _read_answer(text: object, start: object, context: str) -> Answer:
+def _read_answer(text: object, start: object, context: str) -> AnswerSpan:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"an answer is {reprlib.repr(text)}, expected text")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
@@ -171,4 +187,171 @@ def _read_answer(text: object, start: object, context: str) -> Answer:
             f"the answer {reprlib.repr(text)} is not in its context at answer_start {start}, where the context has "
             f"{reprlib.repr(found)}: {known}; answer_start counts code points"
         )
-    return Answer(text, start)
+    return AnswerSpan(text, start)
+
+
+CHARACTER_COLUMNS = ("start_characters", "end_characters")
+
+
+def tokenize_windows(
+    split: Split,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    max_length: int,
+    doc_stride: int,
+    cache_dir: Path | None,
+    name: str,
+) -> Tokens:
+    """Returns the windows of the questions and contexts of a split, cached or computed.
+
+    The columns are `input_ids`, `token_type_ids` if the model reads them, and `start_characters` and `end_characters`:
+    the characters of the context that a token stands for, or `NO_ANSWER` and `NO_CLASS`, as in `Window`.
+
+    Args:
+        doc_stride: tokens of the context that neighbouring windows share.
+        name: of the split in messages.
+
+    Raises:
+        UserError: for a question that is too long for the windows.
+    """
+    digest = tokenization.compute_digest(split, tokenizer, max_length, doc_stride=doc_stride)
+
+    def create() -> "pyarrow.Table":
+        return _create_table(split, tokenizer, max_length=max_length, doc_stride=doc_stride, name=name)
+
+    return tokenization.cached_tokens(digest, create, cache_dir)
+
+
+def _create_table(
+    split: Split, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, doc_stride: int, name: str
+) -> "pyarrow.Table":
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    texts = list(zip(split.texts, split.pairs or (), strict=True))
+    chunks = chunk_texts(texts, lambda pair: sum(map(len, pair)))
+    windows: list[Window] = []
+    rows: list[int] = []
+    for row, encoding in enumerate(itertools.chain.from_iterable(map(backend.encode_batch, chunks))):
+        try:
+            cut = cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)
+        except ValueError as error:
+            is_long = isinstance(error, TooLongError)
+            advice = ": shorten it, raise task.max_length, or lower task.doc_stride" if is_long else ""
+            raise UserError(f"{name}, example {row + 1}: {error}{advice}") from error
+        windows += cut
+        rows += [row] * len(cut)
+    values = {
+        "input_ids": [window.ids for window in windows],
+        "token_type_ids": [window.type_ids for window in windows],
+        **{column: [window.characters[side] for window in windows] for side, column in enumerate(CHARACTER_COLUMNS)},
+    }
+    if "token_type_ids" not in tokenizer.model_input_names:
+        del values["token_type_ids"]
+    lengths = np.array([len(window.ids) for window in windows])
+    return tokenization.create_table(values, lengths, rows=np.array(rows))
+
+
+def label_windows(tokens: Tokens, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first and the last token of the answer in each window, both `[windows]`.
+
+    They are 0, the token that stands for no answer, in a window without the whole answer, and `IGNORED` in a window of
+    a question without a label.
+
+    Args:
+        spans: `[N, 2]`, first and last (exclusive) character of the answer to each question, `NO_ANSWER` for none and
+            `IGNORED` for a question without a label.
+    """
+    assert tokens.rows is not None
+    rows, number = tokens.rows, len(tokens)
+    starts, ends = (np.asarray(tokens.columns[name], dtype=np.int64) for name in CHARACTER_COLUMNS)
+    context = np.flatnonzero(starts > NO_ANSWER)
+    window = np.repeat(np.arange(number), np.diff(tokens.offsets))[context]
+    starts, ends = starts[context], ends[context]
+    # The characters of all windows in one ascending order, because those of a window are below `step`.
+    step = max(int(ends.max()), int(spans.max())) + 1
+    base = np.arange(number) * step
+    first_character, last_character = spans[rows].T
+    first = np.searchsorted(ends + window * step, base + np.maximum(first_character, 0), side="right")
+    last = np.searchsorted(starts + window * step, base + np.maximum(last_character, 0), side="left") - 1
+    lowest, highest = (np.searchsorted(window, np.arange(number), side=side) for side in ("left", "right"))
+    new_row = np.diff(rows, prepend=-1) != 0
+    ends_row = np.append(new_row[1:], True)
+    holds = (
+        (first_character >= 0) & (lowest <= first) & (first <= last) & (last < highest)
+        & (new_row | (starts[lowest] <= first_character))
+        & (ends_row | (ends[highest - 1] >= last_character))
+    )  # fmt: skip
+    labels = []
+    for token in (first, last):
+        position = context[np.minimum(token, len(context) - 1)] - tokens.offsets[:-1]
+        labels.append(np.where(first_character == IGNORED, IGNORED, np.where(holds, position, 0)))
+    return labels[0], labels[1]
+
+
+class QuestionAugmentation:
+    """Asks the questions of train of other contexts: those of the same title, such as the paragraphs of one article.
+
+    Such a context is about the same things and rarely has the answer. The teacher says where it would be, and how sure
+    it is that there is none. Each copy has one of the other contexts of its title, drawn with the same probability. The
+    question of a title with one context has none.
+
+    Args:
+        copies: of each training question.
+        seed: of all random choices.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    name = "questions"
+
+    @check_arguments
+    def __init__(self, *, copies: PositiveInt = 2, seed: NonNegativeInt = 0) -> None:
+        self.copies, self.seed = copies, seed
+
+    def check(self) -> None:
+        """Raises nothing, because the method needs no further package and no model."""
+
+    def check_task(self, task: TaskInfo) -> None:
+        """Raises UserError for a task without questions about contexts."""
+        check_rows(self.name, task.has_contexts, "questions about contexts", task)
+
+    def options(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def key(self, data: LabelledData) -> list[object]:
+        return [self.options(), compute_digest([self._titles(data)])]
+
+    def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
+        """Returns the function that makes the copies; the mask token and the device are not read.
+
+        Raises:
+            UserError: for questions without titles.
+        """
+        train, titles = data.splits["train"], self._titles(data)
+        contexts: dict[str | None, dict[str, int]] = {}  # The number of each context of a title.
+        for title, context in zip(titles, train["context"], strict=True):
+            of_title = contexts.setdefault(title, {})
+            of_title.setdefault(context, len(of_title))
+        listed = {title: list(numbers) for title, numbers in contexts.items()}
+
+        def copy(row: int, number: int, random: np.random.Generator) -> tuple[str, ...]:
+            title, context = titles[row], train["context"][row]
+            others = len(listed[title]) - 1
+            if title is not None and others:
+                chosen = int(random.integers(others))
+                context = listed[title][chosen + (chosen >= contexts[title][context])]
+            return train["question"][row], context
+
+        return copy
+
+    def _titles(self, data: LabelledData) -> list[str | None]:
+        """Returns the title of each training question, None for one without."""
+        titles: list[str | None] = data.splits["train"].columns.get(TITLE, [])  # type: ignore[assignment]
+        if not any(title is not None for title in titles):
+            raise UserError(
+                "augment=questions needs the titles of the contexts of train, by which it knows those of one article: "
+                "give SQuAD's JSON with a title for each article, or rows with the column title"
+            )
+        return titles

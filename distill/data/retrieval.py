@@ -1,5 +1,6 @@
-"""Reads retrieval sets in the layout of BEIR (arXiv 2104.08663): a corpus, queries, and judgements of their documents.
+"""Rows of several texts, and retrieval sets in the layout of BEIR (arXiv 2104.08663).
 
+Reads retrieval sets in the layout of BEIR (arXiv 2104.08663): a corpus, queries, and judgements of their documents.
 `corpus.jsonl` has `_id`, `text` and maybe `title`, and `queries.jsonl` has `_id` and `text`; both may be `.gz`.
 `qrels/train.tsv`, `dev.tsv` and `test.tsv` have the columns `query-id`, `corpus-id` and `score`. A score is a whole
 number: above 0 it is the gain of a relevant document, else the document is not relevant.
@@ -8,24 +9,296 @@ Where the queries are documents themselves (ArguAna, Quora), the document with t
 nor a negative, as in BEIR's evaluation (`ignore_identical_ids`).
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from distill.console import print_notice
-from distill.data import readers
-from distill.data.columns import read_text_column
-from distill.data.held_out import keep_together, number_units, text_keys
-from distill.data.own_documents import Gains, IdTexts, find_equal, find_own, leave_out_own, list_own
-from distill.data.sources import TableSource, check_columns
-from distill.data.tables import LabelledData, Split, compute_digest
-from distill.data.text_groups import IS_QUERY, group_split, list_content
-from distill.edge.search import normalize
-from distill.errors import UserError
-from distill.readers.lines import read_lines
+from distill.core.console import print_notice
+from distill.core.errors import UserError
+from distill.data import sources
+from distill.data.labelled_text import get_labels, is_labelled, read_text_column
+from distill.data.pool import USUAL, Unlabelled, UnlabelledText
+from distill.data.prose import normalize_text
+from distill.data.sources import TableSource, check_columns, keep_together, number_units, text_keys
+from distill.data.splits import Column, LabelledData, Split, compute_digest, create_data, text_split
+from distill.edge.index import normalize
+from distill.rows.columns import Table
+from distill.rows.formats import is_blank, read_lines
+from distill.rows.labels import to_classes, to_numbers
+
+ADVICE = "name yours with task.text=[...] and task.label=..."
+IS_QUERY = "is_query"  # The column of a retrieval set that tells its queries from its documents.
+ReadLabels = Callable[[Table], np.ndarray]
+
+
+def group_split(groups: list[list[str]], labels: np.ndarray | None = None, **further: Column) -> Split:
+    """Returns groups of one or several texts, with their scores `[N]`, NaN for a group without one.
+
+    Args:
+        labels: None for groups without scores.
+        further: columns beside those of texts and labels.
+    """
+    if labels is None:
+        labels = np.full(len(groups), np.nan, dtype=np.float32)
+    return Split({"texts": groups, "labels": labels, **further}, ("texts",), _create_record)
+
+
+def _create_record(row: Mapping[str, Any]) -> list[str]:
+    texts: list[str] = row["texts"]
+    return texts
+
+
+def list_content(splits: Mapping[str, Split]) -> Iterator[object]:
+    """Yields the content of the splits, of which a digest is computed."""
+    return ([name, split["texts"], split.labels.tolist()] for name, split in splits.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupColumns:
+    """The columns of groups of texts.
+
+    Args:
+        text: the columns of the texts of the splits that are scored.
+        label: the column of their scores; of several names the one that a table has.
+        train_text: the columns of the texts of train, which may lack all but one of them, or have `text` instead.
+        train_label: the column of train's scores or classes, which train may lack.
+        classes: names of train's classes in the order of the data's integers. None takes numbers for scores and words
+            for classes.
+        triples: two classes of pairs in train. The pairs of a first text then become groups of three texts: the first
+            text, the second one of a pair of the first class, and that of a pair of the second class. Other pairs are
+            left out. None leaves pairs as they are.
+    """
+
+    text: tuple[str, ...]
+    label: tuple[str, ...]
+    train_text: tuple[str, ...]
+    train_label: tuple[str, ...]
+    classes: tuple[str, ...] | None = None
+    triples: tuple[str, str] | None = None
+
+    def read(self, source: TableSource, cache_dir: Path, read_labels: ReadLabels | None = None) -> LabelledData:
+        """Reads `train`, `dev` and the other splits with scores.
+
+        Args:
+            read_labels: returns the labels `[N]` of a table in the place of scores. All splits then have them.
+
+        Raises:
+            UserError: if a directory, file, column, text, score or class is missing or invalid.
+            UnreachableError: if the data is not in the cache and cannot be downloaded.
+        """
+        tables = source.read(
+            cache_dir,
+            partial(self._hold_out_dev, source),
+            lambda table: read_labels is not None or is_labelled(table, self.label),
+        )
+        groups = self._read_train(tables["train"])
+        classes, numbers = self._read_train_labels(tables["train"], len(groups))
+        if self.triples is not None:
+            groups = _form_triples(groups, numbers, classes, self.triples, tables["train"].source)
+            classes, numbers = (), np.full(len(groups), np.nan, dtype=np.float32)
+        splits = {"train": group_split(groups, numbers)}
+        splits |= {name: self._read_scored(table, read_labels) for name, table in tables.items() if name != "train"}
+        # The classes are a part of what a teacher is fine-tuned on.
+        data = create_data(source, (), splits, lambda of: [*([classes] if classes else []), *list_content(of)])
+        return replace(data, classes=classes)
+
+    def add_unlabelled(self, source: Unlabelled, data: LabelledData) -> LabelledData:
+        """Returns the data with the single texts of a source that are in none of its splits, each once, as its pool.
+
+        Raises:
+            UserError: if the source is missing, cannot be read, lacks a column, or has no new text.
+        """
+        known = replace(data, splits={name: text_split(_known_texts(split)) for name, split in data.splits.items()})
+        pool = UnlabelledText(source, text=self.text[:1], label=self.label).add_to(known).pool
+        return replace(data, pool=replace(pool, rows=group_split([[text] for text in pool.rows.texts])))
+
+    def _hold_out_dev(self, source: TableSource, table: Table) -> dict[str, Table]:
+        columns = [table.columns[name] for name in (*self.text, *self.train_text) if name in table.columns]
+        return source.hold_out_dev(table, together=[text_keys(*columns)] if columns else ())
+
+    def _read_train(self, table: Table) -> list[list[str]]:
+        """Returns the groups of a table to train on, of those columns that it has."""
+        columns = [name for name in self.train_text if name in table.names]
+        if not columns and USUAL in table.names:
+            columns = [USUAL]
+        check_columns(table, [] if columns else [(name,) for name in self.train_text], ADVICE)
+        if missing := [name for name in self.train_text if name not in columns]:
+            print_notice(f"{table.source} has no column {', '.join(missing)}: only {', '.join(columns)} is read")
+        return _read_groups(table, columns, least=1)
+
+    def _read_train_labels(self, table: Table, count: int) -> tuple[tuple[str, ...], np.ndarray]:
+        """Returns the names of the classes, none for scores, and the labels `[N]`, NaN without any."""
+        if not any(name in table.names for name in self.train_label):
+            return (), np.full(count, np.nan, dtype=np.float32)
+        column = get_labels(table, self.train_label)
+        given = [row for row, value in enumerate(column.values) if not is_blank(value)]
+        numbers = np.full(count, np.nan, dtype=np.float32)
+        known = replace(column, values=[column.values[row] for row in given], rows=given)
+        if self.classes is None and column.classes is None and any(map(_is_number, known.values)):
+            numbers[given] = to_numbers(known)
+            return (), numbers
+        if not given:
+            return (), numbers
+        names, indices = to_classes({"train": known}, self.classes, print_notice)
+        numbers[given] = indices["train"]
+        return names, numbers
+
+    def _read_scored(self, table: Table, read_labels: ReadLabels | None) -> Split:
+        columns = [(name,) for name in self.text]
+        check_columns(table, columns if read_labels is not None else [*columns, self.label], ADVICE)
+        groups = _read_groups(table, self.text, least=2)
+        if read_labels is not None:
+            return group_split(groups, read_labels(table))
+        return group_split(groups, to_numbers(get_labels(table, self.label)))
+
+
+def _form_triples(
+    groups: Sequence[list[str]], labels: np.ndarray, classes: Sequence[str], triples: tuple[str, str], source: str
+) -> list[list[str]]:
+    """Returns groups of a text, one that belongs to it and one that does not, of the pairs of two classes.
+
+    The negative texts of a first text take turns.
+
+    Raises:
+        UserError: for a class that train does not have, and if no first text has pairs of both.
+    """
+    given = f"task.triples=[{','.join(triples)}]"
+    if unknown := [name for name in triples if name not in classes]:
+        known = f"expected two of {', '.join(classes)}" if classes else "and its pairs have no classes in words"
+        raise UserError(f"{given}: {source} has no class {unknown[0]}, {known}")
+    positive, negative = map(list(classes).index, triples)
+    others: dict[str, list[str]] = {}
+    for group, label in zip(groups, labels, strict=True):
+        if label == negative and len(group) > 1:
+            others.setdefault(group[0], []).append(group[1])
+    negatives = {text: itertools.cycle(texts) for text, texts in others.items()}
+    found = [
+        [group[0], group[1], next(negatives[group[0]])]
+        for group, label in zip(groups, labels, strict=True)
+        if label == positive and len(group) > 1 and group[0] in negatives
+    ]
+    if not found:
+        raise UserError(f"{given}: no first text of {source} has pairs of both classes: leave it out")
+    return found
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(str(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[list[str]]:
+    """Returns the texts of each row; empty ones at its end are none.
+
+    Raises:
+        UserError: for a row of fewer texts, and for an empty text before another one.
+    """
+    texts = [read_text_column(table, name, may_be_empty=True, optional=True) for name in columns]
+    groups = []
+    for row, every in enumerate(zip(*texts, strict=True)):
+        group = list(every)
+        while group and not group[-1].strip():
+            group.pop()
+        empty = next((name for name, text in zip(columns, group, strict=False) if not text.strip()), None)
+        if empty is None and len(group) < min(least, len(columns)):
+            empty = columns[len(group)]
+        if empty is not None or not group:
+            raise UserError(f"{table.place(row)}: column {empty or columns[0]} is empty, expected text")
+        groups.append(group)
+    return groups
+
+
+def _known_texts(split: Split) -> list[str]:
+    """Returns the texts that one without a label is compared with: all of a split, or its queries.
+
+    The documents of a retrieval set are known before a query is.
+    """
+    queries = split.select(np.flatnonzero(split[IS_QUERY])) if IS_QUERY in split.columns else split
+    return list(queries.all_texts())
+
+
+Gains = Mapping[int, int]  # Of the relevant documents of a query, by the number of the document.
+
+
+@dataclass(frozen=True)
+class IdTexts:
+    """The texts of a file in their order, and their numbers by id. The text of a document without any is empty."""
+
+    path: Path
+    texts: list[str]
+    numbers: Mapping[str, int]
+
+
+def find_own(queries: IdTexts, corpus: IdTexts) -> dict[int, int]:
+    """Returns the document with the id of each query, by their numbers; none where ids are equal by chance.
+
+    They are equal by chance if most of these documents do not have the text of the query, such as in sets that number
+    queries and documents from 1. A document may have a title beside it.
+    """
+    both = {number: corpus.numbers[id] for id, number in queries.numbers.items() if id in corpus.numbers}
+    same = sum(normalize_text(queries.texts[q]) in normalize_text(corpus.texts[d]) for q, d in both.items())
+    if not both:
+        return {}
+    if 2 * same < len(both):
+        print_notice(
+            f"{queries.path}: {len(both):,} queries have the id of a document, and {len(both) - same:,} of them another"
+            " text than it: the ids are taken for equal by chance, so that such a document can be found"
+        )
+        return {}
+    print_notice(
+        f"{queries.path}: {len(both):,} queries are documents too, by their ids: such a document is no hit for its own "
+        "query, as in BEIR, and no negative"
+    )
+    return both
+
+
+def leave_out_own(split: str, judged: dict[int, Gains], own: Mapping[int, int]) -> dict[int, Gains]:
+    """Returns the judgements of a split without those that a query is relevant to itself.
+
+    Raises:
+        UserError: if there are no others.
+    """
+    others = {
+        query: {document: gain for document, gain in gains.items() if document != own.get(query)}
+        for query, gains in judged.items()
+    }
+    if left_out := sum(map(len, judged.values())) - sum(map(len, others.values())):
+        print_notice(f"{split}: judgements that are left out, of a query as the answer to itself: {left_out:,}")
+    found: dict[int, Gains] = {query: gains for query, gains in others.items() if gains}
+    if not found:
+        raise UserError(f"{split} has no query with a relevant document but itself, expected scores above 0")
+    return found
+
+
+def find_equal(queries: Sequence[str], documents: Sequence[str], own: Mapping[int, int]) -> Callable[[int], list[int]]:
+    """Returns a function that returns the documents which a query is itself: by its id, or with its text.
+
+    Args:
+        own: the document with the id of each query.
+    """
+    by_text: dict[str, list[int]] = {}
+    for document, text in enumerate(documents):
+        by_text.setdefault(normalize_text(text), []).append(document)
+
+    def find(query: int) -> list[int]:
+        of_id = [own[query]] if query in own else []
+        return [*of_id, *by_text.get(normalize_text(queries[query]), ())]
+
+    return find
+
+
+def list_own(own: Mapping[int, int]) -> list[object]:
+    """Returns the documents that queries are themselves as a part of a digest, which has none without them."""
+    return [list(own.items())] if own else []
+
 
 HEADER = ("query-id", "corpus-id", "score")
 SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -177,7 +450,7 @@ def _find_judgements(directory: Path, source: TableSource) -> dict[str, Path]:
 
 def _read_texts(path: Path, columns: Sequence[str]) -> IdTexts:
     """Reads the columns of every row, which are joined with a space."""
-    table = readers.read_file(path, ("_id", *columns))
+    table = sources.read_file(path, ("_id", *columns))
     check_columns(table, [("_id",), ("text",)], LAYOUT)
     numbers: dict[str, int] = {}
     for row, value in enumerate(table.columns["_id"]):

@@ -1,24 +1,194 @@
-"""Sources of labelled rows: data in memory, a directory, a single file, the Hub, or the built-in data."""
+"""Sources of labelled rows: files, the Hub, data in memory or the built-in data, and the draw of dev.
+
+Readers of labelled rows: CSV, TSV, JSONL and Parquet files, and data sets of the `datasets` library. Every file is read
+anew, so that no cache can hold an older or a damaged version of it.
+"""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 
-from distill.console import print_notice
-from distill.data import readers
-from distill.data.held_out import Keys, keep_together, number_units
-from distill.errors import UserError
-from distill.readers.columns import SUFFIXES, Table, join_tables
-from distill.readers.rows import show_names, suggest_column
-from distill.readers.split_names import read_shard
-from distill.storage import hub
+from distill.core import storage
+from distill.core.console import print_notice
+from distill.core.errors import UserError
+from distill.data.prose import normalize_text
+from distill.rows.columns import SAMPLED, SUFFIXES, Table, is_string, join_tables, read_table
+from distill.rows.formats import check_names, read_articles, read_shard, reading_errors, show_names, suggest_column
 
 if TYPE_CHECKING:
     import datasets
+
+
+# Of each row, for one reason to keep rows together: those with an equal key other than None are on one side.
+Keys = Sequence[Hashable]
+
+
+def text_key(texts: Iterable[object]) -> Hashable:
+    """Returns a key that is equal for the same texts in any order, as `normalize_text` sees them."""
+    return tuple(sorted(normalize_text(str(text)) for text in texts if text is not None))
+
+
+def text_keys(*columns: Sequence[object]) -> Keys:
+    """Returns the `text_key` of each row.
+
+    A pair is another row's pair if both texts are. One text in common is none: the pairs of a premise, or of a question
+    that many others are compared with, would be one group.
+
+    Args:
+        columns: of texts; what is no text counts as a text too.
+    """
+    return [text_key(values) for values in zip(*columns, strict=True)]
+
+
+def number_units(keys: Iterable[Keys], rows: int) -> np.ndarray:
+    """Returns the number of the unit of each row `[N]`, its first row: rows with an equal key of any kind are one unit.
+
+    Args:
+        keys: of the rows, once for each kind of them. None is no key.
+    """
+    parents = list(range(rows))
+
+    def find(row: int) -> int:
+        while parents[row] != row:
+            parents[row] = parents[parents[row]]
+            row = parents[row]
+        return row
+
+    for of_kind in keys:
+        first: dict[Hashable, int] = {}
+        for row, key in enumerate(of_kind):
+            if key is not None:
+                one, other = find(first.setdefault(key, row)), find(row)
+                parents[max(one, other)] = min(one, other)
+    return np.array([find(row) for row in range(rows)])
+
+
+def keep_together(
+    dev: np.ndarray, units: np.ndarray, *, classes: Sequence[str] | None = None, fixed: Sequence[int] = ()
+) -> np.ndarray:
+    """Returns the rows of dev after units that are on both sides have been put on one, in ascending order.
+
+    Units that are on one side stay there, so that a table without repeated rows keeps its split. Of the others, as many
+    are dev as make up for the rows that were drawn of them, class by class and in an order that is the same in every
+    run: first those whose first row was drawn. A unit has the class of its first row.
+
+    Args:
+        dev: rows that were drawn.
+        units: of all rows, `[N]`, as `number_units` returns them.
+        classes: of all rows. Train keeps every one, and so does dev if it has two units.
+        fixed: rows of train that stay there.
+    """
+    every, sizes, is_dev = np.arange(len(units)), np.bincount(units, minlength=len(units)), np.zeros(len(units), bool)
+    is_dev[dev] = True
+    in_dev = np.bincount(units[dev], minlength=len(units))
+    crosses = (in_dev > 0) & (in_dev < sizes)  # By the first row of a unit, as `chosen`.
+    if not crosses.any():
+        return np.sort(dev)
+    names, numbers = np.unique([""] * len(units) if classes is None else list(classes), return_inverse=True)
+    count = partial(np.bincount, minlength=len(names))
+    chosen = (in_dev > 0) & ~crosses
+    room, units_in_dev = count(numbers[is_dev & crosses[units]]), count(numbers[chosen])
+    units_in_all = count(numbers[units == every])
+    crosses[units[list(fixed)]] = False
+    order = np.random.default_rng(0).permutation(np.flatnonzero(crosses))
+    candidates: dict[int, list[int]] = {}
+    for row in order[np.argsort(~is_dev[order], kind="stable")].tolist():
+        candidates.setdefault(int(numbers[row]), []).append(row)
+    for number, rows in candidates.items():
+        taken = _fill(rows, sizes, int(room[number]))
+        if not taken and not units_in_dev[number] and units_in_all[number] > 1:
+            taken = [min(rows, key=sizes.__getitem__)]
+        if units_in_dev[number] + len(taken) == units_in_all[number]:
+            taken.remove(max(taken, key=sizes.__getitem__))
+        chosen[taken] = True
+    lacking = np.flatnonzero(count(numbers[~chosen[units]]) == 0)
+    chosen[units[np.isin(numbers, lacking) & (sizes[units] > 1)]] = False
+    return np.flatnonzero(chosen[units])
+
+
+def _fill(rows: Sequence[int], sizes: np.ndarray, room: int) -> list[int]:
+    """Returns the units whose sizes together are nearest to a number of rows, taken one after another."""
+    taken = []
+    for row in rows:
+        if sizes[row] <= 2 * room:
+            taken.append(row)
+            room -= int(sizes[row])
+    return taken
+
+
+SQUAD = (".json", ".json.gz")  # Questions in the nested format of SQuAD.
+
+
+def read_file(path: Path, wanted: Collection[str]) -> Table:
+    """Reads the wanted columns of a file of a type in `SUFFIXES` or `SQUAD`.
+
+    Each question of SQuAD's JSON becomes a row with its `context`, the `title` of the article if it has one, and its
+    own keys, such as `id`, `question` and `answers`. The classes of a data set that the `datasets` library has written
+    as Parquet are read too.
+
+    Raises:
+        UserError: if the file cannot be read, or a line of it has no clear meaning.
+    """
+    if not path.name.endswith(SQUAD):
+        table = read_table(path, wanted)
+        if table.note:
+            print_notice(f"{path}: {table.note}")
+        return table if table.schema is None else _add_classes(table)
+    with reading_errors(path):
+        if path.stat().st_size == 0:
+            raise UserError(f"{path} is empty, expected a header and examples")
+        return _read_squad(path, wanted)
+
+
+def from_dataset(dataset: "datasets.Dataset", source: str, wanted: Collection[str]) -> Table:
+    """Converts a data set of the `datasets` library."""
+    names = tuple(dataset.column_names)
+    check_names(source, names)
+    plain = dataset.with_format(None)  # Another format would return tensors.
+    columns = {name: list(plain[name]) for name in names if name in wanted}
+    others = [name for name in names if name not in wanted and is_string(dataset.features[name])]
+    samples = dict(plain.select_columns(others)[:SAMPLED]) if others else {}
+    return Table(source, names, columns, _get_class_names(dataset.features, columns), samples=samples)
+
+
+def _read_squad(path: Path, wanted: Collection[str]) -> Table:
+    """Reads the nested JSON of SQuAD 1.1 and 2.0: articles of `data`, their `paragraphs`, and the `qas` of each."""
+    rows = read_articles(path)
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    return Table(str(path), names, {name: [row.get(name) for row in rows] for name in names if name in wanted})
+
+
+def _add_classes(table: Table) -> Table:
+    """Returns the rows of Parquet with the names of classes that the `datasets` library has written."""
+    if b"huggingface" not in (table.schema.metadata or {}):
+        return table
+    import datasets
+
+    try:
+        features = datasets.Features.from_arrow_schema(table.schema)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{table.source} has damaged metadata of the datasets library, expected its features"
+        ) from error
+    return replace(table, classes=_get_class_names(features, table.columns))
+
+
+def _get_class_names(features: Mapping[str, object], columns: Collection[str]) -> dict[str, tuple[str, ...]]:
+    import datasets
+
+    # The classes of a column of lists, such as the tags of words, are those of its values.
+    of_values = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    return {
+        name: tuple(feature.names)
+        for name, feature in of_values.items()
+        if name in columns and isinstance(feature, datasets.ClassLabel)
+    }
+
 
 # The file or Hub names of each split.
 STEMS: Mapping[str, tuple[str, ...]] = {
@@ -73,7 +243,7 @@ class TableSource:
     hub_id: str | None = None
     builtin: bool = False
     suffixes: tuple[str, ...] = SUFFIXES
-    read_file: Callable[[Path, Collection[str]], Table] = readers.read_file
+    read_file: Callable[[Path, Collection[str]], Table] = read_file
     dev_fraction: float = 0.1
     train_examples: int | None = None
     dev_examples: int | None = None
@@ -206,7 +376,7 @@ class TableSource:
     def _read_single(self) -> Table:
         """Returns the only table of the source."""
         if self.tables is not None:
-            return readers.from_dataset(self.tables[SINGLE], "the data", self.wanted)
+            return from_dataset(self.tables[SINGLE], "the data", self.wanted)
         path = Path(str(self.data_dir)).expanduser()
         if not path.name.endswith(self.suffixes):
             raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(self.suffixes)}")
@@ -221,7 +391,7 @@ class TableSource:
                 f"{', '.join(tables)}"
             )
         return {
-            split: readers.from_dataset(tables[stem], f"the split {stem}", self.wanted)
+            split: from_dataset(tables[stem], f"the split {stem}", self.wanted)
             for split, stem in names.items()
             if stem is not None
         }
@@ -243,7 +413,7 @@ class TableSource:
     def _read_further(self, name: str, content: "str | datasets.Dataset") -> Table:
         """Returns the table of a set of `transfer`: a file, or the one of test, or else of dev, in a directory."""
         if not isinstance(content, str):
-            return readers.from_dataset(content, f"the set {name}", self.wanted)
+            return from_dataset(content, f"the set {name}", self.wanted)
         path = Path(content).expanduser()
         if path.is_dir():
             files = find_files(path, {split: self.stems[split] for split in ("test", "dev")}, self.suffixes)
@@ -260,7 +430,7 @@ class TableSource:
     def _read_hub(self) -> dict[str, Table]:
         if self.hub_id is None:
             raise UserError(f"task {self.name} has no data of its own: give task.data_dir=DIR with train and dev files")
-        loaded = hub.load_dataset(
+        loaded = storage.load_hub_dataset(
             self.hub_id, f"data set {self.hub_id}",
             advice="with train and dev files, go online once, or use the built-in data with task=docstrings",
         )  # fmt: skip
@@ -268,7 +438,7 @@ class TableSource:
         for split, stems in self.stems.items():
             name = next((stem for stem in stems if stem in loaded), None)
             if name is not None:
-                tables[split] = readers.from_dataset(loaded[name], f"{self.hub_id} {name}", self.wanted)
+                tables[split] = from_dataset(loaded[name], f"{self.hub_id} {name}", self.wanted)
             elif split in self._needed:
                 raise UserError(f"data set {self.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
         return tables
@@ -364,7 +534,7 @@ def check_memory(source: TableSource, columns: Sequence[Sequence[str]], advice: 
     for name, dataset in (source.tables or {}).items():
         if name != SINGLE and not any(name in source.stems[split] for split in ("train", "dev")):
             continue
-        table = readers.from_dataset(dataset, "the data" if name == SINGLE else f"the split {name}", ())
+        table = from_dataset(dataset, "the data" if name == SINGLE else f"the split {name}", ())
         check_names_of(table, columns, advice)
         for names in columns:
             found = [column for column in names if column in table.names]

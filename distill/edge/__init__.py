@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from distill.edge.bundle import Bundle
     from distill.edge.index import Index
 
+
 __all__ = ["Bundle", "Index"]
 
 

@@ -32,24 +32,222 @@ Input and output are UTF-8 whatever the locale is.
 """
 
 import argparse
+import codecs
 import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+from distill.core.errors import DistillError, UserError, first_line, forget_interrupt
 from distill.edge import web
 from distill.edge.bundle import Bundle, RecordError
-from distill.edge.command_options import GENERATE, GENERATION, SEARCH, parse
 from distill.edge.decoder import Prediction, Record
-from distill.edge.evaluate import Columns, evaluate
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.stream import Row, read_chunks
-from distill.edge.strings import escape, shorten
-from distill.errors import DistillError, UserError, first_line, forget_interrupt
-from distill.readers.lines import read_lines
+from distill.edge.evaluation import Columns, evaluate
+from distill.edge.sampling import SIDES, GenerationOptions
+from distill.edge.strings import escape, find_surrogate, shorten
+from distill.rows.formats import read_lines
+
+GENERATE, SEARCH = "generate", "search"  # Before the texts.
+# The options that `generate` alone has.
+GENERATION = ("max_new_tokens", "temperature", "top_p", "seed", "beams", "stop", "repetition_penalty", "truncate")
+Add = Callable[..., Any]
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the options and the texts of a command."""
+    parser = argparse.ArgumentParser(prog="python -m distill.edge", description="Predict with an exported bundle.")
+    parser.add_argument("bundle", help="directory with bundle.json")
+    parser.add_argument(
+        "text", nargs="*",
+        help="texts, or texts separated by tabs: the two of a pair, or a question and its choices; by default lines of "
+        f"standard input. After {GENERATE} they are prompts, and after {SEARCH} queries",
+    )  # fmt: skip
+    for title, description, add_options in (
+        ("model", None, _add_model),
+        ("input and output", None, _add_formats),
+        ("predictions", None, _add_predictions),
+        (SEARCH, f"options after BUNDLE {SEARCH}, for a bundle of vectors", _add_search),
+        (GENERATE, f"options after BUNDLE {GENERATE}, for a bundle that writes text", _add_generation),
+        ("evaluation", "metrics on labelled rows, in place of predictions", _add_evaluation),
+        ("page", "a page for browsers, in place of predictions", _add_page),
+    ):
+        add_options(parser.add_argument_group(title, description).add_argument)
+    return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
+
+
+def _add_model(add: Add) -> None:
+    add("--model", help="such as fp32, int8 or openvino; by default the recommended one")
+    add("--threads", type=int, help="number of threads; by default one for each usable core")
+    add("--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends")
+    add(
+        "--max-length", type=int, metavar="N",
+        help="tokens that texts are cut to, fewer than the bundle reads: a long text then takes less time and memory",
+    )  # fmt: skip
+
+
+def _add_formats(add: Add) -> None:
+    add("--json", action="store_true", help="one JSON object a line, with all probabilities")
+    add(
+        "--jsonl", action="store_true",
+        help='each line is a record in JSON, such as {"question": ..., "context": ...}, and gives a JSON object',
+    )  # fmt: skip
+    add(
+        "--refuse-long", action="store_true",
+        help="end at a text of more tokens than the bundle reads, and do not cut it",
+    )  # fmt: skip
+
+
+def _add_predictions(add: Add) -> None:
+    add(
+        "--top-k", type=int, metavar="K",
+        help=f"pieces for each mask, of a bundle that fills masks; with {GENERATE}: sample from the K best tokens; "
+        f"with {SEARCH}: texts to find, by default 10",
+    )  # fmt: skip
+    add(
+        "--rounds", type=int, metavar="T",
+        help="of predictions of the masks of a text, each of which masks the least certain tokens again; by default 1, "
+        "or as many as the bundle has",
+    )  # fmt: skip
+    add(
+        "--lengths", type=int, metavar="N",
+        help="likeliest lengths of a text to write, of which the best text is taken, of a bundle that predicts lengths",
+    )  # fmt: skip
+    add("--explain", action="store_true", help="what the probability of a text's class loses without each of its words")
+
+
+def _add_search(add: Add) -> None:
+    add("--corpus", type=Path, metavar="FILE", help="the texts among which to search, one on each line")
+
+
+def _add_evaluation(add: Add) -> None:
+    add(
+        "--evaluate", type=Path, metavar="FILE",
+        help="labelled rows as the task was trained from: .csv, .tsv, .jsonl, .parquet, for tags also CoNLL, and for "
+        "questions also the JSON of SQuAD",
+    )  # fmt: skip
+    add("--text-column", action="append", metavar="NAME", help="of a text; again for each further one")
+    add(
+        "--as-text", action="store_true",
+        help="for tags: predict the text of the words, which the bundle splits itself",
+    )  # fmt: skip
+    add(
+        "--label-column", action="append", metavar="NAME",
+        help="of the label; again for each further label that has a column of 0 and 1. Columns of CoNLL are numbers",
+    )  # fmt: skip
+
+
+def _add_generation(add: Add) -> None:
+    add("--max-new-tokens", type=int, metavar="N", help="tokens to write at most; by default as many as the bundle has")
+    add("--temperature", type=float, metavar="T", help="sample; by default the most probable token is taken each time")
+    add("--top-p", type=float, metavar="P", help="sample from the fewest tokens that have P of the probability")
+    add("--seed", type=int, metavar="N", help="repeat the sampled tokens")
+    add("--beams", type=int, metavar="N", help="sequences of a beam search")
+    add("--stop", action="append", metavar="TEXT", help="end before this text; again for each further one")
+    add("--repetition-penalty", type=float, metavar="X", help="more than 1 makes tokens that were there less probable")
+    add("--truncate", choices=SIDES, help="end at which to cut a prompt of more tokens than the model has positions")
+    add("--stream", action="store_true", help="write pieces as they come, with line breaks as they are")
+
+
+def _add_page(add: Add) -> None:
+    add("--web", action="store_true", help="write the page; the text is the folder's name")
+    add("--single-file", action="store_true", help="one HTML file in place of a folder")
+    add("--libraries", type=Path, default=Path("node_modules"), help="of JavaScript, default %(default)s")
+
+
+LINES_PER_CHUNK = 256
+BLOCK_BYTES = 1 << 16  # Of one read, as many as a pipe holds.
+Row = tuple[str, Record | None]  # A text, and its record; None for a blank line.
+Named = tuple[str, str]  # The name of a text in messages, and the text.
+
+
+def read_chunks(texts: Sequence[str], parse: Callable[[str], Record]) -> Iterator[list[Row]]:
+    """Yields the texts with their records in chunks; without texts, the lines of standard input.
+
+    A line is in a chunk as soon as it has arrived. The next chunk has all lines that arrived since, at most
+    `LINES_PER_CHUNK`: a lonely line does not wait for others, and a fast pipe fills every chunk.
+
+    Args:
+        parse: returns the record of a text; raises UserError for an invalid one.
+
+    Raises:
+        UserError: for a text that is not UTF-8 or has no record, after the texts before it were yielded.
+    """
+    for block in [_read_arguments(texts)] if texts else _read_lines():
+        chunk: list[Row] = []
+        try:
+            for name, text in block:
+                chunk.append((text, _read_record(name, text, parse)))
+                if len(chunk) == LINES_PER_CHUNK:
+                    yield chunk
+                    chunk = []
+        except UserError:
+            yield chunk
+            raise
+        yield chunk
+
+
+def _read_record(name: str, text: str, parse: Callable[[str], Record]) -> Record | None:
+    if not text.strip():
+        return None
+    try:
+        return parse(text)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+def _read_arguments(arguments: Sequence[str]) -> Iterator[Named]:
+    """Yields a name for each argument, and its text, which is UTF-8 whatever the locale is."""
+    for number, argument in enumerate(arguments, 1):
+        text = argument
+        if find_surrogate(argument) is not None:
+            try:
+                text = os.fsencode(argument).decode("utf-8")
+            except UnicodeError as error:
+                raise UserError(f"text {number} is not UTF-8: convert it to UTF-8") from error
+        yield f"text {number}", text
+
+
+def _read_lines() -> Iterator[Iterator[Named]]:
+    """Yields the lines of standard input that have arrived, each with its name."""
+    if sys.stdin is None:  # Standard input is closed.
+        return
+    first = 1
+    for lines in split_lines(cast(BufferedReader, sys.stdin.buffer)):
+        yield _name_lines(lines, first)
+        first += len(lines)
+
+
+def split_lines(stream: BufferedReader) -> Iterator[list[bytes]]:
+    """Yields the lines that have arrived, without their line feeds, as soon as there is one.
+
+    The last line may lack its line feed.
+    """
+    parts: list[bytes] = []  # Of a line whose end has not arrived.
+    while content := stream.read1(BLOCK_BYTES):
+        start, *others = content.split(b"\n")
+        parts.append(start)
+        if others:
+            yield [b"".join(parts), *others[:-1]]
+            parts = [others[-1]]
+    if last := b"".join(parts):
+        yield [last]
+
+
+def _name_lines(lines: Iterable[bytes], first: int) -> Iterator[Named]:
+    """Yields a name for each line, and its text. Only line feeds end a line."""
+    for number, line in enumerate(lines, first):
+        content = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).removesuffix(b"\r")
+        try:
+            yield f"line {number}", content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"line {number} of standard input is not UTF-8, its byte {error.start + 1} is "
+                f"0x{content[error.start]:02x}: convert the file to UTF-8"
+            ) from error
 
 
 def _parse_json(line: str) -> Record:

@@ -13,38 +13,62 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.edge import cores, decode
-from distill.edge.cached_rows import CachedModel, pad_rows
-from distill.edge.decoder import Decoder, Example, Items, Prediction, Record, Row, TooLongError
-from distill.edge.generation import Generator, Writing
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.generation_settings import GenerationSettings
-from distill.edge.index import RESCORED, Index, Precision, check_dimensions, check_precision, take_dimensions
-from distill.edge.manifest import ABOVE, read_manifest
-from distill.edge.mask_decoder import Masks
-from distill.edge.mask_predict import MaskPredictor
-from distill.edge.masks import MaskedTokens
-from distill.edge.model_files import (
+from distill.core.errors import UserError, first_line
+from distill.core.files import hash_file
+from distill.edge import bundle_files, decode
+from distill.edge.bundle_files import (
+    ABOVE,
+    ANY,
     count_bytes,
     data_file,
     encoder_file,
+    find_weight_files,
     list_model_files,
     needs_openvino,
+    read_manifest,
+    runs,
     shared_file,
+    this_target,
 )
-from distill.edge.occlusion import Explanation, explain
-from distill.edge.onnx_weights import find_weight_files
-from distill.edge.overview import Overview, Shown, describe_call
-from distill.edge.processor import ANY, runs, this_target
-from distill.edge.refinement import refine_masks
-from distill.edge.search import check_count, find_nearest, similarity
-from distill.edge.strings import shorten
-from distill.edge.target_masks import FilledTargets
-from distill.edge.texts import Continuations, describe
-from distill.edge.truncation import Truncation, chunk_texts
-from distill.edge.whole_texts import TARGET, TARGET_MASK, WholeTexts, open_model
-from distill.errors import UserError, first_line
-from distill.storage.files import hash_file
+from distill.edge.decode import Explanation, explain
+from distill.edge.decoder import (
+    Decoder,
+    Example,
+    Items,
+    MaskedTokens,
+    Prediction,
+    Record,
+    Row,
+    TooLongError,
+    Truncation,
+    chunk_texts,
+)
+from distill.edge.generation import CachedModel, Generator, Writing, pad_rows
+from distill.edge.index import (
+    RESCORED,
+    Index,
+    Precision,
+    check_count,
+    check_dimensions,
+    check_precision,
+    find_nearest,
+    similarity,
+    take_dimensions,
+)
+from distill.edge.sampling import GenerationOptions, GenerationSettings
+from distill.edge.strings import Overview, Shown, describe_call, shorten
+from distill.edge.text_decoders import (
+    TARGET,
+    TARGET_MASK,
+    Continuations,
+    FilledTargets,
+    MaskPredictor,
+    Masks,
+    WholeTexts,
+    describe_writing,
+    open_model,
+    refine_masks,
+)
 
 MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
@@ -140,7 +164,7 @@ class Bundle(Shown):
             self._shorten(max_length)
         self.decoder = self._create_decoder(decoder, top_k)
         self._check_weights(path)
-        self.threads = cores.count_cores() if threads is None else int(threads)
+        self.threads = bundle_files.count_cores() if threads is None else int(threads)
         self.session = open_model(path, self.threads)
         self._check_model(path)
         self._writer = self._load_writer(encoder) if decoder.generates else None
@@ -470,7 +494,7 @@ class Bundle(Shown):
             while generator.running:
                 generator.step()
             for number, writing in zip(numbers, writings, strict=True):
-                predictions[number] = describe(writing)
+                predictions[number] = describe_writing(writing)
         return predictions
 
     def generator(self) -> Generator:

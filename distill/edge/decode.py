@@ -1,35 +1,88 @@
-"""Decoders, which turn the logits of a model into predictions with numpy.
+"""Decoders, which turn the logits of a model into predictions, and the words that a prediction rests on.
 
-A decoder selects the items of its task among the logits of a row of the model, and makes a prediction from those of all
-rows of a record.
+Decoders, which turn the logits of a model into predictions with numpy. A decoder selects the items of its task among
+the logits of a row of the model, and makes a prediction from those of all rows of a record.
 """
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from distill.edge import spans
-from distill.edge.classes import pad_classes, sigmoid, softmax
-from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row
-from distill.edge.label_words import LabelWords
-from distill.edge.mask_decoder import Masks
-from distill.edge.search import check_count
-from distill.edge.splitting import Splitter
-from distill.edge.strings import check_text, escape, shorten
-from distill.edge.target_masks import FilledTargets
-from distill.edge.texts import Continuations, Targets
-from distill.edge.words import (
+from distill.core.errors import UserError
+from distill.edge import answering
+from distill.edge.answering import LabelWords
+from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row, pad_classes, sigmoid, softmax
+from distill.edge.index import check_count
+from distill.edge.strings import (
     OUTSIDE,
     CutEncoding,
+    Splitter,
     TagScheme,
+    check_text,
     cut_between_words,
+    escape,
     join_words,
     locate_words,
+    shorten,
+    split_words,
 )
-from distill.errors import UserError
+from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
+
+if TYPE_CHECKING:
+    from distill.edge.bundle import Bundle
+
+
+class WordEffect(TypedDict):
+    """What a word adds to the probability of the predicted class.
+
+    Attributes:
+        start, end: of the word in the text, in code points.
+        effect: the probability with the word minus that without it.
+    """
+
+    word: str
+    start: int
+    end: int
+    effect: float
+
+
+class Explanation(TypedDict):
+    """A prediction, and the effect of each word on the probability of its class (arXiv 1311.2901, section 4.2)."""
+
+    label: str
+    probability: float
+    words: list[WordEffect]
+
+
+def explain(bundle: "Bundle", text: str, *, batch_size: int | None = None) -> Explanation:
+    """Returns the most likely class of a text, and what the probability loses without each word.
+
+    Gradients would be faster, but an exported file has none.
+
+    Raises:
+        UserError: for a bundle that gives texts no classes.
+    """
+    if bundle.decoder.fields != ("label", "probability", "probabilities") or bundle.manifest.get("pair"):
+        raise UserError(
+            f"a {bundle.manifest['kind']} bundle has no words to explain: expected one that gives single texts a class"
+        )
+    spans = split_words(text)
+    texts = [text, *(f"{text[:start]}{text[end:]}".strip() or " " for start, end in spans)]
+    whole, *others = _probabilities(bundle, texts, batch_size)
+    label = max(whole, key=lambda name: whole[name])
+    words: list[WordEffect] = [
+        {"word": text[start:end], "start": start, "end": end, "effect": whole[label] - without[label]}
+        for (start, end), without in zip(spans, others, strict=True)
+    ]
+    return {"label": label, "probability": whole[label], "words": words}
+
+
+def _probabilities(bundle: "Bundle", texts: list[str], batch_size: int | None) -> list[dict[str, Any]]:
+    return [prediction["probabilities"] for prediction in bundle.predict(texts, batch_size=batch_size)]
+
 
 WITHHELD = "(no label)"  # In the plain form, of a bundle that abstains.
 NO_ANSWER = "(no answer)"  # In the plain form.
@@ -231,8 +284,8 @@ class Spans:
     prediction has `answers` too, the most probable ones in the same form, no answer among them if there may be none.
 
     Args:
-        decoding: `n_best` and `max_answer_length` as in `spans.find_candidates`, and `null_threshold`: the difference
-            from which on there is no answer, None if there always is one.
+        decoding: `n_best` and `max_answer_length` as in `answering.find_candidates`, and `null_threshold`: the
+            difference from which on there is no answer, None if there always is one.
     """
 
     input_axes = 2
@@ -282,11 +335,11 @@ class Spans:
         if doc_stride is None:
             raise UserError("the bundle has no doc_stride, the tokens that windows share: export it again")
         [encoding] = row
-        return [[window] for window in spans.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
+        return [[window] for window in answering.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         [window] = row
-        return window.characters, spans.mask_classes(logits[0].T, window.characters)
+        return window.characters, answering.mask_classes(logits[0].T, window.characters)
 
     def truncated_item(self) -> Floats | None:
         return None
@@ -294,8 +347,8 @@ class Spans:
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         width = max(logits.shape[-1] for _, logits in rows)
         logits = np.concatenate([pad_classes(array, width) for _, array in rows])
-        characters = np.concatenate([pad_classes(array, width, spans.NO_CLASS) for array, _ in rows])
-        found = spans.find_candidates(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
+        characters = np.concatenate([pad_classes(array, width, answering.NO_CLASS) for array, _ in rows])
+        found = answering.find_candidates(logits, characters, np.zeros(len(rows), dtype=np.int64), **self.limits)
         best = found.best()
         score = float(best.probability(self.threshold)[0])
         prediction = (

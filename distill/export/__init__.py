@@ -1,1 +1,1 @@
-"""From a trained student to a checked, quantized bundle."""
+"""From a trained student to a checked, quantized and measured bundle."""

@@ -1,29 +1,218 @@
-"""The gate: compares the predictions of an exported file with those of the torch model."""
+"""The gate: compares the predictions of an exported file with those of the torch model.
+
+Batch sensitivity: how far the prediction for a text depends on the other texts of its batch. Dynamic quantization
+measures one range of an activation for a whole batch. A large value in one text then takes precision from the others.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import NamedTuple, TypedDict
 
 import numpy as np
+from transformers import PreTrainedModel
 
-from distill.contracts import Scores
-from distill.edge.model_files import needs_openvino
-from distill.edge.processor import ANY, runs, this_target
-from distill.export.abstention import Abstention
-from distill.export.sensitivity import BatchSensitivity
-from distill.export.settings import ExportSettings
-from distill.export.type_recall import (
-    TypeRecall,
-    compare_types,
-    describe_types,
-    find_doubtful_types,
-    find_lost_types,
-)
-from distill.tasks.scoring import Scoring
-from distill.training.evaluate import split_metrics
+from distill.core.contracts import Scores, TaskInfo
+from distill.core.errors import OptionError, UserError
+from distill.core.options import show_value
+from distill.edge.bundle import BATCH_SIZE
+from distill.edge.bundle_files import ANY, needs_openvino, runs, this_target
+from distill.export.quantization import ExportSettings
+from distill.kinds.scoring import Scoring
+from distill.training.module import split_metrics
 from distill.training.statistics import LEVEL, compare_examples
+
+SAMPLED = 512  # Examples of dev, from its beginning.
+BATCH = BATCH_SIZE  # The largest batch that a bundle runs unless it is told another one.
+
+
+class BatchSensitivity(TypedDict):
+    """An entry `batch_sensitivity` of an exported file in run.json and bundle.json.
+
+    Attributes:
+        max_probability_diff: largest difference of a probability between an example alone and in a batch; of numbers,
+            as a share of their range.
+        changed: share of the items whose prediction in a batch is another one than alone.
+        examples: number of examples that were compared, the first ones of dev.
+        batch: number of examples of a batch, at most.
+    """
+
+    max_probability_diff: float
+    changed: float
+    examples: int
+    batch: int
+
+
+def measure_sensitivity(
+    scoring: Scoring, groupings: Sequence[Scores], alone: Scores, *, examples: int
+) -> BatchSensitivity:
+    """Compares the scores of examples in batches, grouped in several ways, with those of the same examples alone.
+
+    The values are those of the grouping with the largest difference.
+    """
+    return {
+        "max_probability_diff": max(scoring.probability_diff(together, alone) for together in groupings),
+        "changed": max(1 - scoring.agreement(together, alone) for together in groupings),
+        "examples": examples,
+        "batch": min(BATCH, examples),
+    }
+
+
+def recommend_batch_size(sensitivity: BatchSensitivity, limit: float) -> int | None:
+    """Returns 1 for a file whose predictions depend on the batch by more than `limit`, else None for any size."""
+    return 1 if sensitivity["max_probability_diff"] > limit else None
+
+
+def describe_sensitivity(file: str, sensitivity: BatchSensitivity, batch_size: int | None) -> str:
+    """Returns one sentence about a file."""
+    difference, changed = sensitivity["max_probability_diff"], sensitivity["changed"]
+    if batch_size is None:
+        return (
+            f"{file} gave a text in a batch of up to {sensitivity['batch']} the same probabilities as alone, within "
+            f"{difference:.2g} ({sensitivity['examples']:,} examples of dev)"
+        )
+    return (
+        f"{file} gives a text other probabilities in a batch than alone, by up to {difference:.2g}, and another "
+        f"prediction in {changed:.1%} of cases: the bundle recommends batch_size={batch_size}; export.recipes=[static] "
+        "has no such difference"
+    )
+
+
+FEWEST_OF_TYPE = 10  # Right answers of a type on dev whose recall is judged.
+NO_EVIDENCE = 1  # An answer more or less of a rare type may be luck.
+
+
+class TypeRecall(TypedDict):
+    """The decrease of one type's recall.
+
+    Attributes:
+        number: of the right answers of this type on dev.
+        lost: of those that torch finds and the file does not.
+        gained: of those that the file finds and torch does not.
+        drop: decrease of the recall.
+        interval: its ends at 95% for all judged types together, after Bonferroni.
+    """
+
+    number: int
+    lost: int
+    gained: int
+    drop: float
+    interval: list[float]
+
+
+def compare_types(scoring: Scoring, scores: Scores, reference: Scores) -> dict[str, TypeRecall]:
+    """Returns the types with at least `FEWEST` right answers whose recall decreased, the worst one first."""
+    found, expected = scoring.hits(scores.by_example()), scoring.hits(reference.by_example())
+    judged = [name for name, hits in expected.items() if len(hits) >= FEWEST_OF_TYPE]
+    types: dict[str, TypeRecall] = {}
+    for name in judged:
+        lost, gained = int((expected[name] & ~found[name]).sum()), int((found[name] & ~expected[name]).sum())
+        if lost > gained:
+            number = len(expected[name])
+            interval = _paired_interval(lost, gained, number, tail=(1 - LEVEL) / 2 / len(judged))
+            types[name] = {
+                "number": number, "lost": lost, "gained": gained, "drop": (lost - gained) / number, "interval": interval
+            }  # fmt: skip
+    return dict(sorted(types.items(), key=lambda entry: -entry[1]["drop"]))
+
+
+def _paired_interval(lost: int, gained: int, number: int, *, tail: float) -> list[float]:
+    """Returns the interval of a difference of paired shares (Agresti and Min, 2005), which has a width without events.
+
+    >>> [round(end, 3) for end in _paired_interval(0, 0, 100, tail=0.025)]
+    [-0.019, 0.019]
+    """
+    lost_more, gained_more, more = lost + 0.5, gained + 0.5, number + 2
+    difference = lost - gained
+    error = math.sqrt(lost_more + gained_more - difference**2 / more)
+    reach = -NormalDist().inv_cdf(tail) * error
+    return [max(-1.0, (difference - reach) / more), min(1.0, (difference + reach) / more)]
+
+
+def find_lost_types(types: Mapping[str, TypeRecall], limit: float) -> list[str]:
+    """Returns the types whose recall certainly falls by more than `limit`."""
+    return [name for name, recall in types.items() if recall["interval"][0] > limit]
+
+
+def find_doubtful_types(types: Mapping[str, TypeRecall], limit: float) -> list[str]:
+    """Returns the types whose recall fell by more than `limit` on dev, by more than luck with a single answer."""
+    return [
+        name for name, recall in types.items()
+        if recall["drop"] > limit and recall["lost"] - recall["gained"] > NO_EVIDENCE
+    ]  # fmt: skip
+
+
+def describe_types(names: list[str], types: Mapping[str, TypeRecall]) -> str:
+    """Returns the decreases of these types' recall in words, on one line."""
+    words = [
+        f"{' '.join(name.split())} by {recall['drop']:.2f} ({recall['lost']} of {recall['number']} lost, "
+        f"{recall['gained']} gained)"
+        for name, recall in ((name, types[name]) for name in names)
+    ]
+    return f"the recall falls of {', '.join(words)}"
+
+
+SHARE_ROUNDING = 1e-9  # 0.29 of 100 examples are 28.999999999999996 in floating point.
+
+
+class Abstention(TypedDict):
+    """An entry `abstain` of an exported file in run.json.
+
+    Attributes:
+        threshold: the file abstains where its largest probability is below.
+        share: share of the examples of each split on which it abstains.
+        metrics: metrics of the other examples, named as those of a file. A split of which none is left has no metrics.
+    """
+
+    threshold: float
+    share: dict[str, float]
+    metrics: dict[str, float]
+
+
+def check_abstention(task: TaskInfo, share: float | None) -> None:
+    """Raises OptionError for a task whose predictions have no confidence."""
+    if share is not None and not task.can_abstain:
+        expected = f"null, because task {task.name} ({task.kind}) has no classes of whole examples to be unsure of"
+        raise OptionError("export.abstain", str(share), expected)
+
+
+def check_dev(examples: int, share: float | None) -> None:
+    """Raises UserError if the share of dev is less than one example."""
+    if share is not None and _count(examples, share) < 1:
+        raise UserError(
+            f"got export.abstain={share}, which is less than one of the {examples:,} examples of dev: set it to at "
+            f"least {math.ceil(1e4 / max(1, examples)) / 1e4:g}, or give more examples of dev"
+        )
+
+
+def choose_threshold(confidences: np.ndarray, share: float) -> float:
+    """Returns the threshold below which at most `share` of the confidences `[N]` are.
+
+    It is in the middle of the largest confidence below it and the smallest one that is not, so that rounding on another
+    processor changes nothing. Equal confidences stay together, on the side that abstains less.
+    """
+    ordered = np.sort(confidences)
+    count = _count(len(ordered), share)
+    return float((ordered[count - 1] + ordered[count]) / 2)
+
+
+def measure_abstention(scores: Mapping[str, Scores], *, scoring: Scoring, share: float) -> Abstention:
+    """Returns the threshold that dev gives, and with it the share and the metrics of every split."""
+    confidences = {split: scoring.confidences(split_scores) for split, split_scores in scores.items()}
+    threshold = choose_threshold(confidences["dev"], share)
+    answered = {split: values >= threshold for split, values in confidences.items()}
+    left = {split: scores[split].select(chosen) for split, chosen in answered.items() if chosen.any()}
+    return {
+        "threshold": threshold,
+        "share": {split: float((~chosen).mean()) for split, chosen in answered.items()},
+        "metrics": split_metrics(scoring, left),
+    }
+
+
+def _count(examples: int, share: float) -> int:
+    return int(examples * share + SHARE_ROUNDING)
+
 
 # `undecided`: usable, but dev is too small to be sure; `unchecked`: this processor cannot run the file rightly.
 PASSED, UNDECIDED, FAILED, UNCHECKED = "passed", "undecided", "failed", "unchecked"
@@ -37,7 +226,7 @@ SLACK = 2  # The interval of the drop may end at this multiple of `max_drop`, an
 FEWEST = 30  # Examples of dev whose resamples tell something of a metric without a worst value.
 
 
-class Comparison(TypedDict):
+class FileComparison(TypedDict):
     """Comparison of an exported file with the torch model on dev.
 
     Attributes:
@@ -95,7 +284,7 @@ class SmallerVectors(TypedDict):
     reason: str | None
 
 
-class ExportedFile(Comparison):
+class ExportedFile(FileComparison):
     """An entry of run.json's `export`.
 
     Attributes:
@@ -125,7 +314,7 @@ class ExportedFile(Comparison):
     vectors: list[SmallerVectors]
 
 
-class Verdict(NamedTuple):
+class GateVerdict(NamedTuple):
     """`passed`, `undecided`, `failed` or `unchecked`, and the reason in words, None for `passed`."""
 
     gate: str
@@ -134,7 +323,7 @@ class Verdict(NamedTuple):
 
 def compare(
     scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, scoring: Scoring, resolution: float | None
-) -> Comparison:
+) -> FileComparison:
     """Compares the scores of an exported file with `reference`, those of the torch model.
 
     Items that the file truncates or reads as other pieces count in its metrics, in the drop and in the agreement.
@@ -198,7 +387,9 @@ def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
     return scores, reference
 
 
-def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY, confidence: float = LEVEL) -> Verdict:
+def judge(
+    comparison: FileComparison, settings: ExportSettings, *, target: str = ANY, confidence: float = LEVEL
+) -> GateVerdict:
     """Returns whether a file passes its gate, with the reason if it does not.
 
     A file fails if its metric drops by more than `max_drop` and this is more than noise (the interval of the drop lies
@@ -213,18 +404,18 @@ def judge(comparison: Comparison, settings: ExportSettings, *, target: str = ANY
     """
     device = this_target()
     if not runs(target, device):
-        return Verdict(UNCHECKED, f"it is for processors of the kind {target}, and this one is {device}")
+        return GateVerdict(UNCHECKED, f"it is for processors of the kind {target}, and this one is {device}")
     limit, types = SLACK * settings.max_drop + ROUNDING, comparison["types"]
     is_noise = comparison["interval"][0] <= 0 and not math.isnan(comparison["drop"])
     faults = _find_faults(comparison, settings, check_drop=not is_noise)
     if lost := find_lost_types(types, limit):
         faults.append(describe_types(lost, types))
     if faults:
-        return Verdict(FAILED, "; ".join(faults))
+        return GateVerdict(FAILED, "; ".join(faults))
     doubts = [doubt] if (doubt := _describe_doubt(comparison, settings, confidence)) else []
     if doubtful := find_doubtful_types(types, limit):
         doubts.append(describe_types(doubtful, types))
-    return Verdict(UNDECIDED, "; ".join(doubts)) if doubts else Verdict(PASSED)
+    return GateVerdict(UNDECIDED, "; ".join(doubts)) if doubts else GateVerdict(PASSED)
 
 
 def split_error(tries: int) -> list[float]:
@@ -249,7 +440,7 @@ def _widen(confidence: float) -> float:
     return normal.inv_cdf((1 - confidence) / 2) / normal.inv_cdf((1 - LEVEL) / 2)
 
 
-def _describe_doubt(comparison: Comparison, settings: ExportSettings, confidence: float) -> str | None:
+def _describe_doubt(comparison: FileComparison, settings: ExportSettings, confidence: float) -> str | None:
     """Returns the reason why dev cannot tell the drop of a file, in words; None if it can."""
     limit, drop, (low, high) = SLACK * settings.max_drop, comparison["drop"], comparison["interval"]
     blindness, reach = describe_blindness(comparison, settings, confidence), (high - drop) * _widen(confidence)
@@ -272,7 +463,7 @@ def describe_reach(highest: float, limit: float, confidence: float = LEVEL) -> s
     return f"the drop may be up to {highest:.4f} ({100 * confidence:.4g}% interval), the limit is {limit:.4g}"
 
 
-def _describe_rows(comparison: Comparison, shrink: float) -> str:
+def _describe_rows(comparison: FileComparison, shrink: float) -> str:
     """Returns how many examples would decide if the drop stayed as it is, in words.
 
     Args:
@@ -287,7 +478,7 @@ def _describe_rows(comparison: Comparison, shrink: float) -> str:
     return f"{examples}, about {math.ceil(needed / step) * step:,} would decide"
 
 
-def _find_faults(comparison: Comparison, settings: ExportSettings, *, check_drop: bool) -> list[str]:
+def _find_faults(comparison: FileComparison, settings: ExportSettings, *, check_drop: bool) -> list[str]:
     """Returns the limits that a file exceeds, in words."""
     drop, rise = comparison["drop"], comparison["ece_rise"]
     limits = (  # A comparison with NaN is false.
@@ -302,7 +493,7 @@ def _find_faults(comparison: Comparison, settings: ExportSettings, *, check_drop
     return [f"{name} {value:.4f}, the limit is {limit:g}" for holds, name, value, limit in limits if not holds]
 
 
-def describe_blindness(comparison: Comparison, settings: ExportSettings, confidence: float = LEVEL) -> str | None:
+def describe_blindness(comparison: FileComparison, settings: ExportSettings, confidence: float = LEVEL) -> str | None:
     """Returns the reason why no file could pass on this dev split; None if a file with torch's predictions would.
 
     Args:
@@ -323,13 +514,13 @@ def describe_blindness(comparison: Comparison, settings: ExportSettings, confide
     return f"{has}, at least {needed:,} are needed to tell a drop of {limit:g}"
 
 
-def judge_float32(comparison: Comparison, settings: ExportSettings) -> Verdict:
+def judge_float32(comparison: FileComparison, settings: ExportSettings) -> GateVerdict:
     """Returns `passed` or `failed` for a float32 file, which must have the predictions of torch."""
     strict = replace(
         settings, min_agreement=FP32_AGREEMENT, max_probability_diff=FP32_PROBABILITY_DIFF, max_ece_rise=1.0
     )
     faults = _find_faults(comparison, strict, check_drop=True)
-    return Verdict(FAILED, "; ".join(faults)) if faults else Verdict(PASSED)
+    return GateVerdict(FAILED, "; ".join(faults)) if faults else GateVerdict(PASSED)
 
 
 def recommended(formats: Mapping[str, ExportedFile]) -> str | None:
@@ -342,3 +533,51 @@ def recommended(formats: Mapping[str, ExportedFile]) -> str | None:
         if names:
             return min(names, key=lambda name: int(formats[name]["bytes"]))
     return None
+
+
+def measure_vectors(
+    scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, scoring: Scoring, settings: ExportSettings
+) -> list[SmallerVectors]:
+    """Scores every smaller form of the vectors of a file; empty for a task without vectors.
+
+    Args:
+        scores: of the file, by split.
+        reference: those of the torch model.
+    """
+    forms = {split: scoring.narrow(of, settings.dimensions) for split, of in scores.items()}
+    whole, entries = scoring.selecting_metric(reference["dev"]), list[SmallerVectors]()
+    for number, (form, narrow) in enumerate(forms["dev"]):
+        metrics = split_metrics(scoring, {split: of[number][1] for split, of in forms.items()})
+        drop, interval, _ = measure_drop(scoring, reference["dev"], narrow)
+        verdict = judge_vectors(drop, interval, settings.max_vector_drop)
+        entries.append({
+            "dimensions": form.dimensions, "precision": form.precision, "rescore": form.rescore, "metrics": metrics,
+            "kept": metrics[scoring.metric] / whole if whole > 0 else None, "drop": drop, "interval": interval,
+            "gate": verdict.gate, "reason": verdict.reason,
+        })  # fmt: skip
+    return entries
+
+
+def judge_vectors(drop: float, interval: list[float], limit: float) -> GateVerdict:
+    """Returns whether smaller vectors pass.
+
+    They fail if the metric drops by more than the limit, and by more than noise: the interval lies above 0. Dev cannot
+    tell if the metric drops by more, or the interval ends above twice the limit.
+    """
+    if not drop <= limit + ROUNDING:  # A comparison with NaN is false.
+        if interval[0] <= 0 and not math.isnan(drop):
+            return GateVerdict(UNDECIDED, describe_noise(drop, interval[0], limit))
+        return GateVerdict(FAILED, f"drop {drop:.4f}, the limit is {limit:g}")
+    if not interval[1] <= SLACK * limit + ROUNDING:
+        return GateVerdict(UNDECIDED, describe_reach(interval[1], SLACK * limit))
+    return GateVerdict(PASSED)
+
+
+def check_dimensions(settings: ExportSettings, model: PreTrainedModel) -> None:
+    """Raises OptionError for dimensions that the vectors of a model have not."""
+    width = int(model.config.hidden_size)
+    if settings.dimensions and settings.dimensions[-1] > width:
+        raise OptionError(
+            "export.dimensions", show_value(list(settings.dimensions)),
+            f"at most {width}, the width of the student's vectors",
+        )  # fmt: skip

@@ -1,19 +1,33 @@
-"""Export of a model to float32 ONNX."""
+"""Export to float32 ONNX: models with a head, models that write with caches, and models that fill masks.
+
+Export of models that write text to float32 ONNX, with caches of keys and values as inputs and outputs. The names of
+inputs and outputs are those of Optimum, so that other runtimes read the files too.
+"""
 
 import contextlib
 import copy
+import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import torch
+from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.models.forward import POSITIONS, exported_inputs, run_exported, takes_choices
+from distill.core.errors import UserError
+from distill.edge.bundle_files import encoder_file
+from distill.edge.generation import KEPT_LOGITS, PADDING, PAST, PRESENT
+from distill.models.decoding import describe_rules
+from distill.models.forward import POSITIONS, exported_inputs, fills_targets, run_exported, takes_choices
+from distill.models.surgery.layers import read_positions
 
 OPSET = 20
 # From here on the weights are in a second file `NAME.data`, because a protobuf message holds 2 GB at most.
@@ -126,3 +140,430 @@ def _silence_exporter() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+MASKED_BATCH, TARGET, MASKED_SOURCE = 2, 5, 13  # Of the example. The exporter treats 0, 1 and equal sizes as fixed.
+MASKED_ROWS = "batch_size"
+
+
+def export_mask_predictor(model: PreTrainedModel, path: Path) -> None:
+    """Writes two files: a decoder to `path`, and its encoder beside it, which runs once for all rounds.
+
+    The encoder has the inputs `input_ids [B, L]` and `attention_mask [B, L]`, and the outputs `last_hidden_state
+    [B, L, H]` and `length_logits [B, M+1]`, of the lengths of a target from 0. The decoder has the inputs `input_ids
+    [B, T]`, `attention_mask [B, T]`, `encoder_hidden_states [B, L, H]`, `encoder_attention_mask [B, L]` and
+    `positions [n]`, counted over `[B * T]`, and the output `logits [n, V]`.
+    """
+    exported = copy.deepcopy(model).cpu().float().eval()
+    exported.set_attn_implementation("eager")
+    size = model.config.vocab_size
+    source, target = (
+        torch.arange(MASKED_BATCH * length).reshape(MASKED_BATCH, length) % size for length in (MASKED_SOURCE, TARGET)
+    )
+    mask, read = torch.ones_like(source), torch.ones_like(target)
+    mask[1, -2:], read[1, -2:] = 0, 0
+    axes, target_axes = {0: MASKED_ROWS, 1: "source"}, {0: MASKED_ROWS, 1: "length"}
+    save_program(
+        _MaskedEncoder(exported), (source, mask), encoder_file(path), inputs=["input_ids", "attention_mask"],
+        outputs=["last_hidden_state", "length_logits"], shapes=(axes, axes),
+    )  # fmt: skip
+    states = torch.zeros(MASKED_BATCH, MASKED_SOURCE, model.config.hidden_size)
+    save_program(
+        _MaskedDecoder(exported), (target, read, states, mask, torch.tensor([1, 3, 6])), path,
+        inputs=["input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "positions"],
+        outputs=["logits"], shapes=(target_axes, target_axes, axes, axes, {0: "tokens"}),
+    )  # fmt: skip
+
+
+class _MaskedEncoder(nn.Module):
+    """The encoder, with the prediction of lengths."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        states = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return states, self.model.model.predict_lengths(states, attention_mask)
+
+
+class _MaskedDecoder(nn.Module):
+    """The decoder, with the head over the vocabulary at some positions."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids: Tensor, mask: Tensor, states: Tensor, source_mask: Tensor, positions: Tensor
+    ) -> Tensor:
+        output = self.model.model(
+            attention_mask=source_mask, decoder_input_ids=input_ids, decoder_attention_mask=mask,
+            encoder_outputs=(states,),
+        )  # fmt: skip
+        chosen = output.last_hidden_state.flatten(0, 1).index_select(0, positions)
+        logits: Tensor = self.model.lm_head(chosen) + self.model.final_logits_bias
+        return logits
+
+
+ONNX_END = 2**62  # Behind the last element of any axis.
+# The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.
+ROWS = "batch_size"
+# Sizes of the example, none of them 0, 1, another one or a sum of two, which the exporter would treat as fixed.
+BATCH, TOKENS, CACHED, SOURCE, CACHED_SOURCE = 2, 5, 3, 13, 4
+
+
+def export_generator(model: PreTrainedModel, path: Path) -> None:
+    """Writes a model that writes text as float32 ONNX: one file, and for an encoder-decoder its encoder beside it.
+
+    A causal model has the inputs `input_ids [B, S]`, `attention_mask [B, P+S]`, `position_ids [B, S]` if its `forward`
+    takes them, and `past_key_values.{i}.key|value [B, A, P, D]`, and the outputs `logits [B, S, V]` and
+    `present.{i}.key|value [B, A, P+S, D]`. There may be no tokens in the cache, P = 0, so that one file serves the
+    first and the later steps.
+
+    A decoder has `input_ids [B, S]`, `encoder_attention_mask [B, L]`, `encoder_hidden_states [B, L, H]`, and the caches
+    `past_key_values.{i}.decoder.key|value [B, A, P, D]` and `past_key_values.{i}.encoder.key|value [B, A, C, D]`, of
+    which the latter has none of the source, C = 0, or all of it, C = L. The keys and values of the source that the
+    cache lacks are computed, which needs no branch. The optional input `past_padding [B]`, the first places of each
+    row's own caches that are padding, lets texts that began at different steps be read together. Its encoder has
+    `input_ids [B, L]` and `attention_mask [B, L]`, and the output `last_hidden_state [B, L, H]`.
+
+    Raises:
+        UserError: for a model without such caches, or whose caches are of several shapes.
+    """
+    exported = copy.deepcopy(model).cpu().float().eval()
+    exported.set_attn_implementation("eager")
+    if exported.config.is_encoder_decoder:
+        _save(_Encoder(exported), _encoder_example(exported), ["last_hidden_state"], encoder_file(path))
+        layers = _probe_source(exported)
+        kinds: Sequence[str] = (".decoder", ".encoder")
+        module: nn.Module = _Decoder(exported, layers)
+        example = _decoder_example(exported)
+        lengths: Sequence[tuple[int, str]] = ((CACHED, "past"), (CACHED_SOURCE, "past_source"))
+    else:
+        layers, kinds = _probe(exported), [""]
+        example = _causal_example(exported)
+        module = _Causal(exported, list(example), layers)
+        lengths = ((CACHED, "past"),)
+    heads, width = _cache_shape(layers)
+    caches = {
+        f"{PAST}{layer}{kind}.{part}": (torch.zeros(BATCH, heads, length, width), {0: ROWS, 2: axis})
+        for layer in range(len(layers))
+        for kind, (length, axis) in zip(kinds, lengths, strict=True)
+        for part in ("key", "value")
+    }
+    outputs = ["logits", *(PRESENT + name.removeprefix(PAST) for name in caches)]
+    _save(module, example | caches, outputs, path)
+
+
+def generator_caches(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Returns the number of layers with caches, and the heads and the width `[B, A, P, D]` of a cache."""
+    model = copy.deepcopy(model).cpu().float().eval()
+    layers = _probe_source(model) if model.config.is_encoder_decoder else _probe(model)
+    return len(layers), *_cache_shape(layers)
+
+
+def takes_positions(model: PreTrainedModel) -> bool:
+    """Returns whether the positions of tokens are an input of a causal model, so that padding may be on the left."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+Example = Mapping[str, tuple[Tensor, dict[int, str]]]
+
+
+class _Causal(nn.Module):
+    """A causal model as a function of positional inputs, the caches last, as the exporter requires."""
+
+    def __init__(self, model: PreTrainedModel, names: Sequence[str], layers: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model, self.names, self.layers = model, names, len(layers)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        named = dict(zip(self.names, inputs[: len(self.names)], strict=True))
+        cache = DynamicCache(_pair(inputs[len(self.names) :]))
+        output = self.model(**named, past_key_values=cache, use_cache=True)
+        return output.logits, *_tensors(cache)
+
+
+class _Encoder(nn.Module):
+    """The encoder of an encoder-decoder."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return states
+
+
+class _Decoder(nn.Module):
+    """The decoder and the head of an encoder-decoder, whose caches of the source are completed."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model, self.layers = model, len(layers)
+        self.positions, decoder = _Positions(), model.get_decoder()
+        table = getattr(decoder, "embed_positions", None)
+        # Positions of T5 are relative to each other, those of BART are rows of a table.
+        self.reads_padding = hasattr(model.config, "relative_attention_num_buckets")
+        if table is not None and "position_ids" in inspect.signature(table.forward).parameters:
+            self.positions.table, decoder.embed_positions, self.reads_padding = table, self.positions, True
+
+    def forward(
+        self, input_ids: Tensor, mask: Tensor, states: Tensor, padding: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
+        own = [cache for i in range(0, len(caches), 4) for cache in caches[i : i + 2]]
+        source = [cache for i in range(2, len(caches), 4) for cache in caches[i : i + 2]]
+        cache = EncoderDecoderCache(DynamicCache(_pair(own)), DynamicCache(_pair(source)))
+        # The attention adds what it projects to the cache as long as that is said to be incomplete.
+        cache.is_updated = dict.fromkeys(range(self.layers), False)
+        # Of [B, 1, 1, L] only the values are read; of [B, L] the length would have to be that of the states below.
+        hidden = (1.0 - mask[:, None, None].to(states.dtype)) * torch.finfo(states.dtype).min
+        past, total = own[0].shape[2], own[0].shape[2] + input_ids.shape[1]
+        places, own_places = torch.arange(total), torch.arange(past, total)
+        is_read = (places <= own_places[:, None]) & (places >= padding[:, None, None, None])  # [B, 1, S, P+S]
+        self.positions.choose(total, (own_places - padding[:, None]).clamp(min=0))
+        output = self.model(
+            encoder_outputs=(states[:, source[0].shape[2] :],), attention_mask=hidden, decoder_input_ids=input_ids,
+            decoder_attention_mask=torch.where(is_read, 0.0, torch.finfo(states.dtype).min), past_key_values=cache,
+            use_cache=True,
+        )  # fmt: skip
+        presents = zip(
+            _pair(_tensors(cache.self_attention_cache)), _pair(_tensors(cache.cross_attention_cache)), strict=True
+        )
+        return output.logits, *(tensor for pairs in presents for pair in pairs for tensor in pair)
+
+
+class _Positions(nn.Module):
+    """The embeddings of the positions of a decoder, other ones for each row, in the place of those of the model."""
+
+    table: nn.Module
+
+    def choose(self, total: int, places: Tensor) -> None:
+        """Sets the positions `[B, S]`, which are below `total`, for the next call."""
+        self.total, self.places = total, places
+
+    def forward(self, ids: Any, *arguments: Any, **options: Any) -> Tensor:
+        embedded: Tensor = self.table(ids, position_ids=torch.arange(self.total)).reshape(self.total, -1)
+        return embedded[self.places]
+
+
+def _pair(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _tensors(cache: DynamicCache) -> list[Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def _tokens(model: PreTrainedModel, length: int) -> Tensor:
+    size = model.config.get_text_config(decoder=True).vocab_size
+    return torch.randint(0, size, (BATCH, length), generator=torch.Generator().manual_seed(0))
+
+
+def _causal_example(model: PreTrainedModel) -> dict[str, Any]:
+    mask = torch.ones(BATCH, CACHED + TOKENS, dtype=torch.long)
+    mask[1, :2] = 0
+    example: dict[str, Any] = {
+        "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
+        "attention_mask": (mask, {0: ROWS, 1: "past + length"}),
+    }
+    if takes_positions(model):
+        positions = torch.arange(CACHED, CACHED + TOKENS).repeat(BATCH, 1)
+        example["position_ids"] = (positions, {0: ROWS, 1: "length"})
+    return example
+
+
+def _encoder_example(model: PreTrainedModel) -> dict[str, Any]:
+    mask = torch.ones(BATCH, SOURCE, dtype=torch.long)
+    mask[1, -2:] = 0
+    axes = {0: ROWS, 1: "source"}
+    return {"input_ids": (_tokens(model, SOURCE), axes), "attention_mask": (mask, axes)}
+
+
+def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
+    encoder = _encoder_example(model)
+    states = torch.zeros(BATCH, SOURCE, model.config.hidden_size)
+    return {
+        "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
+        "encoder_attention_mask": encoder["attention_mask"],
+        "encoder_hidden_states": (states, {0: ROWS, 1: "source"}),
+        PADDING: (torch.arange(BATCH), {0: ROWS}),
+    }
+
+
+def _probe(model: PreTrainedModel) -> list[Tensor]:
+    """Returns the keys `[B, A, S, D]` of each layer of a causal model."""
+    with torch.no_grad():
+        return _keys(model, model(input_ids=_tokens(model, TOKENS), use_cache=True).get("past_key_values"))
+
+
+def _probe_source(model: PreTrainedModel) -> list[Tensor]:
+    """Returns the keys `[B, A, S, D]` of each layer of a decoder."""
+    tokens = _tokens(model, TOKENS)
+    with torch.no_grad():
+        cache = model(input_ids=tokens, decoder_input_ids=tokens, use_cache=True).get("past_key_values")
+    return _keys(model, getattr(cache, "self_attention_cache", None))
+
+
+def _keys(model: PreTrainedModel, cache: object) -> list[Tensor]:
+    keys = [getattr(layer, "keys", None) for layer in getattr(cache, "layers", ())]
+    if not keys or any(key is None or key.ndim != 4 or key.shape[2] != TOKENS for key in keys):
+        raise UserError(
+            f"got a {model.config.model_type}, which keeps other states than the keys and values of all tokens, "
+            "expected a layout such as GPT-2, Llama, OPT, T5 or BART: set export.enabled=false"
+        )
+    return [key for key in keys if key is not None]
+
+
+def _cache_shape(layers: Sequence[Tensor]) -> tuple[int, int]:
+    """Returns the heads and the width of the caches; raises UserError unless they are the same in all layers."""
+    shapes = sorted({(key.shape[1], key.shape[3]) for key in layers})
+    if len(shapes) > 1:
+        raise UserError(
+            f"got layers with caches of {shapes[0]} and {shapes[1]} (heads, width), expected one shape: set "
+            "export.enabled=false"
+        )
+    return shapes[0]
+
+
+def _save(module: nn.Module, example: Example, outputs: Sequence[str], path: Path) -> None:
+    """Exports a module with the names, the example and the dynamic axes of its inputs."""
+    values, axes = zip(*example.values(), strict=True)
+    shapes: tuple[Any, ...] = tuple(axes)
+    if isinstance(module, _Causal):
+        shapes = (shapes,)
+    elif isinstance(module, _Decoder):
+        shapes = (*shapes[:4], shapes[4:])
+    save_program(module, values, path, inputs=list(example), outputs=outputs, shapes=shapes)
+    if isinstance(module, _Causal):
+        _let_logits_be_left_out(path)
+    elif isinstance(module, _Decoder):
+        _let_padding_be_left_out(path, is_read=module.reads_padding)
+
+
+def _let_padding_be_left_out(path: Path, *, is_read: bool) -> None:
+    """Makes the input `past_padding` optional, so that other runtimes need not know it: no row is padded then.
+
+    Args:
+        is_read: False makes it a constant, for a decoder whose positions do not depend on it.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    [given] = [value for value in model.graph.input if value.name == PADDING]
+    given.type.tensor_type.shape.dim[0].dim_param = "padded_rows"  # One for all rows, or one for each.
+    if not is_read:
+        model.graph.input.remove(given)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, dtype=np.int64), PADDING))
+    rows, expanded = f"{PADDING}_rows", f"{PADDING}_of_rows"
+    for node in model.graph.node:
+        node.input[:] = [expanded if name == PADDING else name for name in node.input]
+    # ONNX Runtime plans memory by the names of axes, which a default of one row would contradict.
+    model.graph.node.insert(0, helper.make_node("Expand", [PADDING, rows], [expanded], name=expanded))
+    model.graph.node.insert(0, helper.make_node("Shape", ["input_ids"], [rows], name=rows, start=0, end=1))
+    onnx.save(model, str(path))
+
+
+def _let_logits_be_left_out(path: Path) -> None:
+    """Gives a file the optional input `num_logits_to_keep`, the number of last tokens with logits; 0 for all.
+
+    Only the last token of a prompt needs logits, and the head is half of all operations of a small model.
+    """
+    model = onnx.load(str(path), load_external_data=False)
+    graph = model.graph
+    producers = {output: node for node in graph.node for output in node.output}
+    head = producers["logits"]
+    while head.op_type != "MatMul":
+        if head.input[0] not in producers:
+            return
+        head = producers[head.input[0]]
+    for name, values in {KEPT_LOGITS: 0, f"{KEPT_LOGITS}_axis": [1], f"{KEPT_LOGITS}_end": [ONNX_END]}.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(values, dtype=np.int64), name))
+    # A constant that is an input as well may be given or not.
+    graph.input.append(helper.make_tensor_value_info(KEPT_LOGITS, TensorProto.INT64, []))
+    first, states = f"{KEPT_LOGITS}_first", f"{KEPT_LOGITS}_states"
+    place = list(graph.node).index(head)
+    nodes = [
+        helper.make_node("Neg", [KEPT_LOGITS], [f"{first}_place"]),
+        helper.make_node("Reshape", [f"{first}_place", f"{KEPT_LOGITS}_axis"], [first]),  # From [] to [1].
+        helper.make_node("Slice", [head.input[0], first, f"{KEPT_LOGITS}_end", f"{KEPT_LOGITS}_axis"], [states]),
+    ]
+    for number, node in enumerate(nodes):
+        node.name = f"{KEPT_LOGITS}_{number}"
+        graph.node.insert(place + number, node)
+    head.input[0] = states
+    onnx.save(model, str(path))
+
+
+def export_model(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedTokenizerBase, generates: bool) -> None:
+    """Writes a model as float32 ONNX, with caches if it writes text (`generates`).
+
+    One that fills the masks of targets has an encoder beside it.
+    """
+    if fills_targets(model):
+        export_mask_predictor(model, path)
+    elif generates:
+        export_generator(model, path)
+    else:
+        export_onnx(model, path, tokenizer=tokenizer)
+
+
+MAX_NEW_TOKENS = 64  # Where a call gives no number, and the model has no other.
+# Rules by their names in bundle.json, and in a generation configuration.
+RULES: Mapping[str, str] = {
+    "forced_bos": "forced_bos_token_id", "forced_eos": "forced_eos_token_id", "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping", "renormalizes": "renormalize_logits",
+    **{
+        name: name
+        for name in ("repetition_penalty", "min_length", "min_new_tokens", "no_repeat_ngram_size", "bad_words_ids",
+                     "suppress_tokens", "begin_suppress_tokens")
+    },
+}  # fmt: skip
+
+
+def describe_generation(
+    model: PreTrainedModel, tokenizer: Tokenizer, *, beams: int | None = None, max_target: int | None = None
+) -> dict[str, Any]:
+    """Returns the special tokens, the lengths, the rules and the sizes of caches of a model that writes text.
+
+    Special tokens of its generation configuration come before those of its configuration.
+
+    Args:
+        beams: of the search for a text; None for the number of the model.
+        max_target: tokens of a text if the model has no number; None for `MAX_NEW_TOKENS`.
+        tokenizer: puts the token before a prompt of a causal model that the model was trained with, such as Llama's
+            BOS; GPT-2's puts none.
+    """
+    config, own = model.config, model.generation_config
+
+    def find(name: str) -> Any:
+        value = getattr(own, name, None)
+        return getattr(config, name, None) if value is None else value
+
+    eos, rules = find("eos_token_id"), describe_rules(model)
+    layers, heads, width = generator_caches(model)
+    length = own.max_new_tokens
+    if length is None and config.is_encoder_decoder and own.max_length is not None:
+        length = max(1, own.max_length - 1)  # It counts the token that a decoder starts with.
+    return {
+        "eos": sorted({int(token) for token in (eos if isinstance(eos, list | tuple) else [eos]) if token is not None}),
+        "pad": find("pad_token_id"),
+        "start": find("decoder_start_token_id") if config.is_encoder_decoder else find_start(tokenizer),
+        "max_new_tokens": int(length or max_target or MAX_NEW_TOKENS),
+        "positions": count_positions(model),
+        "layers": layers, "heads": heads, "head_width": width,
+        "positions_input": not config.is_encoder_decoder and takes_positions(model),
+        **{name: rules.get(field) for name, field in RULES.items()},
+        "beams": beams or rules.get("num_beams"),
+    }  # fmt: skip
+
+
+def find_start(tokenizer: Tokenizer) -> int | None:
+    """Returns the token that a tokenizer puts before a text; None if it puts none."""
+    encoding = tokenizer.encode("a")
+    return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
+
+
+def count_positions(model: PreTrainedModel) -> int | None:
+    """Returns the tokens that a model has positions for; None for one with relative positions, which has no limit."""
+    return read_positions(model.config, writes=True)

@@ -1,12 +1,19 @@
-"""Recipes of quantization: each turns a float32 ONNX file into a smaller one."""
+"""Recipes of quantization, the formats of a bundle, and the settings of an export.
+
+The formats of a bundle: all but float32 and int8 are written from the float32 file, without a choice of recipes.
+OpenVINO runs on x86 and ARM processors, and computes in bf16 where the processor can.
+"""
 
 import contextlib
 import functools
+import io
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import onnx
@@ -20,11 +27,22 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-from distill.edge.model_files import encoder_file, list_model_files
-from distill.edge.whole_texts import open_model
+from distill.core.errors import OptionError, UserError, install_command
+from distill.core.files import detecting_full_disk
+from distill.core.options import STRICT, Dimensions, raise_option_errors, show_value
+from distill.edge.bundle_files import (
+    Target,
+    encoder_file,
+    import_openvino,
+    list_model_files,
+    this_target,
+    without_telemetry,
+)
+from distill.edge.text_decoders import open_model
 from distill.export import graph
-from distill.storage.files import detecting_full_disk
 
 Feed = dict[str, np.ndarray]
 QUANTILE = 0.95  # Of the channels of an activation: no channel is larger after the smoothing.
@@ -32,7 +50,7 @@ BLOCK = 128  # Weights that share a scale, where activations stay in float.
 
 
 @dataclass(frozen=True)
-class Material:
+class RecipeInput:
     """The file that is quantized, and what recipes need besides.
 
     Args:
@@ -79,7 +97,7 @@ class Material:
         return largest
 
 
-def write_dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), smoothed: bool = False) -> None:
+def write_dynamic(material: RecipeInput, path: Path, *, keep: Sequence[str] = (), smoothed: bool = False) -> None:
     """Writes int8 weights with a scale for each output channel; activations are quantized while the model runs.
 
     Args:
@@ -102,7 +120,7 @@ def write_dynamic(material: Material, path: Path, *, keep: Sequence[str] = (), s
         graph.save(quantized, path)
 
 
-def write_static(material: Material, path: Path) -> None:
+def write_static(material: RecipeInput, path: Path) -> None:
     """Writes int8 weights, and activations whose range was measured on the calibration text.
 
     An answer does not depend on the other texts of its batch. Products of two activations stay in float32.
@@ -121,7 +139,7 @@ def write_static(material: Material, path: Path) -> None:
         )  # fmt: skip
 
 
-def write_weight_only(material: Material, path: Path) -> None:
+def write_weight_only(material: RecipeInput, path: Path) -> None:
     """Writes int8 weights with a scale for each block; every activation vector has scales of its own."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
@@ -133,7 +151,7 @@ def write_weight_only(material: Material, path: Path) -> None:
     graph.save(quantizer.model.model, path)
 
 
-def write_rows(material: Material, path: Path) -> None:
+def write_rows(material: RecipeInput, path: Path) -> None:
     """Writes int8 tables of embeddings with a scale for each row; matrices stay in float32.
 
     A prediction does not depend on the other texts of its batch.
@@ -143,14 +161,14 @@ def write_rows(material: Material, path: Path) -> None:
     graph.save(model, path)
 
 
-def write_float16(material: Material, path: Path) -> None:
+def write_float16(material: RecipeInput, path: Path) -> None:
     """Writes weights in float16; everything is computed in float32."""
     model = onnx.load(str(material.fp32))  # With a table that embeddings and head share, if they do.
     graph.halve_weights(model)
     graph.save(model, path)
 
 
-def write_with_encoder(write: Callable[..., None], material: Material, path: Path, **options: Any) -> None:
+def write_with_encoder(write: Callable[..., None], material: RecipeInput, path: Path, **options: Any) -> None:
     """Writes the file of a model and, if it has one, that of its encoder, by the same recipe."""
     write(material, path, **options)
     if (encoder := encoder_file(material.fp32)).is_file():
@@ -222,3 +240,187 @@ def _quantizer(model: onnx.ModelProto, path: Path) -> Iterator[dict[str, Any]]:
             graph.save(quantized, path)
     finally:
         graph.remove_model(source)
+
+
+def write_openvino(material: RecipeInput, path: Path) -> None:
+    """Writes the model for OpenVINO, with weights in float16: `path` and its second file with the weights."""
+    openvino = import_openvino(path)
+    openvino.save_model(openvino.Core().read_model(str(material.fp32)), str(path), compress_to_fp16=True)
+
+
+def write_openvino_int8(material: RecipeInput, path: Path) -> None:
+    """Writes the model for OpenVINO, with matrices in int8 and a scale for each output channel.
+
+    A processor with dot products of int8 rounds activations as well, those of each token in groups of their own, so
+    that a prediction does not depend on the other texts of a batch.
+    """
+    openvino = import_openvino(path)
+    with without_telemetry():
+        import nncf
+    with _quiet_nncf():
+        compressed = nncf.compress_weights(openvino.Core().read_model(str(material.fp32)))
+    openvino.save_model(compressed, str(path), compress_to_fp16=True)
+
+
+def write_openvino_full(material: RecipeInput, path: Path) -> None:
+    """Writes the model for OpenVINO, with the products of matrices and of activations in int8.
+
+    Each activation has one range, which is measured on the calibration text after outliers are moved into the weights
+    (arXiv 2211.10438, eq. 4). A prediction does not depend on the other texts of its batch.
+    """
+    openvino = import_openvino(path)
+    with without_telemetry():
+        import nncf
+    model = openvino.Core().read_model(str(material.fp32))
+    inputs = {name for value in model.inputs for name in value.names}
+    feeds = [{name: values for name, values in feed.items() if name in inputs} for feed in material.feeds()]
+    overflow = nncf.OverflowFix.ENABLE if material.bits == 7 else nncf.OverflowFix.DISABLE
+    with _quiet_nncf():
+        quantized = nncf.quantize(
+            model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(feeds),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow),
+        )  # fmt: skip
+    openvino.save_model(quantized, str(path), compress_to_fp16=True)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format.
+
+    Attributes:
+        file: name in the bundle.
+        recipe: number format of the weights, in words; empty for `int8`, whose recipes are `RECIPES`.
+        write: writes the file, and a second one if the format has two; None for the float32 file and for `int8`.
+        packages: that `write` needs besides those of the extra `train`.
+        has_target: whether the file is right on the processors that int8 is written for alone.
+    """
+
+    file: str
+    recipe: str = ""
+    write: Callable[[RecipeInput, Path], None] | None = None
+    packages: tuple[str, ...] = ()
+    has_target: bool = False
+
+
+FLOAT32, INT8 = "fp32", "int8"
+FORMATS: dict[str, Format] = {
+    FLOAT32: Format("model.onnx", "float32"),
+    INT8: Format("model.int8.onnx"),
+    # The recipe of the same words writes it too, if no int8 file passes.
+    "fp16": Format("model.fp16.onnx", RECIPES["float16"].words, write_float16),
+    "openvino": Format("model.openvino.xml", "OpenVINO in bf16, weights in float16", write_openvino, ("openvino",)),
+    "openvino-int8": Format(
+        "model.openvino-int8.xml", "OpenVINO in bf16, weights in int8", write_openvino_int8, ("openvino", "nncf")
+    ),
+    "openvino-full": Format(
+        "model.openvino-full.xml", "OpenVINO in static int8, weights and activations", write_openvino_full,
+        ("openvino", "nncf"), has_target=True,
+    ),
+}  # fmt: skip
+
+
+def check_formats(formats: Iterable[str]) -> None:
+    """Raises UserError for a format whose packages are not installed."""
+    for name in formats:
+        needed = FORMATS[name].packages
+        missing = [package for package in needed if find_spec(package) is None]
+        if missing:
+            raise UserError(
+                f"export.formats has {name}, which needs {' and '.join(missing)}: {install_command('openvino')}, or "
+                f"leave out {name}"
+            )
+
+
+@contextlib.contextmanager
+def _quiet_nncf() -> Iterator[None]:
+    """Silences the tables, the progress bar and the log of nncf."""
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+DEFAULT_RECIPES = tuple(name for name, recipe in RECIPES.items() if recipe.by_default)
+if TYPE_CHECKING:
+    RecipeName = str
+    FormatName = str
+else:
+    RecipeName = Literal[*RECIPES]
+    FormatName = Literal[*FORMATS]
+
+
+@raise_option_errors
+@checked_dataclass(frozen=True, config=STRICT)
+class ExportSettings:
+    """Settings of an export, the keys of `conf/export`.
+
+    Args:
+        enabled: whether the trained model is exported; `auto` for a student, and not for a language model without a
+            teacher.
+        max_drop: largest drop of the task's metric on dev with which an exported file passes; a share of the metric
+            where less of it is better.
+        min_agreement: smallest share of the items on which an int8 file and the torch model predict alike.
+        max_probability_diff: largest difference of a probability of an int8 file; of numbers, a share of their range.
+        max_ece_rise: largest increase of the expected calibration error of an int8 file.
+        formats: files of the bundle. `fp32` is one of them, because the others are made from it.
+        recipes: recipes of quantization for `int8`, in the order in which they are tried until one passes.
+        search_evaluations: evaluations of the student with which `mixed` looks for the matrices that stay in float.
+        calibration: training texts on which ranges of activations are measured; None for as many as 256.
+        qat_epochs: epochs of quantization-aware distillation in the recipe `qat`; 0 leaves it out.
+        target: processors that int8 files are written for; `auto` for the one of this machine. The first one counts.
+        vocabulary: `full`, or `task` to drop the rows of the embedding that the task's texts do not need; `trained`
+            drops them before the training, so that teacher and student read the pieces of the file.
+        vocabulary_texts: files or directories with texts, such as those of other languages, whose pieces stay too.
+        max_batch_diff: largest difference of a probability between a text alone and in a batch with others; above it
+            the bundle recommends to run texts one by one.
+        model2vec: whether a static student's vectors are also written as a directory of model2vec.
+        dimensions: numbers of first dimensions, increasing, with which the vectors of texts are scored and gated too.
+        max_vector_drop: largest drop of the task's metric on dev with which fewer dimensions, and the int8 and binary
+            vectors of an index, pass.
+        abstain: share of dev with the lowest confidence on which an exported file gives no label; None for none.
+    """
+
+    enabled: Literal["auto"] | bool = "auto"
+    max_drop: NonNegativeFloat = 0.01
+    min_agreement: Share = 0.97
+    max_probability_diff: Share = 0.3
+    max_ece_rise: Share = 0.02
+    formats: Annotated[tuple[FormatName, ...], Field(strict=False)] = ("fp32", "int8")
+    recipes: Annotated[tuple[RecipeName, ...], Field(strict=False, min_length=1)] = DEFAULT_RECIPES
+    search_evaluations: PositiveInt = 40
+    calibration: PositiveInt | None = None
+    qat_epochs: NonNegativeInt = 1
+    target: Literal["auto"] | Target | Annotated[tuple[Target, ...], Field(strict=False, min_length=1)] = "auto"
+    vocabulary: Literal["full", "task", "trained"] = "full"
+    vocabulary_texts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    max_batch_diff: Share = 0.1
+    model2vec: bool = False
+    dimensions: Dimensions = ()
+    max_vector_drop: NonNegativeFloat = 0.03
+    abstain: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if FLOAT32 not in self.formats:
+            complete = f"[{','.join((FLOAT32, *self.formats))}]"
+            raise OptionError(
+                "formats", f"[{','.join(self.formats)}]", f"{FLOAT32} too, from which others are made: {complete}"
+            )
+        if self.vocabulary_texts and self.vocabulary == "full":
+            raise OptionError(
+                "vocabulary_texts", show_value(self.vocabulary_texts), "[], because vocabulary=full keeps every piece"
+            )
+
+    def cut_at_export(self) -> "ExportSettings":
+        """Returns the settings of an export that cuts the vocabulary, for a student that has not been trained."""
+        return replace(self, vocabulary="task") if self.vocabulary == "trained" else self
+
+    def targets(self) -> tuple[str, ...]:
+        """Returns the processors that int8 files are written for, each once."""
+        if isinstance(self.target, str):
+            return (this_target() if self.target == "auto" else self.target,)
+        return tuple(dict.fromkeys(self.target))

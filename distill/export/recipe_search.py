@@ -8,33 +8,31 @@ from typing import TypedDict
 
 import numpy as np
 
-from distill.console import print_line
-from distill.contracts import Scores
-from distill.edge.model_files import count_bytes
-from distill.errors import NumericalError
+from distill.core.console import print_line
+from distill.core.contracts import Scores
+from distill.core.errors import NumericalError
+from distill.edge.bundle_files import count_bytes
 from distill.export import graph
-from distill.export.formats import INT8
 from distill.export.gate import (
     FAILED,
     PASSED,
     ROUNDING,
     UNCHECKED,
     UNDECIDED,
-    Comparison,
-    Verdict,
+    FileComparison,
+    GateVerdict,
     compare,
     describe_blindness,
     judge,
     split_error,
 )
-from distill.export.quantization import RECIPES, Material, Recipe, write_with_encoder
-from distill.export.settings import ExportSettings
-from distill.tasks.scoring import Scoring
+from distill.export.quantization import INT8, RECIPES, ExportSettings, Recipe, RecipeInput, write_with_encoder
+from distill.kinds.scoring import Scoring
 
 FIRST_ROUND = 0.75  # Share of the search's evaluations that measure each matrix alone.
 
 
-class Attempt(TypedDict):
+class RecipeAttempt(TypedDict):
     """An entry of run.json's `attempts`: a recipe that was tried.
 
     Attributes:
@@ -43,7 +41,7 @@ class Attempt(TypedDict):
         words: the recipe in words.
         kept: names of the products whose matrices stay in float32.
         bytes: size of the file.
-        metrics, drop, interval, max_probability_diff, agreement, ece: as in `gate.Comparison`, on dev.
+        metrics, drop, interval, max_probability_diff, agreement, ece: as in `gate.FileComparison`, on dev.
         gate, reason, confidence: as in `gate.ExportedFile`.
         chosen: whether the bundle has the file.
         seconds: of writing the file, scoring it and, for `mixed` and `qat`, what comes before.
@@ -83,7 +81,7 @@ class RecipeSearch:
             be trained.
     """
 
-    material: Material
+    material: RecipeInput
     target: str
     scoring: Scoring
     reference: Mapping[str, Scores]
@@ -92,14 +90,14 @@ class RecipeSearch:
     resolution: float | None
     retrain: Callable[[Path], object] | None = None
 
-    def run(self, int8: Path, half: Path) -> list[Attempt]:
+    def run(self, int8: Path, half: Path) -> list[RecipeAttempt]:
         """Writes the file of the best int8 recipe to `int8` and, if `float16` was reached and passed, one to `half`.
 
         Returns all recipes that were tried. The best one is the first that is accepted: it passed, or it did not fail
         on a dev split on which no file could pass, so that other recipes would tell no more. If none was, the best one
         is the undecided one whose interval ends lowest, else the one with the smallest drop.
         """
-        attempts, best = list[Attempt](), None
+        attempts, best = list[RecipeAttempt](), None
         for name, confidence in self._list_recipes().items():
             candidate = int8.with_name(f"{int8.stem}.{name}.onnx")
             try:
@@ -142,13 +140,13 @@ class RecipeSearch:
         measured = min(len(self.material.products), max(1, int(FIRST_ROUND * evaluations)))
         return measured, max(1, min(measured, evaluations - measured))
 
-    def _try(self, name: str, path: Path, confidence: float) -> tuple[Attempt, bool]:
+    def _try(self, name: str, path: Path, confidence: float) -> tuple[RecipeAttempt, bool]:
         """Returns the attempt of a recipe, and whether it is accepted."""
         started = time.perf_counter()
         kept = self._write(name, path, confidence)
         comparison = self._compare(path)
         verdict = judge(comparison, self.settings, target=self.target, confidence=confidence)
-        attempt: Attempt = {
+        attempt: RecipeAttempt = {
             "recipe": name, "target": self.target,
             "words": RECIPES[name].words.format(kept=len(kept), products=len(self.material.products)), "kept": kept,
             "bytes": count_bytes(path), "metrics": comparison["metrics"], "drop": comparison["drop"],
@@ -159,7 +157,7 @@ class RecipeSearch:
         }  # fmt: skip
         return attempt, self._accepts(verdict, comparison, confidence)
 
-    def _accepts(self, verdict: Verdict, comparison: Comparison, confidence: float) -> bool:
+    def _accepts(self, verdict: GateVerdict, comparison: FileComparison, confidence: float) -> bool:
         is_blind = describe_blindness(comparison, self.settings, confidence) is not None
         is_near = comparison["drop"] <= self.settings.max_drop + ROUNDING
         return verdict.gate == PASSED or (verdict.gate == UNDECIDED and is_blind and is_near)
@@ -179,7 +177,7 @@ class RecipeSearch:
             write_with_encoder(recipe.write, self.material, path)
         return []
 
-    def _compare(self, path: Path) -> Comparison:
+    def _compare(self, path: Path) -> FileComparison:
         return compare({"dev": self.score(path)}, self.reference, scoring=self.scoring, resolution=self.resolution)
 
     def _keep_matrices(self, recipe: Recipe, path: Path, confidence: float) -> list[str]:
@@ -218,20 +216,20 @@ class RecipeSearch:
         return float(np.square(values - expected).mean())
 
 
-def closest(attempts: list[Attempt]) -> Attempt | None:
+def closest(attempts: list[RecipeAttempt]) -> RecipeAttempt | None:
     """Returns the attempt that came closest to passing; None if one passed."""
     if any(attempt["gate"] == PASSED for attempt in attempts):
         return None
     return min(attempts, key=_rank, default=None)
 
 
-def _rank(attempt: Attempt) -> tuple[int, float]:
+def _rank(attempt: RecipeAttempt) -> tuple[int, float]:
     """Orders attempts, the best one first."""
     order = {PASSED: 0, UNCHECKED: 0, UNDECIDED: 1, FAILED: 2}[attempt["gate"]]
     return order, attempt["interval"][1] if order == 1 else attempt["drop"]
 
 
-def describe(attempt: Attempt) -> str:
+def describe(attempt: RecipeAttempt) -> str:
     """Returns an attempt in words: the recipe, its drop with the interval, the agreement, and why it did not pass."""
     low, high = attempt["interval"]
     return (

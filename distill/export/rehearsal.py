@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import print_line
-from distill.edge.model_files import session
-from distill.edge.whole_texts import TARGET, open_model
-from distill.errors import UserError, find_cause, first_line
-from distill.export.files import export_model
-from distill.models import modeling_local
+from distill.core.console import print_line
+from distill.core.errors import UserError, find_cause, first_line
+from distill.core.files import is_full_disk
+from distill.edge.bundle_files import session
+from distill.edge.text_decoders import TARGET, open_model
+from distill.export.onnx import export_model
+from distill.models.architectures import modeling_local
 from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices
-from distill.storage.files import is_full_disk
 
 # Every `model_type` whose files equal torch at every length, as tests of parity show.
 KNOWN = frozenset({

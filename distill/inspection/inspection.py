@@ -1,36 +1,328 @@
-"""Asks all questions about one model, or about two beside each other."""
+"""Asks all questions about one model, or about two beside each other, its heads and their relations among them."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.console import ProgressMeter, print_notice
-from distill.contracts import Batch
-from distill.errors import UserError
-from distill.inspection.attributions import Attribution, attribute
-from distill.inspection.cloze import Cloze, Filled, fill_gaps, read_clozes
-from distill.inspection.contexts import Neighbours, Occurrence, compare_contexts, find_occurrences
-from distill.inspection.groups import LostGroup
-from distill.inspection.lost import Difference, differences, lost_groups
-from distill.inspection.masking import heads_of, score_without_heads
-from distill.inspection.probes import LayerProbe, Mix, Probed, check_rows, control_labels, mix_layers, probe_layers
-from distill.inspection.questions import Questions
-from distill.inspection.relations import Parsed, SyntacticHead, find_syntactic_heads, read_parsed
-from distill.inspection.similarity import compare_layers
-from distill.inspection.spans import SpanPair, probe_data, read_spans
-from distill.inspection.subjects import Seen, Subject, look, rows_loader, spaced_rows
-from distill.inspection.view import AttentionView
-from distill.installation import install_command
-from distill.losses.objective import supervised_objective
-from distill.models.checks import encoder_size, longest
+from distill.core.console import ProgressMeter, print_notice
+from distill.core.contracts import Batch
+from distill.core.errors import UserError, install_command
+from distill.core.options import STRICT
+from distill.inspection.probes import (
+    Attribution,
+    Cloze,
+    FilledGap,
+    LayerProbe,
+    Mix,
+    Neighbours,
+    Occurrence,
+    Probed,
+    SpanPair,
+    attribute,
+    check_rows,
+    compare_contexts,
+    control_labels,
+    fill_gaps,
+    find_occurrences,
+    mix_layers,
+    probe_data,
+    probe_layers,
+    read_clozes,
+    read_spans,
+)
+from distill.inspection.subjects import (
+    AttentionView,
+    ItemDifference,
+    LostGroup,
+    Seen,
+    Subject,
+    compare_layers,
+    differences,
+    look,
+    lost_groups,
+    rows_loader,
+    spaced_rows,
+)
+from distill.losses.term import supervised_objective
+from distill.models.compatibility import encoder_size, longest
 from distill.models.forward import run_model
-from distill.readers.lines import read_lines
-from distill.teaching.importance import measure_importance
-from distill.training.evaluate import dev_metrics, evaluate
+from distill.models.surgery.layers import head_size, list_layers, list_parts
+from distill.rows.formats import read_lines
+from distill.teachers.computation import measure_importance
+from distill.training.module import dev_metrics, evaluate
+
+Amount = Annotated[int, Field(ge=1)]
+
+
+@checked_dataclass(frozen=True, config=STRICT)
+class Questions:
+    """The options of an inspection.
+
+    Args:
+        split: the split that the models run over.
+        sentences: texts whose attention is shown; empty for the examples on which the models differ most.
+        shown: so many of these.
+        masked_rows: examples on which the metric is computed without each head; 0 leaves this out.
+        probes: whether a linear probe of each layer is trained.
+        probe_rows: items of train that it learns from, at most.
+        spans: a JSONL file with `text`, `span1`, `span2` and `label`, for probes of two spans.
+        relations: a CoNLL-U file, for heads that follow a relation of words.
+        word: a word whose occurrences are compared; None for none.
+        corpus: a text file with its occurrences, a sentence a line; None for the texts of the split.
+        attributions: whether the pieces of the shown examples are weighed by gradients.
+    """
+
+    split: str = "dev"
+    sentences: Sequence[str] = ()
+    shown: Annotated[int, Field(ge=0)] = 8
+    masked_rows: Annotated[int, Field(ge=0)] = 256
+    probes: bool = True
+    probe_rows: Amount = 3000
+    spans: str | Path | None = None
+    relations: str | Path | None = None
+    word: str | None = None
+    corpus: str | Path | None = None
+    attributions: bool = True
+
+
+KEPT_BYTES = 2**30  # Of the outputs of layers that are kept at once.
+
+
+def heads_of(model: PreTrainedModel) -> list[int]:
+    """Returns the number of heads of each layer; none for a layout whose heads cannot be told apart, as of a BiLSTM."""
+    return [module.in_features // head_size(model) for module in _outputs(model)]
+
+
+def _outputs(model: PreTrainedModel) -> Sequence[nn.Linear]:
+    """Returns the layer that reads all heads, for each layer of the encoder."""
+    try:
+        parts = list_parts(model)
+    except (AttributeError, UserError):
+        return []
+    return [part["attention.dense"] for part in parts]  # type: ignore[misc]
+
+
+@contextmanager
+def masked_head(model: PreTrainedModel, layer: int, head: int) -> Iterator[None]:
+    """Replaces the output of one head by zeros (arXiv 1905.10650, equation 1).
+
+    Args:
+        layer: counted from 1.
+        head: counted from 1.
+    """
+    size, [*outputs] = head_size(model), _outputs(model)
+    chosen = slice((head - 1) * size, head * size)
+
+    def mask(module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        states = arguments[0].clone()  # [B, L, A * D]
+        states[..., chosen] = 0.0
+        return (states, *arguments[1:])
+
+    handle = outputs[layer - 1].register_forward_pre_hook(mask)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def run_once(layers: Sequence[nn.Module]) -> Iterator[Callable[[], None]]:
+    """Runs these layers in one pass over some batches, and gives their outputs again in each later pass over them.
+
+    Yields:
+        A function that begins the next pass. Its batches have to be the same ones in the same order.
+    """
+    kept: list[list[Any]] = [[] for _ in layers]
+    places, size = [0] * len(layers), 0
+
+    def replay(number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            nonlocal size
+            place, outputs = places[number], kept[number]
+            places[number] += 1
+            if place < len(outputs):
+                return outputs[place]
+            output = forward(*arguments, **named)
+            states = output if isinstance(output, Tensor) else output[0]
+            if place == len(outputs) and size + states.nbytes <= KEPT_BYTES:
+                outputs.append(output)
+                size += states.nbytes
+            return output
+
+        return run
+
+    def rewind() -> None:
+        places[:] = [0] * len(places)
+
+    for number, layer in enumerate(layers):
+        layer.forward = replay(number, layer.forward)
+    try:
+        yield rewind
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+@torch.no_grad()
+def score_without_heads(model: PreTrainedModel, score: Callable[[], float]) -> list[list[float]]:
+    """Returns the score of the model without each head, `[N][A]`.
+
+    The layers below that of a head run for the first head alone.
+
+    Args:
+        score: runs the model over the same batches in the same order in each call.
+    """
+    found, layers = [], list_layers(model)
+    are_shared = len({id(layer) for layer in layers}) < len(layers)
+    for layer, heads in enumerate(heads_of(model), start=1):
+        values = []
+        with run_once([] if are_shared else layers[: layer - 1]) as rewind:
+            for head in range(1, heads + 1):
+                rewind()
+                with masked_head(model, layer, head):
+                    values.append(score())
+        found.append(values)
+    return found
+
+
+LEAST = 20  # Words of a relation.
+_COLUMNS = 10  # Of CoNLL-U: number, form, lemma, part of speech, tag, features, head, relation, further ones.
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A parsed sentence.
+
+    Attributes:
+        words: of the sentence.
+        heads: the word that each depends on, counted from 0; -1 for the root.
+        relations: of each to its head, such as `obj`.
+    """
+
+    words: Sequence[str]
+    heads: Sequence[int]
+    relations: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SyntacticHead:
+    """The head of attention that follows a relation best (arXiv 1906.04341, section 4.2).
+
+    Attributes:
+        relation: such as `obj`.
+        direction: `to head` or `to dependent`, from the word that looks.
+        number: of the words with this relation.
+        accuracy: share of the words whose largest weight is on the right word.
+        baseline: that of the word at the most frequent distance.
+        offset: this distance.
+    """
+
+    relation: str
+    direction: str
+    number: int
+    layer: int
+    head: int
+    accuracy: float
+    baseline: float
+    offset: int
+
+
+def read_parsed(path: Path) -> list[Parsed]:
+    """Returns the sentences of a CoNLL-U file; words of several tokens and empty words are left out.
+
+    Raises:
+        UserError: for a file that is no CoNLL-U.
+    """
+    sentences, rows = [], list[list[str]]()
+    for number, line in enumerate((*read_lines(path), ""), start=1):
+        if line.strip() and not line.startswith("#"):
+            cells = line.split("\t")
+            if len(cells) != _COLUMNS:
+                raise UserError(f"{path}, line {number}: got {len(cells)} columns, expected the {_COLUMNS} of CoNLL-U")
+            if cells[0].isdecimal():
+                rows.append(cells)
+        elif rows and not line.strip():
+            sentences.append(_read_sentence(path, number, rows))
+            rows = []
+    if not sentences:
+        raise UserError(f"{path} has no sentences: expected CoNLL-U, whose words have {_COLUMNS} columns")
+    return sentences
+
+
+def _read_sentence(path: Path, number: int, rows: Sequence[Sequence[str]]) -> Parsed:
+    """Returns the sentence that ends before a line."""
+    try:
+        heads = [int(row[6]) - 1 for row in rows]
+    except ValueError:
+        raise UserError(f"{path}, before line {number}: got no number of a head, expected one in column 7") from None
+    if any(not -1 <= head < len(rows) for head in heads):
+        raise UserError(f"{path}, before line {number}: got a head that is no word of the sentence")
+    return Parsed([row[1] for row in rows], heads, [row[7].partition(":")[0] for row in rows])
+
+
+def word_attention(weights: np.ndarray, word_ids: Sequence[int | None], words: int) -> np.ndarray:
+    """Returns attention from word to word: the sum over pieces that are looked at, the mean over those that look.
+
+    Args:
+        weights: `[N, A, L, L]`.
+        word_ids: the word of each token, `[L]`, None for special tokens.
+        words: their number, W. A word without a token has zeros.
+
+    Returns:
+        `[N, A, W, W]`.
+    """
+    belongs = np.array([[word == number for number in range(words)] for word in word_ids], dtype=float)  # [L, W]
+    mean = belongs / np.maximum(belongs.sum(axis=0), 1)
+    return np.asarray(np.einsum("nalk,lw,kv->nawv", weights, mean, belongs, optimize=True))
+
+
+@torch.inference_mode()
+def find_syntactic_heads(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Parsed]
+) -> list[SyntacticHead]:
+    """Returns the best head for each relation with at least 20 words and each direction, the most accurate first."""
+    hits: dict[tuple[str, str], np.ndarray] = {}
+    offsets: dict[tuple[str, str], Counter[int]] = {}
+    for sentence in sentences:
+        encoded = tokenizer(list(sentence.words), is_split_into_words=True, truncation=True, return_tensors="pt")
+        batch = {name: tensor for name, tensor in encoded.items() if isinstance(tensor, torch.Tensor)}
+        layers = run_model(model, batch, frozenset(("attentions",))).attentions
+        weights = torch.stack([of[0] for of in layers]).float().numpy()
+        attention = word_attention(weights, encoded.word_ids(0), len(sentence.words))
+        attention[
+            ..., np.arange(len(sentence.words)), np.arange(len(sentence.words))
+        ] = -1.0  # No word is its own head.
+        largest = attention.argmax(axis=-1)  # [N, A, W]
+        for word, (head, relation) in enumerate(zip(sentence.heads, sentence.relations, strict=True)):
+            if head < 0:
+                continue
+            for direction, source, target in (("to head", word, head), ("to dependent", head, word)):
+                key = (relation, direction)
+                hits[key] = hits.get(key, np.zeros(largest.shape[:2])) + (largest[:, :, source] == target)
+                offsets.setdefault(key, Counter())[target - source] += 1
+    found = [_best(relation, direction, hits[relation, direction], of) for (relation, direction), of in offsets.items()]
+    return sorted((head for head in found if head.number >= LEAST), key=lambda head: -head.accuracy)
+
+
+def _best(relation: str, direction: str, hits: np.ndarray, offsets: Counter[int]) -> SyntacticHead:
+    layer, head = np.unravel_index(int(hits.argmax()), hits.shape)
+    number = offsets.total()
+    [(offset, most)] = offsets.most_common(1)
+    return SyntacticHead(
+        relation, direction, number, int(layer) + 1, int(head) + 1, float(hits.max()) / number, most / number, offset
+    )
+
 
 BATCHES = 50  # Of train, by whose gradients heads are ranked.
 
@@ -74,7 +366,7 @@ class Looked:
     attributions: Sequence[Attribution] = ()
     relations: Sequence[SyntacticHead] = ()
     probes: Sequence[LayerProbes] = ()
-    clozes: Sequence[Filled] = ()
+    clozes: Sequence[FilledGap] = ()
     neighbours: Sequence[Neighbours] = ()
 
 
@@ -96,7 +388,7 @@ class Inspection:
     sentences: Sequence[str] = ()
     agreement: float | None = None
     groups: Sequence[LostGroup] = ()
-    differences: Sequence[Difference] = ()
+    differences: Sequence[ItemDifference] = ()
     similarity: np.ndarray | None = None
     before: np.ndarray | None = None
 

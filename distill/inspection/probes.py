@@ -1,22 +1,340 @@
-"""What can be read from the states of each layer by a linear classifier, and where: probes of a frozen model.
+"""What the states of a frozen model hold: probes of layers and spans, words in contexts, gaps, and attributions.
 
-A probe that is much better than the most frequent label shows that the states have what the labels say. Where each word
-has a label, one that is much better than a probe of random labels of the words shows that the probe has not learned
-them by heart (arXiv 1909.03368).
+What can be read from the states of each layer by a linear classifier, and where: probes of a frozen model. A probe that
+is much better than the most frequent label shows that the states have what the labels say. Where each word has a label,
+one that is much better than a probe of random labels of the words shows that the probe has not learned them by heart
+(arXiv 1909.03368).
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
+from distill.core.contracts import Batch
+from distill.core.errors import UserError
+from distill.models.forward import predicts_tokens, run_model
+from distill.rows.formats import read_lines
 
 if TYPE_CHECKING:
     from sklearn.base import ClassifierMixin
+
+
+STEPS = (32, 128, 512)  # Of the integral (Gauss-Legendre): more where the sum misses its limit by more than this:
+TOLERANCE = 0.01
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_BEGINS = ("▁", "Ġ")  # Before pieces that begin a word, in vocabularies that do not mark those that continue one.
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What the words of a text add to the score of the predicted class.
+
+    Attributes:
+        words: of the text, without special tokens.
+        product: gradient times input of each word (arXiv 1704.02685, section 2).
+        integrated: integrated gradients from padding as the baseline (arXiv 1703.01365, equation 1). Of the baseline
+            only the embeddings of tokens are those of padding: their positions and masks are those of the text, also
+            in RoBERTa and other models that number positions by the tokens that are no padding.
+        missing: by how much the sum of `integrated` over all tokens misses the difference of the scores of text and
+            baseline, which it equals in the limit (there, proposition 1).
+    """
+
+    words: Sequence[str]
+    product: Sequence[float]
+    integrated: Sequence[float]
+    missing: float
+
+
+def attribute(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Batch) -> Attribution:
+    """Returns the attributions of the largest logit of one example.
+
+    The score is the largest logit of the example, of all its items together where it has several.
+
+    Args:
+        batch: of one sequence of tokens, `[1, L]`.
+    """
+    from captum.attr import IntegratedGradients
+
+    table, ids = _embeddings(model), batch["input_ids"]
+    special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
+    with torch.no_grad():
+        embedded = table(ids)  # [1, L, H]
+        baseline = table(ids.masked_fill(~special, int(tokenizer.pad_token_id or 0)))
+    score = _scorer(model, batch)
+    for steps in STEPS:
+        values, delta = IntegratedGradients(score).attribute(
+            embedded, baseline, n_steps=steps, internal_batch_size=STEPS[0], return_convergence_delta=True
+        )
+        missing = float(delta.abs().max())
+        if missing <= TOLERANCE:
+            break
+    product = _gradient_times_input(score, embedded)
+    words, groups = _words(tokenizer, ids[0].tolist())
+    integrated = _sum_words(values.sum(dim=-1)[0], groups)
+    return Attribution(words, _sum_words(product, groups), integrated, missing)
+
+
+def _embeddings(model: PreTrainedModel) -> nn.Module:
+    """Returns the table of embeddings by which a model reads a text, of an encoder-decoder that of its encoder."""
+    reader = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    return cast(nn.Module, reader.get_input_embeddings())
+
+
+def _scorer(model: PreTrainedModel, batch: Batch) -> Callable[[Tensor], Tensor]:
+    """Returns the function of embeddings `[B, L, H]` whose values `[B]` are the logit that was largest for the example.
+
+    All that the model makes of the ids themselves, such as positions, stays as it is in the example.
+    """
+    inputs = {name: column for name, column in batch.items() if name in _INPUTS}
+    with torch.no_grad():
+        chosen = int(run_model(model, batch).logits.flatten().argmax())
+
+    def score(embedded: Tensor) -> Tensor:
+        repeated = {name: column.expand(len(embedded), -1) for name, column in inputs.items()}
+        # Behind the text are tokens of a Longformer that fill its window.
+        handle = _embeddings(model).register_forward_hook(
+            lambda module, ids, output: torch.cat([embedded, output[:, embedded.shape[1] :]], dim=1)
+        )
+        try:
+            found: Tensor = run_model(model, repeated).logits.flatten(1)[:, chosen]
+        finally:
+            handle.remove()
+        return found
+
+    return score
+
+
+def _gradient_times_input(score: Callable[[Tensor], Tensor], embedded: Tensor) -> Tensor:
+    """Returns the product of the gradient and the embedding of each token, `[L]`."""
+    leaf = embedded.detach().requires_grad_()
+    [gradient] = torch.autograd.grad(score(leaf).sum(), leaf)
+    return (gradient * embedded).sum(dim=-1)[0]
+
+
+def _words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[list[str], list[int | None]]:
+    """Returns the words of the tokens, and the word that each token belongs to, None for a special one."""
+    words: list[str] = []
+    groups: list[int | None] = []
+    marks_words = any(piece.startswith(_BEGINS) for piece in tokenizer.tokenize("a word"))
+    for token, piece in zip(ids, tokenizer.convert_ids_to_tokens(list(ids)), strict=True):
+        if token in tokenizer.all_special_ids:
+            groups.append(None)
+            continue
+        is_unmarked = marks_words and not piece.startswith(_BEGINS)
+        if not words or not (piece.startswith("##") or is_unmarked):
+            words.append("")
+        words[-1] += piece.removeprefix("##").lstrip("".join(_BEGINS))
+        groups.append(len(words) - 1)
+    return words, groups
+
+
+def _sum_words(values: Tensor, groups: Sequence[int | None]) -> list[float]:
+    sums = [0.0] * (max((group for group in groups if group is not None), default=-1) + 1)
+    for value, group in zip(values.tolist(), groups, strict=True):
+        if group is not None:
+            sums[group] += value
+    return sums
+
+
+GAP = "___"
+FILE = "cloze.jsonl"
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """A sentence with a gap.
+
+    Attributes:
+        group: what it asks for, such as `facts`.
+        text: the sentence, with `___` for the word.
+        answer: the right word.
+        foil: a wrong word that would fit into the gap.
+    """
+
+    group: str
+    text: str
+    answer: str
+    foil: str
+
+
+@dataclass(frozen=True)
+class FilledGap:
+    """What a model says of a gap.
+
+    Attributes:
+        rank: of the right word among all tokens, 1 for the likeliest.
+        probability: of the right word.
+        best: the likeliest token.
+        prefers: whether the right word is likelier than the wrong one.
+    """
+
+    cloze: Cloze
+    rank: int
+    probability: float
+    best: str
+    prefers: bool
+
+
+def read_clozes() -> list[Cloze]:
+    """Returns the sentences that come with the program."""
+    lines = resources.files("distill.inspection").joinpath(FILE).read_text(encoding="utf-8").splitlines()
+    return [Cloze(**json.loads(line)) for line in lines]
+
+
+@torch.no_grad()
+def fill_gaps(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, clozes: Sequence[Cloze]
+) -> tuple[list[FilledGap], list[Cloze]]:
+    """Returns what the model says of each gap, and the sentences whose words are no single tokens of its vocabulary.
+
+    A masked language model reads the whole sentence. A causal one reads what is before the gap.
+    """
+    filled, left_out = [], []
+    for cloze in clozes:
+        found = _read(model, tokenizer, cloze)
+        if found is None:
+            left_out.append(cloze)
+            continue
+        ids, position, answer, foil = found
+        logits = model(input_ids=torch.tensor([ids], device=model.device)).logits[0, position].float().cpu()
+        probabilities = logits.softmax(dim=-1)
+        filled.append(
+            FilledGap(
+                cloze, int((logits > logits[answer]).sum()) + 1, float(probabilities[answer]),
+                tokenizer.decode([int(logits.argmax())]).strip(), bool(logits[answer] > logits[foil]),
+            )
+        )  # fmt: skip
+    return filled, left_out
+
+
+def _read(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, cloze: Cloze
+) -> tuple[list[int], int, int, int] | None:
+    """Returns the tokens, the position that predicts the gap, and the two words; None for words of several."""
+    before, _, after = cloze.text.partition(GAP)
+    words = (cloze.answer, cloze.foil)
+    if predicts_tokens(model):
+        ids = tokenizer(f"{before}{tokenizer.mask_token}{after}")["input_ids"]
+        position = place = ids.index(tokenizer.mask_token_id)
+        filled = [tokenizer(f"{before}{word}{after}")["input_ids"] for word in words]
+        length = len(ids)
+    else:
+        ids = tokenizer(before.rstrip())["input_ids"]
+        position, place = len(ids) - 1, len(ids)
+        filled = [[*ids, *tokenizer(f" {word}", add_special_tokens=False)["input_ids"]] for word in words]
+        length = len(ids) + 1
+    if any(len(each) != length for each in filled):
+        return None
+    answer, foil = (each[place] for each in filled)
+    return None if tokenizer.unk_token_id in (answer, foil) else (ids, position, answer, foil)
+
+
+NEAREST = 3
+MOST = 200  # Occurrences that are compared.
+SHOWN = 4  # Occurrences whose nearest ones are listed.
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """A word in a sentence.
+
+    Attributes:
+        text: the sentence.
+        start: of the word, in characters.
+        end: the character after it.
+    """
+
+    text: str
+    start: int
+    end: int
+
+    def shown(self) -> str:
+        """Returns the sentence with the word in brackets."""
+        return f"{self.text[: self.start]}[{self.text[self.start : self.end]}]{self.text[self.end :]}"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest other occurrences of a word by the cosine of their states in one layer, the nearest first.
+
+    Attributes:
+        layer: 0 for the embeddings.
+    """
+
+    layer: int
+    of: Occurrence
+    nearest: Sequence[tuple[Occurrence, float]]
+
+
+def find_occurrences(word: str, texts: Sequence[str]) -> list[Occurrence]:
+    """Returns the occurrences of a word, each in another text, evenly spaced ones if there are many.
+
+    Raises:
+        UserError: for a word that occurs less than three times.
+    """
+    pattern = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE)
+    found = [Occurrence(text, *match.span()) for text in texts if (match := pattern.search(text))]
+    if len(found) < NEAREST:
+        raise UserError(
+            f"inspect.word={word} is in {len(found)} of {len(texts):,} texts, and its occurrences are compared from "
+            f"{NEAREST} on: take another word, or inspect.corpus=FILE with more text"
+        )
+    return [found[place] for place in np.unique(np.linspace(0, len(found) - 1, MOST).astype(int))]
+
+
+def compare_contexts(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, occurrences: Sequence[Occurrence]
+) -> list[Neighbours]:
+    """Returns the nearest other occurrences of some occurrences, in every layer; none without any."""
+    if not occurrences:
+        return []
+    kept, states = _word_states(model, tokenizer, occurrences)
+    chosen = np.unique(np.linspace(0, len(kept) - 1, SHOWN).astype(int))
+    return [
+        Neighbours(layer, kept[of], [(kept[other], cosine) for other, cosine in nearest(values, of)])
+        for of in map(int, chosen)
+        for layer, values in enumerate(states)
+    ]
+
+
+@torch.inference_mode()
+def _word_states(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, occurrences: Sequence[Occurrence]
+) -> tuple[list[Occurrence], np.ndarray]:
+    """Returns the states of the word by layer, `[N, n, H]`, without occurrences that are cut off."""
+    kept, states = [], []
+    for occurrence in occurrences:
+        encoded = tokenizer(occurrence.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
+        offsets = encoded.pop("offset_mapping")[0].tolist()
+        places = overlapping(offsets, occurrence.start, occurrence.end)
+        if places:
+            layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
+            kept.append(occurrence)
+            states.append(torch.stack([of[0, places].mean(dim=0).float() for of in layers]))
+    return kept, torch.stack(states, dim=1).numpy()
+
+
+def overlapping(offsets: Sequence[Sequence[int]], start: int, end: int) -> list[int]:
+    """Returns the tokens of a span of characters, from the first and the last character of each token."""
+    return [place for place, (first, last) in enumerate(offsets) if first < end and last > start]
+
+
+def nearest(states: np.ndarray, of: int) -> list[tuple[int, float]]:
+    """Returns the nearest other states `[n, H]` of one by the cosine, at most 3, the nearest first."""
+    unit = states / np.maximum(np.linalg.norm(states, axis=1, keepdims=True), 1e-12)
+    cosines = unit @ unit[of]
+    order = [int(other) for other in np.argsort(-cosines, kind="stable") if other != of]
+    return [(other, float(cosines[other])) for other in order[:NEAREST]]
+
 
 PENALTIES = (0.01, 0.1, 1.0, 10.0)  # `C` of scikit-learn, the inverse of the regularisation.
 HELD_OUT = 0.2  # Share of the items by which the regularisation is chosen.
@@ -206,3 +524,83 @@ def mix_layers(probed: Probed, *, seed: int = 0) -> Mix | None:
 
 def _mixed(states: Tensor, scores: Tensor) -> Tensor:
     return torch.einsum("l,lnh->nh", scores.softmax(dim=0), states)
+
+
+TEST = 0.3  # Share of the rows that a probe is scored on, which are of other texts.
+
+
+@dataclass(frozen=True)
+class SpanPair:
+    """Two spans of a text and what they are to each other.
+
+    Attributes:
+        first: the start of a span, and the character after its end.
+        second: likewise.
+    """
+
+    text: str
+    first: tuple[int, int]
+    second: tuple[int, int]
+    label: str
+
+
+def read_spans(path: Path) -> list[SpanPair]:
+    """Returns the rows of a JSONL file with `text`, `span1`, `span2` and `label`.
+
+    Raises:
+        UserError: for a row without them, or a span that is no part of its text.
+    """
+    rows = [_read_row(path, number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
+    if len({row.label for row in rows}) < 2:
+        raise UserError(f"{path} has no two labels of spans: expected rows with text, span1, span2 and label")
+    return rows
+
+
+def _read_row(path: Path, number: int, line: str) -> SpanPair:
+    try:
+        row = json.loads(line)
+        text, label = row["text"], row["label"]
+        [first, second] = [(int(start), int(end)) for start, end in (row["span1"], row["span2"])]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f'{path}, line {number}: expected {{"text": ..., "span1": [start, end], "span2": [start, end], '
+            '"label": ...}'
+        ) from None
+    for start, end in (first, second):
+        if not 0 <= start < end <= len(text):
+            raise UserError(f"{path}, line {number}: got the span [{start}, {end}] of a text of {len(text)} characters")
+    return SpanPair(text, first, second, str(label))
+
+
+@torch.inference_mode()
+def probe_data(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[SpanPair], *, seed: int = 0
+) -> tuple[Probed, int]:
+    """Returns the states of the rows for probes, and how many rows have a span that was cut off.
+
+    The state of two spans is that of both behind each other, each the mean of its pieces, `[2 * H]`.
+
+    Raises:
+        UserError: for spans of one text alone.
+    """
+    states, labels, texts = list[np.ndarray](), list[str](), list[str]()
+    for row in rows:
+        encoded = tokenizer(row.text, truncation=True, return_offsets_mapping=True, return_tensors="pt")
+        offsets = encoded.pop("offset_mapping")[0].tolist()
+        places = [overlapping(offsets, *span) for span in (row.first, row.second)]
+        if not all(places):
+            continue
+        layers = run_model(model, dict(encoded), frozenset(("hidden_states",))).hidden_states
+        pooled = [np.concatenate([of[0][at].mean(dim=0).float().numpy() for at in places]) for of in layers]
+        states.append(np.stack(pooled))
+        labels.append(row.label)
+        texts.append(row.text)
+    classes = sorted(set(labels))
+    numbers = np.array([classes.index(label) for label in labels])
+    by_text = np.unique(texts, return_inverse=True)[1]
+    held = hold_out(by_text, TEST, seed=seed)
+    if held.all():
+        raise UserError("inspect.spans has spans of one text, expected several: a probe is scored on others")
+    train, test = (np.stack(states, axis=1)[:, chosen] for chosen in (~held, held))  # [N, n, 2 * H]
+    probed = Probed(list(train), numbers[~held], list(test), numbers[held], control=None, texts=by_text[~held])
+    return probed, len(rows) - len(labels)

@@ -1,7 +1,8 @@
-"""Hydra's sweeper `optuna`: searches for the options with the best metric on dev, latency or size.
+"""Hydra's sweeper `optuna`, and the registration of all our plugins with Hydra.
 
-The command line gives the space in Hydra's own syntax: `a=1,2,4` and `a=choice(1,2,4)` are choices, `a=range(1,6)` are
-whole numbers below 6, `a=interval(1,8)` numbers, and `a=tag(log,interval(1e-5,1e-3))` numbers on a log scale.
+Hydra's sweeper `optuna`: searches for the options with the best metric on dev, latency or size. The command line gives
+the space in Hydra's own syntax: `a=1,2,4` and `a=choice(1,2,4)` are choices, `a=range(1,6)` are whole numbers below 6,
+`a=interval(1,8)` numbers, and `a=tag(log,interval(1e-5,1e-3))` numbers on a log scale.
 
 A trial is a run, whose record gives the values. The study is in the directory of the sweep, `optuna.db`. With the same
 `hydra.sweep.dir` a search continues: finished trials count, and those that a killed process left are tried again.
@@ -20,18 +21,27 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from distill.errors import OptionError, UserError, first_line
-from distill.jobs import slurm
-from distill.jobs.grid_sweeper import FailureCollector, check_directory, lost_workers, report_failures
-from distill.jobs.quoting import quote_overrides
-from distill.options import require_package, show_value
-from distill.stages import stages
-from distill.storage import mirror
-from distill.storage.files import JsonObject, make_directory
+from distill.core import storage as mirror
+from distill.core.console import stages
+from distill.core.errors import OptionError, UserError, first_line
+from distill.core.files import JsonObject, make_directory
+from distill.core.options import require_package, show_value
+from distill.jobs import command_line
+from distill.jobs.command_line import quote_overrides
+from distill.jobs.sweepers import (
+    FailureCollector,
+    GridSweeper,
+    RayLauncher,
+    TableSweeper,
+    check_directory,
+    lost_workers,
+    report_failures,
+)
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
+
 
 OBJECTIVES = {"metric": "maximize", "p50_ms": "minimize", "bytes": "minimize"}
 STUDY, STUDY_NAME = "optuna.db", "distill"  # In the directory of the sweep.
@@ -77,7 +87,7 @@ class OptunaSweeper(Sweeper):
         if self.pruning and self.objectives != ["metric"]:
             raise OptionError(f"{_OPTION}.pruning", "true", "false with other objectives than [metric]")
         check_directory(config)
-        slurm.prepare(config)
+        command_line.prepare_slurm(config)
         self._config, self._context, self._job = config, hydra_context, cast(FailureCollector, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
@@ -180,13 +190,17 @@ class OptunaSweeper(Sweeper):
         options = [f"{name}={value}" for name, value in trial.params.items()]
         if self.pruning:
             storage = _storage(Path(str(self._config.hydra.sweep.dir)))
-            values = {"_target_": "distill.jobs.pruning.Pruner", "storage": f"'{storage}'", "trial": trial._trial_id}
+            values = {
+                "_target_": "distill.jobs.training_jobs.TrialPruner",
+                "storage": f"'{storage}'",
+                "trial": trial._trial_id,
+            }
             options.append(f"+logger.pruner={{{','.join(f'{name}:{value}' for name, value in values.items())}}}")
         return options
 
     def _read_values(self, directory: Path | None) -> list[float] | None:
         """Returns the objectives of a finished run; None for one that failed or has a value that is no number."""
-        from distill.records.collection import UNREAD, read_record
+        from distill.records.schema import UNREAD, read_record
 
         if directory is None:
             return None
@@ -202,7 +216,7 @@ class OptunaSweeper(Sweeper):
         """Prints the best trials, with two objectives those that no other one dominates."""
         import optuna
 
-        from distill.console import print_line, print_notice
+        from distill.core.console import print_line, print_notice
 
         failed = len(study.get_trials(states=[optuna.trial.TrialState.FAIL])) - study.user_attrs[_LOST]
         if failed:
@@ -287,8 +301,8 @@ def _read_bytes(record: JsonObject) -> float | None:
 
 
 def _read_latency(record: JsonObject) -> float | None:
-    from distill.edge.model_files import timed_name
-    from distill.records.measures import select_timing
+    from distill.edge.bundle_files import timed_name
+    from distill.records.verdict import select_timing
 
     chosen = _choose_file(record)
     if chosen is None:
@@ -308,3 +322,13 @@ def _choose_file(record: JsonObject) -> str | None:
 _READERS: dict[str, Callable[[JsonObject], float | None]] = {
     "metric": _read_metric, "p50_ms": _read_latency, "bytes": _read_bytes
 }  # fmt: skip
+
+
+# Hydra creates plugins of these names alone, wherever their classes are.
+_PREFIX = "hydra_plugins.distill."
+
+
+def register_plugins() -> None:
+    """Makes our plugins known to Hydra. Their YAMLs are in `conf/hydra`."""
+    for plugin in (GridSweeper, OptunaSweeper, RayLauncher, TableSweeper):
+        Plugins.instance().class_name_to_class[_PREFIX + plugin.__name__] = plugin

@@ -1,22 +1,27 @@
-"""Loss terms that compare the student's logits with the teacher's."""
+"""Loss terms on logits: against the teacher's, and against the labels of the data."""
+
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeFloat, PositiveFloat
-from torch import Tensor
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
 
-from distill.contracts import Items, Likelihood, Outputs
+from distill.core.contracts import IGNORED, TARGET_LENGTHS, Items, Likelihood, Outputs
+from distill.core.options import check_arguments
 from distill.losses.term import (
+    EncoderSize,
     Term,
+    binary_cross_entropy_sum,
     binary_divergence_sum,
     count_items,
     cross_entropy_sum,
     get_logits,
+    in_chunks,
     mask_logits,
     select_chosen,
     squared_error_sum,
 )
-from distill.options import check_arguments
 
 
 class SoftTargets(Term):
@@ -191,3 +196,385 @@ def _softened_logits(teacher: Outputs, temperature: float) -> Tensor:
     if logits is None:
         raise ValueError("got no logits from the teacher, expected [n, C] at the items")
     return logits
+
+
+Divergence = Literal["forward", "reverse", "jsd"]
+Beta = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False, description="a number between 0 and 1")]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="a share from 0 to 1")]
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number above 0")]
+
+
+class GeneralizedKD(Term):
+    """Divergence from the teacher on a share of texts by the student (Agarwal et al., arXiv 2306.13649).
+
+    With the teacher's p and the student's q for each item, `forward` is `KL(p || q)`, `reverse` is `KL(q || p)`, and
+    `jsd` is equation 1, `beta KL(p || m) + (1 - beta) KL(q || m)` with `m = beta p + (1 - beta) q`. No gradient goes
+    through the sampling of the texts (algorithm 1).
+
+    Args:
+        divergence: `forward`, `reverse` or `jsd`.
+        beta: of `jsd`, between 0 and 1: near 0 it behaves like forward KL, near 1 like reverse KL.
+        temperature: T above 0, by which both models' logits are divided; as in the paper without a factor T^2.
+        student_share: lambda of algorithm 1, the share of micro-batches whose targets the student writes, from 0 to 1.
+            In these the labels teach nothing.
+        sampling_temperature: of the student's writing.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    likelihoods: frozenset[Likelihood] = frozenset({"softmax"})
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        weight: float = 1.0,
+        divergence: Divergence = "forward",
+        beta: Beta = 0.5,
+        temperature: Temperature = 1.0,
+        student_share: Share = 0.0,
+        sampling_temperature: Temperature = 1.0,
+    ) -> None:
+        super().__init__(weight=weight)
+        self.divergence, self.beta, self.temperature = divergence, float(beta), float(temperature)
+        self.student_share, self.sampling_temperature = float(student_share), float(sampling_temperature)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        valid = None if items.valid is None else select_chosen(items.valid, items)
+        logits = (select_chosen(get_logits(outputs), items).float() for outputs in (student, teacher))
+        student_log, teacher_log = (F.log_softmax(mask_logits(of / self.temperature, valid), dim=-1) for of in logits)
+        return self._divergence(student_log, teacher_log), self.count(items)
+
+    def _divergence(self, student_log: Tensor, teacher_log: Tensor) -> Tensor:
+        """Returns the sum over items of the divergence of log-probabilities `[n, C]`."""
+        if self.divergence == "forward":
+            return _divergence_sum(teacher_log, student_log)
+        if self.divergence == "reverse":
+            return _divergence_sum(student_log, teacher_log)
+        shares = student_log.new_tensor([self.beta, 1 - self.beta]).log()
+        mixed = torch.logaddexp(teacher_log + shares[0], student_log + shares[1])
+        return self.beta * _divergence_sum(teacher_log, mixed) + (1 - self.beta) * _divergence_sum(student_log, mixed)
+
+
+def _divergence_sum(of: Tensor, to: Tensor) -> Tensor:
+    """Returns the sum of `KL(of || to)` of log-probabilities `[n, C]`."""
+    return (of.exp() * (of - to)).sum()
+
+
+Smoothing = Annotated[float, Field(ge=0, lt=1, description="a number of at least 0 and below 1")]
+
+
+class HardLabels(Term):
+    """Cross-entropy to the true classes of the labelled items, or the squared error of a regression.
+
+    Where an item has any number of labels, it is the mean binary cross-entropy of the C labels y with the sigmoid s,
+    `-1/C sum_c (y_c log s(z_c) + (1 - y_c) log(1 - s(z_c)))`, as `torch.nn.BCEWithLogitsLoss` has it.
+    With weights of the items it is `sum_i w_i CE_i / sum_i w_i`, as `torch.nn.CrossEntropyLoss(weight=...)` has it.
+
+    Args:
+        smoothing: the share of each label that all classes of the item get alike, from 0 up to 1 (Szegedy et al.,
+            arXiv 1512.00567, section 7): `(1 - s) CE + s/C sum_c -log softmax(z)_c`. It is for classes of which one is
+            right.
+    """
+
+    needs_teacher = False
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, smoothing: Smoothing = 0.0) -> None:
+        super().__init__(weight=weight)
+        self.smoothing = float(smoothing)
+        if smoothing:
+            self.likelihoods = frozenset({"softmax"})
+
+    def count(self, items: Items) -> Tensor:
+        return items.labelled.sum() if items.weights is None else items.weights[items.labelled].sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        logits = get_logits(student)
+        if items.likelihood == "gaussian":
+            targets = items.labels[items.labelled].unsqueeze(-1)
+            return squared_error_sum(logits[items.labelled], targets), self.count(items)
+        if items.likelihood == "sigmoid":
+            return binary_cross_entropy_sum(logits[items.labelled], items.labels[items.labelled]), self.count(items)
+        logits = mask_logits(logits, items.valid)
+        total = cross_entropy_sum(logits, items.labels, items.weights)
+        if self.smoothing:
+            total = (1 - self.smoothing) * total + self.smoothing * _uniform_sum(logits, items)
+        return total, self.count(items)
+
+
+def _uniform_sum(logits: Tensor, items: Items) -> Tensor:
+    """Returns the sum of the cross-entropies of the labelled items to all of their classes alike."""
+    labelled = items.labelled
+    log_probs = logits[labelled].float().log_softmax(dim=-1)
+    if items.valid is None:
+        losses = -log_probs.mean(dim=-1)
+    else:
+        valid = items.valid[labelled]
+        losses = -log_probs.masked_fill(~valid, 0.0).sum(dim=-1) / valid.sum(dim=-1)
+    return (losses if items.weights is None else losses * items.weights[labelled]).sum()
+
+
+class MaskedLanguageModelling(HardLabels):
+    """Cross-entropy at the tokens chosen for prediction (arXiv 1810.04805, section 3.1)."""
+
+    tokens_only = True
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if not items.classes_are_tokens:
+            raise ValueError(
+                f"mlm got logits of shape {list(get_logits(student).shape)}, expected those of a vocabulary: "
+                "use it with a task over a vocabulary"
+            )
+        return super().forward(student, teacher, items)
+
+
+class SegmentOrder(Term):
+    """Cross-entropy of the prediction whether the second segment follows the first one.
+
+    In negatives, the second segment is from elsewhere (next-sentence prediction, arXiv 1810.04805, section 3.1), or the
+    two segments are swapped (sentence-order prediction, arXiv 1909.11942, section 3.1). Class 0 of the model's
+    `segment_logits [B, 2]` and of the batch's `pair_labels [B]` is the true order.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    tokens_only = True
+    needs_data = "pairs of segments in two orders (task.pair=nsp or task.pair=sop)"
+    label_columns = frozenset({"pair_labels"})
+
+    def count(self, items: Items) -> Tensor:
+        return (items["pair_labels"] != IGNORED).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.segment_logits is None:
+            raise ValueError("got a model without a head for two segments, expected segment_logits [B, 2]")
+        return cross_entropy_sum(student.segment_logits, items["pair_labels"]), self.count(items)
+
+
+class TargetLength(Term):
+    """Cross-entropy of the length of a target in tokens (Ghazvininejad et al., arXiv 1904.09324, section 3.3).
+
+    The classes of the model's `length_logits [B, M+1]` are the lengths from 0. The batch has `target_lengths [B]`.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    tokens_only = True
+    needs_data = "the lengths of targets with masks (task=mask_predict)"
+    label_columns = frozenset({TARGET_LENGTHS})
+
+    def count(self, items: Items) -> Tensor:
+        return torch.tensor(len(items[TARGET_LENGTHS]), device=items.labels.device)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.length_logits is None:
+            raise ValueError("got a model that predicts no lengths, expected length_logits [B, M+1]")
+        return cross_entropy_sum(student.length_logits, items[TARGET_LENGTHS]), self.count(items)
+
+
+class ThreeWayOrder(Term):
+    """Cross-entropy of the prediction whether the second segment is the next one, the previous one, or of another text.
+
+    The sentence structural objective of StructBERT (Wang et al., arXiv 1908.04577, section 2.2). The classes 0, 1 and 2
+    of the batch's `order_labels [B]` are in this order.
+
+    Unlike in the paper, the term owns the layer that predicts, and this layer reads the last hidden state of the first
+    token without the pooler between them. It thus suits encoders without a pooler, and a saved model has no head more.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    tokens_only = True
+    needs_data = "pairs of segments in three orders (task.pair=three_way)"
+    label_columns = frozenset({"order_labels"})
+
+    def __init__(self, *, weight: float = 1.0) -> None:
+        super().__init__(weight=weight)
+        self.classifier: nn.Linear | None = None
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Creates the layer that predicts, with random weights."""
+        self.classifier = nn.Linear(student.width, 3)
+
+    def count(self, items: Items) -> Tensor:
+        return (items["order_labels"] != IGNORED).sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.last_hidden_state is None:
+            raise ValueError("got outputs without last_hidden_state, expected those of a task whose classes are tokens")
+        if self.classifier is None:
+            raise ValueError("the order has no layer yet: call connect() with the size of the encoder first")
+        first = items["attention_mask"].int().argmax(dim=1)  # With padding on the left it is not token 0.
+        rows = torch.arange(len(first), device=first.device)
+        logits = self.classifier(student.last_hidden_state[rows, first])
+        return cross_entropy_sum(logits, items["order_labels"]), self.count(items)
+
+
+WEIGHT = 50.0  # Of the detection in ELECTRA's sum, because its loss is far smaller than the generator's.
+
+
+class ReplacedTokens(Term):
+    """Binary cross-entropy of the detection of replaced tokens (ELECTRA, arXiv 2003.10555, section 2).
+
+    `-log p(replaced)` at a token that was replaced and `-log p(original)` at another one, with p the softmax of the two
+    logits, which is the paper's sigmoid of their difference. It is the mean over all tokens but the padding, special
+    ones included, as in the authors' code. A sampled token that equals the one of the text is original.
+    """
+
+    needs_teacher = False
+    replaced_only = True
+
+    def __init__(self, *, weight: float = WEIGHT) -> None:
+        super().__init__(weight=weight)
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.replaced is None:
+            raise ValueError("got outputs without replaced tokens, expected [n] for the items: use it with task=rtd")
+        return F.cross_entropy(get_logits(student).float(), student.replaced.long(), reduction="sum"), self.count(items)
+
+
+class GeneratorLoss(Term):
+    """Cross-entropy of the generator at the masked tokens, its masked language modelling (arXiv 2003.10555, section 2).
+
+    The generator learns from this alone: no gradient of the detection passes through the sampled tokens.
+    """
+
+    needs_teacher = False
+    reads_logits = False
+    replaced_only = True
+
+    def count(self, items: Items) -> Tensor:
+        return items.labelled.sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        generator = student.generator
+        if generator is None:
+            raise ValueError("got outputs without those of a generator, expected them: use it with task=rtd")
+
+        def total(masked: Items) -> Tensor:
+            return cross_entropy_sum(get_logits(generator.at(masked)), masked.labels)
+
+        sums = list(in_chunks(total, items.masked_tokens(), generator.chunk_size))
+        return torch.stack(sums).sum(), self.count(items)
+
+
+INITIAL_DEVIATION = 0.02  # Of new weights, as in BERT.
+
+
+class SpanBoundary(Term):
+    """Cross-entropy of the tokens of a span, each predicted from the tokens before and behind the span.
+
+    The span boundary objective of SpanBERT (Joshi et al., arXiv 1907.10529, section 3.2):
+    `y_i = f(x_{s-1}, x_{e+1}, p_{i-s+1})` for the token i of the span from s to e, with the last hidden states x and
+    learned vectors p of the position in the span. f is two layers, each `LayerNorm(GeLU(W h))`.
+
+    A span is a run of tokens chosen for prediction, so that a single token is one too, and adjacent spans are joined as
+    in the authors' code. At the edge of a text the boundary is a special token. A run that reaches the first or the
+    last token of a sequence has no boundary and is left out.
+
+    The head of the model decodes y_i. Unlike in the paper, that is its whole head, with the layer before the decoder,
+    because the decoder of some models is narrower than their hidden states.
+
+    Args:
+        position_width: width of the vectors p; 200 in the paper.
+        positions: number of these vectors. Tokens further from the beginning of a span share the last one, whereas the
+            authors' code leaves them out.
+    """
+
+    needs_teacher = False
+    tokens_only = True
+    needs_data = "tokens that are hidden and chosen for prediction (task=mlm)"
+    label_columns = frozenset({"labels"})
+
+    @check_arguments
+    def __init__(self, *, weight: float = 1.0, position_width: PositiveInt = 200, positions: PositiveInt = 20) -> None:
+        super().__init__(weight=weight)
+        self.position_width, self.positions = position_width, positions
+        self.predictor: BoundaryPredictor | None = None
+
+    def connect(self, student: EncoderSize, teacher: EncoderSize) -> None:
+        """Creates f with random weights. It is trained with the model and is no part of it."""
+        self.predictor = BoundaryPredictor(
+            width=student.width, position_width=self.position_width, positions=self.positions
+        )
+
+    def count(self, items: Items) -> Tensor:
+        if "labels" not in items.batch:
+            return torch.zeros((), dtype=torch.long, device=items.labels.device)
+        return find_boundaries(items["labels"], items["attention_mask"])[2].sum()
+
+    def forward(self, student: Outputs, teacher: Outputs, items: Items) -> tuple[Tensor, Tensor]:
+        if student.decode is None or student.last_hidden_state is None or items.index is None:
+            raise ValueError("boundary got outputs without decode, expected those of a task whose classes are tokens")
+        if self.predictor is None:
+            raise ValueError("boundary has no layers yet: call connect() with the size of the encoder first")
+        left, right, offsets, bounded = _locate(items)
+        states = student.last_hidden_state.flatten(0, 1)
+        predicted = self.predictor(states[left], states[right], offsets)
+        return cross_entropy_sum(student.decode(predicted), items.labels[bounded]), self.count(items)
+
+
+class BoundaryPredictor(nn.Module):
+    """The function f of `SpanBoundary`.
+
+    Args:
+        width: of the hidden states.
+        position_width: of the vectors of positions.
+        positions: number of these vectors.
+    """
+
+    def __init__(self, *, width: int, position_width: int, positions: int) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(positions, position_width)
+        self.layers = nn.Sequential(
+            nn.Linear(2 * width + position_width, width), nn.GELU(), nn.LayerNorm(width),
+            nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width),
+        )  # fmt: skip
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
+
+    def forward(self, left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
+        """Returns y `[n, H]`.
+
+        Args:
+            left, right: hidden states `[n, H]` before and behind the span.
+            offsets: `[n]`, the position of the token in its span, from 0.
+        """
+        last = self.positions.num_embeddings - 1
+        states = torch.cat([left, right, self.positions(offsets.clamp(max=last))], dim=-1)
+        predicted: Tensor = self.layers(states)
+        return predicted
+
+
+def find_boundaries(labels: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the tokens before and behind the span of each chosen token, and whether there are both, `[B, L]` each.
+
+    Args:
+        labels: `[B, L]`, -100 at tokens that are not chosen.
+        attention_mask: `[B, L]`, 0 at padding, which is no boundary.
+    """
+    length = labels.shape[1]
+    chosen = labels != IGNORED
+    outside = ~chosen & attention_mask.bool()
+    position = torch.arange(length, device=labels.device).expand_as(labels)
+    left = position.where(outside, -1).cummax(dim=1).values
+    right = position.where(outside, length).flip(1).cummin(dim=1).values.flip(1)
+    return left, right, chosen & (left >= 0) & (right < length)
+
+
+def _locate(items: Items) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns, of the items with a boundary, the tokens before and behind the span, and the position in the span.
+
+    Tokens are counted over the whole batch, as in `Items.index`. The fourth tensor `[n]` is whether an item has a
+    boundary.
+    """
+    left, right, bounded = (
+        each.flatten()[items.index] for each in find_boundaries(items["labels"], items["attention_mask"])
+    )
+    assert items.index is not None
+    start = items.row * items["labels"].shape[1]
+    left, right, index = (each[bounded] for each in (start + left, start + right, items.index))
+    return left, right, index - left - 1, bounded

@@ -1,21 +1,229 @@
-"""Forward passes of a whole model, or of its encoder and its head separately."""
+"""Forward passes of a model, or of its encoder and its head, with pooling and the vectors of attention.
+
+Reads queries, keys and values out of a model's layers with forward hooks, only while a term needs them.
+`output_attentions` is of no use here: it gives probabilities, and nothing at all with torch's fused attention.
+"""
 
 import inspect
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, ModelOutput
 
-from distill.contracts import DECODER_INPUTS, ENCODER_FEATURES, IGNORED, TARGET_MASK, Outputs
-from distill.errors import UserError, first_line
-from distill.models.attention import layers_of, record_attention
-from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
-from distill.models.pooling import pool, vector_settings
+from distill.core.contracts import (
+    DECODER_INPUTS,
+    ENCODER_FEATURES,
+    IGNORED,
+    TARGET_MASK,
+    VECTOR_SETTINGS,
+    AttentionVectors,
+    Outputs,
+)
+from distill.core.errors import UserError, first_line
+from distill.core.files import make_directory, write_json, write_text
+from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
+
+NAME = "attention_vectors"  # In the `needs` of a term; `attention_vectors.3` reads only the third layer.
+_PROJECTIONS = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q", "k", "v"),
+    ("Wqkv",),  # Queries, keys and values of all heads one after another, as in ModernBERT.
+)
+
+
+def find_projections(model: PreTrainedModel) -> list[tuple[nn.Module, tuple[nn.Linear, ...]]]:
+    """Returns the attention modules of a model in the order of its layers, each with its projections.
+
+    These are three linear layers for queries, keys and values, or one for all of them. A model that shares one set of
+    weights has one module for all layers. Of an encoder-decoder they are those of its encoder.
+    """
+    found = []
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    for module in encoder.modules():
+        children = dict(module.named_children())
+        for names in _PROJECTIONS:
+            linear = tuple(layer for name in names if isinstance(layer := children.get(name), nn.Linear))
+            if len(linear) == len(names):
+                found.append((module, linear))
+                break
+    return found
+
+
+def attention_width(model: PreTrainedModel) -> int | None:
+    """Returns the width of the queries of all heads; None for a model whose layers have none, or different ones."""
+    widths = {linear[0].out_features // (3 if len(linear) == 1 else 1) for _, linear in find_projections(model)}
+    return widths.pop() if len(widths) == 1 else None
+
+
+def layers_of(needs: frozenset[str], depth: int) -> frozenset[int] | None:
+    """Returns the layers whose attention vectors are needed, counted from 1; None if none are needed at all."""
+    if NAME in needs:
+        return frozenset(range(1, depth + 1))
+    layers = frozenset(int(name.rpartition(".")[2]) for name in needs if name.startswith(f"{NAME}."))
+    return layers or None
+
+
+@contextmanager
+def record_attention(
+    model: PreTrainedModel, layers: Collection[int]
+) -> Iterator[Callable[[], dict[int, AttentionVectors]]]:
+    """Yields a function that returns the attention vectors of these layers after a forward pass of the model."""
+    recorder = _Recorder(layers)
+    found = find_projections(model) if attention_width(model) is not None else []
+    is_shared = len(found) != model.config.num_hidden_layers
+    handles = []
+    for layer, (module, linear) in enumerate(found, start=1):
+        if is_shared or layer in layers:
+            handles.append(module.register_forward_pre_hook(recorder.begin(None if is_shared else layer)))
+            handles += [projection.register_forward_hook(recorder.record) for projection in linear]
+    try:
+        yield lambda: recorder.vectors(int(model.config.num_attention_heads)) if found else {}
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Recorder:
+    """The outputs of the projections of each layer, in the order of the calls."""
+
+    def __init__(self, layers: Collection[int]) -> None:
+        self.layers = layers
+        self.current = 0
+        self.outputs: dict[int, dict[nn.Module, Tensor]] = {}
+
+    def begin(self, layer: int | None) -> Callable[..., None]:
+        """Returns a hook for the beginning of a layer: of the one given, or of the one after the last."""
+
+        def hook(*arguments: object) -> None:
+            self.current = self.current + 1 if layer is None else layer
+
+        return hook
+
+    def record(self, projection: nn.Module, arguments: object, output: Tensor) -> None:
+        if self.current in self.layers:
+            # DeBERTa calls its projections once more, for the embeddings of the positions.
+            self.outputs.setdefault(self.current, {}).setdefault(projection, output)
+
+    def vectors(self, heads: int) -> dict[int, AttentionVectors]:
+        return {layer: _split(list(outputs.values()), heads) for layer, outputs in self.outputs.items()}
+
+
+def _split(outputs: list[Tensor], heads: int) -> AttentionVectors:
+    """Splits `[B, L, A * D]` of queries, keys and values, or `[B, L, 3 * A * D]` of all, into heads `[B, A, L, D]`."""
+    vectors = outputs[0].chunk(3, dim=-1) if len(outputs) == 1 else outputs
+    queries, keys, values = (tensor.unflatten(-1, (heads, -1)).transpose(-2, -3) for tensor in vectors)
+    return AttentionVectors(queries, keys, values)
+
+
+def has_plain_scores(attentions: Collection[Tensor], vectors: dict[int, AttentionVectors]) -> bool:
+    """Returns whether the probabilities `[B, A, L, L]` of all layers are `softmax(Q K^T / sqrt(D))`.
+
+    They are not with rotary embeddings, relative positions, or a scale of another size.
+    """
+    if len(attentions) != len(vectors):
+        return False
+    for layer, probabilities in enumerate(attentions, start=1):
+        queries, keys, _ = vectors[layer]
+        expected = (queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5).softmax(dim=-1)
+        if expected.shape != probabilities.shape or not torch.allclose(expected, probabilities, atol=1e-5):
+            return False
+    return True
+
+
+Pooling = Literal["mean", "cls", "max"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+# The names of poolings in the files of sentence-transformers.
+_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
+_POOLING_FILE = Path("1_Pooling") / "config.json"
+
+
+class VectorSettings(TypedDict):
+    """The pooling of an encoder's last hidden states, whether a vector has length 1, and the most tokens of a text."""
+
+    pooling: str
+    normalize: bool
+    max_length: NotRequired[int]
+
+
+def configure(model: PreTrainedModel, settings: Mapping[str, Any]) -> list[str]:
+    """Writes a task's `model_settings` to the configuration of a model. An encoder of vectors loses its own pooler.
+
+    Returns:
+        A notice if the encoder was trained with another pooling, else none.
+    """
+    own, wanted = vector_settings(model.config), settings.get(VECTOR_SETTINGS)
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    if wanted is None:
+        return []
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+        inherited: Mapping[str, str] | None = getattr(model, "inherited", None)
+        if inherited is not None:
+            kept = {name: source for name, source in inherited.items() if not name.startswith("pooler.")}
+            model.inherited = kept  # type: ignore[assignment]
+    if own is None or own["pooling"] == wanted["pooling"]:
+        return []
+    trained = own["pooling"]
+    return [
+        f"the teacher was trained with {trained} pooling, and task.pooling is {wanted['pooling']}: set "
+        f"task.pooling={trained} for the vectors that it was trained for"
+    ]
+
+
+def vector_settings(config: PreTrainedConfig) -> VectorSettings | None:
+    """Returns how the vectors of an encoder are computed, None for a model without vectors."""
+    settings: VectorSettings | None = getattr(config, VECTOR_SETTINGS, None)
+    return settings
+
+
+def pool(states: Tensor, attention_mask: Tensor, settings: VectorSettings) -> Tensor:
+    """Returns the vectors `[B, H]` (float32) of the last hidden states `[B, L, H]`.
+
+    `mean` and `max` are over all tokens of `attention_mask [B, L]`, and `cls` is the first one, wherever padding is.
+    """
+    states, mask = states.float(), attention_mask.to(states.device)
+    if settings["pooling"] == "mean":
+        weights = mask.unsqueeze(-1).to(states.dtype)  # [B, L, 1]
+        vectors = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+    elif settings["pooling"] == "max":
+        vectors = states.masked_fill(mask.unsqueeze(-1) == 0, torch.finfo(states.dtype).min).amax(dim=1)
+    else:
+        first = mask.argmax(dim=1).view(-1, 1, 1).expand(-1, 1, states.shape[-1])
+        vectors = states.gather(1, first).squeeze(1)
+    return F.normalize(vectors, dim=-1) if settings["normalize"] else vectors
+
+
+def write_modules(model: PreTrainedModel, directory: Path) -> None:
+    """Writes the files by which sentence-transformers loads an encoder of vectors; of other models it writes none."""
+    settings = vector_settings(model.config)
+    if settings is None:
+        return
+    names = ["Transformer", "Pooling", *(["Normalize"] if settings["normalize"] else [])]
+    folders = ["", *(f"{number}_{name}" for number, name in enumerate(names) if number)]
+    modules = [
+        {"idx": number, "name": str(number), "path": folder, "type": f"sentence_transformers.models.{name}"}
+        for number, (name, folder) in enumerate(zip(names, folders, strict=True))
+    ]
+    write_text(directory / "modules.json", json.dumps(modules, indent=2) + "\n")
+    limits = {"max_seq_length": settings.get("max_length"), "do_lower_case": False}
+    write_json(directory / "sentence_bert_config.json", limits)
+    for folder in folders[1:]:
+        make_directory(directory / folder)
+    flags = {flag: pooling == settings["pooling"] for flag, pooling in _FLAGS.items()}
+    write_json(directory / _POOLING_FILE, {"word_embedding_dimension": model.config.hidden_size, **flags})
+
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POSITIONS = "positions"  # An input of exported files alone, as in `run_exported`.
@@ -337,3 +545,94 @@ def input_names(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | Non
 def exported_inputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> list[str]:
     """Returns the names of the inputs of the model's exported file, `input_names` and maybe `positions`."""
     return input_names(model, tokenizer) + ([POSITIONS] if predicts_tokens(model) else [])
+
+
+PADDING_TOLERANCE = (
+    1e-3  # Of the largest logit. Padding on the wrong side changes logits by as much as another text does.
+)
+_TEXTS = ("a", "a b c d e f g h")
+
+
+def choose_padding_side(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Sets the tokenizer's `padding_side` to one that does not change the model's logits for a text.
+
+    Most encoders pool the first token, and count positions from it. Padded on the left, they read the padding there,
+    in training and afterwards. The tokenizer's own side stays if it is right, or if no side is.
+
+    Returns:
+        A notice if the side was changed or every side changes the logits, else none.
+    """
+    own: str = tokenizer.padding_side
+    other = "left" if own == "right" else "right"
+    if _is_padding_ignored(model, tokenizer, own):
+        return []
+    name = type(model).__name__
+    if not _is_padding_ignored(model, tokenizer, other):
+        return [f"the logits of a {name} for a text depend on the padding that longer texts add to its batch"]
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = other  # The latter is saved.
+    return [f"the tokenizer pads on the {own}, where a {name} reads it as text: batches are padded on the {other}"]
+
+
+@torch.no_grad()
+def _is_padding_ignored(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, side: str) -> bool:
+    """Returns whether a short text has the same logits alone and in a batch with a longer one."""
+    alone = tokenizer(_TEXTS[:1], return_tensors="pt", return_attention_mask=True)
+    batch = tokenizer(_TEXTS, return_tensors="pt", return_attention_mask=True, padding=True, padding_side=side)
+    expected: Tensor = try_model(model, alone).logits
+    logits: Tensor = try_model(model, batch).logits[:1]
+    if not bool(expected.isfinite().all()):
+        return True  # Damaged weights are an error of their own.
+    if logits.shape != expected.shape:  # One row for each token.
+        logits = logits[:, batch["attention_mask"][0].bool()]
+    return bool((logits - expected).abs().max() <= PADDING_TOLERANCE * expected.abs().max())
+
+
+BOTH_SIDES = ("AutoModelForTokenClassification", "AutoModelForQuestionAnswering")  # Read the tokens behind each too.
+CAUSALITY_TOLERANCE = (
+    1e-3  # Of the largest logit. A model of both directions changes logits by as much as another text does.
+)
+_LENGTH = 8
+
+
+@torch.no_grad()
+def check_causal(model: PreTrainedModel, name: str) -> None:
+    """Raises UserError if the logits at a token depend on the tokens behind it, which they are to predict.
+
+    Transformers loads a masked language model such as BERT's as a causal one too, which then reads in both directions.
+    """
+    ids = torch.arange(1, _LENGTH + 1).unsqueeze(0) % int(model.config.vocab_size)
+    other = ids.clone()
+    other[:, -1] = 0
+    logits, expected = (_logits_before_last(model, tokens) for tokens in (other, ids))
+    if bool((logits - expected).abs().max() > CAUSALITY_TOLERANCE * expected.abs().max()):
+        raise UserError(
+            f"{name} has a {type(model).__name__} that reads the tokens behind each token too, expected a model that "
+            "reads those before it alone: take one such as GPT-2 (job=pretrain has +teacher=gpt2_tiny), or task=mlm"
+        )
+
+
+def check_reads_both_sides(config: PreTrainedConfig, auto_class: str, name: str) -> None:
+    """Raises UserError for a decoder with a head for tags or answers, which depend on the tokens behind each token."""
+    if is_decoder(config) and auto_class in BOTH_SIDES:
+        asked = "tags" if auto_class == BOTH_SIDES[0] else "answers"
+        raise UserError(
+            f"{name} has a model of type {config.model_type}, a decoder, which reads the tokens before each token "
+            f"alone, and {asked} depend on those behind it too: take an encoder such as BERT, or task=classification, "
+            "which a decoder can learn"
+        )
+
+
+def is_decoder(config: PreTrainedConfig) -> bool:
+    """Returns whether a model reads the tokens before each token alone.
+
+    A family is one of decoders if it has a causal language model and no masked one. XLNet, which reads both sides, says
+    so in its configuration.
+    """
+    causal, masked = (model_class(head, type(config)) for head in ("AutoModelForCausalLM", "AutoModelForMaskedLM"))
+    return causal is not None and masked is None and getattr(config, "attn_type", "uni") != "bi"
+
+
+def _logits_before_last(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Returns the logits `[1, L - 1, V]` at all tokens but the last one."""
+    logits: Tensor = try_model(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
+    return logits[:, :-1]

@@ -1,27 +1,36 @@
-"""A small masked language model that replaces tokens, which a discriminator learns to detect (arXiv 2003.10555)."""
+"""Masked language models that replace tokens: for a discriminator (arXiv 2003.10555), or in copies of texts."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
+import numpy as np
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from transformers import ElectraConfig, ElectraForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import OptionError, UserError
-from distill.models.attention import attention_width
-from distill.models.heads import SeveralHeads
-from distill.models.loading import check_directory, load_directory
-from distill.options import STRICT, raise_option_errors
+from distill.core import storage
+from distill.core.console import ProgressMeter, print_line
+from distill.core.contracts import TaskInfo
+from distill.core.errors import OptionError, UnreachableError, UserError
+from distill.core.files import hash_file
+from distill.core.options import STRICT, check_arguments, raise_option_errors
+from distill.data.augmentation import Copy, Probability, change_in_turns, check_rows
+from distill.data.batches import scored_tokens, scoring_steps
+from distill.data.splits import LabelledData
+from distill.models.forward import attention_width, run_encoder, run_head, to_device
+from distill.models.loading import Start, check_directory, load_directory
+from distill.models.wrappers import SeveralHeads
 
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
 
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class Generator:
+class GeneratorOptions:
     """Options of the generator, the keys of `generator` in `conf/task/rtd.yaml`.
 
     Args:
@@ -168,3 +177,215 @@ def _embed_alike(own: nn.Module, other: nn.Module) -> bool:
         for module, mode in modes:
             module.train(mode)
     return one.shape == another.shape and torch.equal(one, another)
+
+
+_TEXTS_PER_CALL = 4096  # Limits the memory for token ids.
+_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
+
+
+class MaskedLMAugmentation:
+    """Augmentation of TinyBERT, arXiv 1909.10351, algorithm 1.
+
+    Each word is replaced with `p_replace` by one of the `candidates` likeliest words of a masked language model at its
+    place, all with the same probability. Unlike in the paper, words of several pieces are masked as a whole in place
+    of a search for neighbours among word vectors. Candidates are whole words with a letter or digit. Of pairs the first
+    text is changed, the second, or both, in turns. A word beyond the model's longest input is never replaced.
+
+    Args:
+        model: a directory or an id of the Hub, with a trained head for masked tokens.
+        copies: of each training example.
+        p_replace: probability of replacing a word.
+        candidates: number of the likeliest words that one is drawn from.
+        seed: of all random choices.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+    """
+
+    name = "mlm"
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        model: str | Path | None = None,
+        copies: PositiveInt = 20,
+        p_replace: Probability = 0.4,
+        candidates: PositiveInt = 15,
+        seed: NonNegativeInt = 0,
+    ) -> None:
+        self.model = None if model is None else str(model)
+        self.copies, self.p_replace, self.candidates, self.seed = copies, p_replace, candidates, seed
+        self._start: Start | None = None
+
+    def check(self) -> None:
+        """Raises UserError if the model is missing or has no trained head for masked tokens."""
+        directory = self._locate()
+        start = load_directory(directory, "AutoModelForMaskedLM", None, trust_remote_code=False)
+        if not start.fits:
+            raise UserError(
+                f"augment.model={self.model} is no masked language model: {start.reason}; give one that was trained on "
+                "masked tokens (job=pretrain makes one)"
+            )
+        if start.tokenizer.mask_token_id is None:
+            raise UserError(f"augment.model={self.model} has a tokenizer without a mask token, which augment=mlm needs")
+        self._start = start
+
+    def check_task(self, task: TaskInfo) -> None:
+        """Raises UserError for a task without labelled texts."""
+        check_rows(self.name, task.can_augment, "labelled texts", task)
+
+    def options(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def key(self, data: LabelledData) -> list[object]:
+        options = self.options() | {"model": None}
+        paths = sorted(path for pattern in _FILES for path in self._locate().glob(pattern))
+        digest = hashlib.sha256("".join(f"{path.name} {hash_file(path)}\n" for path in paths).encode()).hexdigest()
+        return [options, digest, [".".join(torch.__version__.split(".")[:2])]]
+
+    def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
+        """Returns the function that makes the copies; `mask_token` is not read, because the model has its own."""
+        split = data.splits["train"]
+        if self._start is None:
+            self.check()
+        assert self._start is not None
+        sides = [split.texts] if split.pairs is None else [split.texts, split.pairs]
+        words = [[text.split() for text in texts] for texts in sides]
+        predictor = _Predictor(self._start, self.candidates, torch.device(device))
+        found = predictor.predict([text for side in words for text in side])
+        self._start = None  # Frees its memory.
+        vocabulary, starts, count = predictor.words, predictor.starts, len(split)
+
+        def change(row: int, side: int, random: np.random.Generator) -> str:
+            changed = list(words[side][row])
+            replaced = np.flatnonzero(random.random(len(changed)) < self.p_replace)
+            chosen = random.integers(0, found.shape[1], len(replaced))
+            tokens = found[starts[side * count + row] + replaced, chosen]
+            for place, token in zip(replaced.tolist(), tokens.tolist(), strict=True):
+                if token >= 0:
+                    changed[place] = vocabulary[token]
+            return " ".join(changed)
+
+        return change_in_turns(split, change)
+
+    def _locate(self) -> Path:
+        """Returns the directory of the model, downloaded from the Hub if necessary."""
+        from huggingface_hub import errors, snapshot_download
+
+        if self.model is None:
+            raise UserError("augment=mlm needs a masked language model: set augment.model=DIR or an id of the Hub")
+        path = Path(self.model).expanduser()
+        if path.is_dir():
+            check_directory(path, f"augment.model={self.model}")
+            return path
+        try:
+            return Path(snapshot_download(self.model, local_files_only=True, allow_patterns=list(_FILES)))
+        except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+            pass  # The check below reports an invalid name.
+        try:
+            storage.check_hub_file(self.model, "config.json")
+            return Path(snapshot_download(self.model, allow_patterns=list(_FILES)))
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"augment.model={self.model} is no directory, and it is neither in the Hugging Face cache nor can it "
+                "be downloaded from the Hub: give a directory, or go online once"
+            ) from error
+
+
+class _Predictor:
+    """Predicts the words of texts, each masked in turn.
+
+    `words` are the tokens of the vocabulary as text, and `starts` the place of each text's first word among all.
+    """
+
+    def __init__(self, start: Start, candidates: int, device: torch.device) -> None:
+        self.model, self.tokenizer, self.device = start.model.to(device).eval(), start.tokenizer, device
+        self.words = [self.tokenizer.decode([token]).strip() for token in range(len(self.tokenizer))]
+        width = int(start.model.config.vocab_size)
+        self.allowed = torch.zeros(width, dtype=torch.bool, device=device)
+        self.allowed[torch.tensor(whole_words(self.tokenizer, self.words), dtype=torch.long, device=device)] = True
+        self.candidates = min(candidates, int(self.allowed.sum()))
+        if self.candidates == 0:
+            raise UserError("the vocabulary of augment.model has no whole word")
+        positions = int(getattr(start.model.config, "max_position_embeddings", 512))
+        # Positions of RoBERTa begin with 2.
+        self.longest = min(positions - 2, int(self.tokenizer.model_max_length))
+        self.starts = np.zeros(0, dtype=np.int64)
+
+    def predict(self, texts: Sequence[Sequence[str]]) -> np.ndarray:
+        """Returns the likeliest tokens for every word of all texts, `[words, candidates]`; -1 where there is none."""
+        counts = np.array([len(words) for words in texts], dtype=np.int64)
+        self.starts = counts.cumsum() - counts
+        total = int(counts.sum())
+        found = np.full((total, self.candidates), -1, dtype=np.int32)
+        print_line(f"augment=mlm: predicts {total:,} masked words once")
+        done = 0
+        with ProgressMeter("augment=mlm model", total, unit="words") as meter:
+            for chunk in _chunks(self._masked(texts), _TEXTS_PER_CALL):
+                found[done : done + len(chunk)] = self._predict_chunk(chunk)
+                done += len(chunk)
+                meter.advance(len(chunk))
+        return found
+
+    def _masked(self, texts: Sequence[Sequence[str]]) -> Iterator[str]:
+        mask = str(self.tokenizer.mask_token)
+        for words in texts:
+            for place in range(len(words)):
+                yield " ".join([*words[:place], mask, *words[place + 1 :]])
+
+    @torch.inference_mode()
+    def _predict_chunk(self, texts: list[str]) -> np.ndarray:
+        encoded = self.tokenizer(texts, truncation=True, max_length=self.longest)
+        mask_id = self.tokenizer.mask_token_id
+        ids = [np.array(row) for row in encoded["input_ids"]]
+        found = np.full((len(texts), self.candidates), -1, dtype=np.int32)
+        rows = np.array([row for row, token_ids in enumerate(ids) if (token_ids == mask_id).any()], dtype=np.int64)
+        if not len(rows):
+            return found
+        lengths = np.array([len(ids[row]) for row in rows])
+        for step in scoring_steps(lengths, scored_tokens(self.device)):
+            chosen = rows[step]
+            picked = {name: [values[row] for row in chosen] for name, values in encoded.items()}
+            padded = self.tokenizer.pad(picked, return_tensors="pt")
+            batch = to_device(dict(padded), self.device)
+            output = run_encoder(self.model, batch)
+            places = (batch["input_ids"] == mask_id).int().argmax(dim=1)
+            states = output.last_hidden_state[torch.arange(len(step), device=self.device), places]
+            logits = run_head(self.model, output, states).logits[0].float()
+            best = logits.masked_fill(~self.allowed, -torch.inf).topk(self.candidates, dim=-1).indices
+            found[chosen] = best.cpu().numpy()
+        return found
+
+
+def whole_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> list[int]:
+    """Returns the tokens that are a word with a letter or digit, and not a piece of one.
+
+    Such a token is the only one of its text behind another word.
+
+    Args:
+        words: the text of every token.
+    """
+    candidates = [
+        token for token, word in enumerate(words) if any(map(str.isalnum, word)) and not any(map(str.isspace, word))
+    ]
+    special = set(tokenizer.all_special_ids)
+    before = tokenizer("a", add_special_tokens=False)["input_ids"]
+    texts = [f"a {words[token]}" for token in candidates]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    return [
+        token
+        for token, ids in zip(candidates, encoded, strict=True)
+        if ids == [*before, token] and token not in special
+    ]
+
+
+def _chunks(texts: Iterator[str], size: int) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for text in texts:
+        chunk.append(text)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

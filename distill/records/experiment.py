@@ -1,18 +1,21 @@
-"""Experiments: tables whose rows, tasks and seeds are runs, beside the figures of papers, as a YAML describes them."""
+"""Experiments: tables whose rows, tasks and seeds are runs, and the runs of their cells."""
 
 import difflib
+import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import dataclass as plain_dataclass
-from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, NonNegativeInt, PositiveInt
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-from distill.errors import OptionError, UserError
-from distill.options import STRICT, raise_option_errors
-from distill.records.shape import DEV
-from distill.storage.files import JsonObject
+from distill.core.errors import OptionError, UserError
+from distill.core.files import JsonObject, write_json
+from distill.core.options import STRICT, raise_option_errors
+from distill.records.schema import DEV, TABLE
 
 MEAN = "mean"  # The column of the mean over tasks.
 RUN = "run"  # The step of an experiment that names none.
@@ -23,7 +26,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False, description="a list of na
 
 
 @raise_option_errors
-@dataclass(frozen=True, config=STRICT)
+@checked_dataclass(frozen=True, config=STRICT)
 class Column:
     """A task, or another number of the runs.
 
@@ -45,7 +48,7 @@ class Column:
 
 
 @raise_option_errors
-@dataclass(frozen=True, config=STRICT)
+@checked_dataclass(frozen=True, config=STRICT)
 class Published:
     """Figures of a paper.
 
@@ -66,7 +69,7 @@ class Published:
 
 
 @raise_option_errors
-@dataclass(frozen=True, config=STRICT)
+@checked_dataclass(frozen=True, config=STRICT)
 class Cut:
     """Parts of an experiment that are left out, so that it costs less.
 
@@ -95,7 +98,7 @@ class Cut:
 
 
 @raise_option_errors
-@dataclass(frozen=True, config=STRICT)
+@checked_dataclass(frozen=True, config=STRICT)
 class _Content:
     """The `experiment` of a YAML, as it is written."""
 
@@ -366,3 +369,56 @@ def _apply(experiment: Experiment, cut: Cut) -> Experiment:
 
 def _placeholder(step: str) -> str:
     return "{" + step + "}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The run of a cell with one seed, or the reason why it has none."""
+
+    place: Place
+    directory: Path | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class TableRuns:
+    """An experiment as its YAML describes it, with the runs of its cells and the command."""
+
+    content: JsonObject
+    outcomes: Sequence[Outcome]
+    command: Sequence[str]
+
+
+def write_runs(directory: Path, runs: TableRuns) -> None:
+    """Writes the runs of a table into the directory of its sweep."""
+    cells = [
+        {
+            **vars(outcome.place), "error": outcome.error,
+            "directory": None if outcome.directory is None else os.path.relpath(outcome.directory, directory),
+        }
+        for outcome in runs.outcomes
+    ]  # fmt: skip
+    write_json(directory / TABLE, {"experiment": runs.content, "command": list(runs.command), "cells": cells})
+
+
+def read_runs(directory: Path) -> TableRuns | None:
+    """Returns the runs of the table of a sweep; None if it is of no experiment.
+
+    Raises:
+        UserError: if its file is damaged.
+    """
+    path = directory / TABLE
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        outcomes = [
+            Outcome(
+                Place(cell["row"], cell["column"], cell["seed"]),
+                None if cell["directory"] is None else (directory / cell["directory"]).resolve(), cell["error"],
+            )
+            for cell in content["cells"]
+        ]  # fmt: skip
+        return TableRuns(content["experiment"], outcomes, content["command"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}): run the experiment again") from error

@@ -1,11 +1,21 @@
-"""The verdict on a result in words."""
+"""The verdict on a result in words, and the lines and tables of a terminal."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distill.edge.model_files import timed_name
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
+
+from distill.core.console import print_notice
+from distill.core.files import JsonObject
+from distill.edge.bundle_files import timed_name
 from distill.records import verdict as verdicts
-from distill.records.measures import (
+from distill.records.schema import DEV
+from distill.records.verdict import (
+    Against,
+    Doubt,
+    Verdict,
+    decide,
     describe_conditions,
     describe_gate,
     fastest_teacher_file,
@@ -18,13 +28,137 @@ from distill.records.measures import (
     select_timing,
     task_sections,
 )
-from distill.records.shape import DEV
-from distill.records.verdict import Against, Doubt, Verdict, decide
-from distill.storage.files import JsonObject
 
-if TYPE_CHECKING:  # They import torch, and a verdict is also read where there is none.
+if TYPE_CHECKING:
     from distill.records.comparison import FileResult, Row
     from distill.training.statistics import Spread
+
+
+LONGEST_WORD = 30  # Characters; a longer one, such as a path, is broken.
+
+
+class WordTable(Table):
+    """A table whose columns are at least as wide as their longest word.
+
+    Args:
+        least: headers of columns that a narrow terminal lacks, the first one first.
+        options: of `rich.table.Table`.
+    """
+
+    def __init__(self, *, least: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.least, self.options = least, options
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = self._select(options.max_width)
+        table = Table(**self.options)
+        for column, width in zip(columns, self._share(columns, options.max_width), strict=True):
+            table.add_column(
+                column.header, justify=column.justify, overflow=column.overflow, vertical=column.vertical, width=width
+            )
+        for row in zip(*(column.cells for column in columns), strict=True):
+            table.add_row(*row)
+        yield table
+
+    def _select(self, width: int) -> list[Column]:
+        """Returns the columns that fit."""
+        columns = list(self.columns)
+        for name in self.least:
+            if sum(map(_longest_word, columns)) <= self._count_room(len(columns), width):
+                break
+            columns = [column for column in columns if _words(column.header) != name.split()]
+        return columns
+
+    def _share(self, columns: Sequence[Column], width: int) -> list[int]:
+        """Returns the width of each column: that of its longest word, and a share of the rest for its longest line."""
+        shortest, longest = list(map(_longest_word, columns)), list(map(_longest_line, columns))
+        room, wanted = self._count_room(len(columns), width) - sum(shortest), sum(longest) - sum(shortest)
+        share = min(1.0, max(0, room) / max(1, wanted))
+        return [low + int(share * (high - low)) for low, high in zip(shortest, longest, strict=True)]
+
+    def _count_room(self, number: int, width: int) -> int:
+        """Returns the characters that the cells of a line have, without the lines and the spaces between them."""
+        _, right, _, left = self.padding
+        return width - number * (left + right + 1) - (1 if self.show_edge else -1)
+
+
+def _words(text: object) -> list[str]:
+    return str(text).split()
+
+
+def _texts(column: Column) -> list[str]:
+    return [str(text) for text in (column.header, *column.cells)]
+
+
+def _longest_word(column: Column) -> int:
+    return min(LONGEST_WORD, max((len(word) for text in _texts(column) for word in _words(text)), default=1))
+
+
+def _longest_line(column: Column) -> int:
+    lines = (line for text in _texts(column) for line in text.splitlines())
+    return max(_longest_word(column), max(map(len, lines), default=1))
+
+
+POINT = 0.01  # A larger difference of the two metrics is reported.
+
+
+class TextResult(NamedTuple):
+    """The metric of a file on a split.
+
+    Attributes:
+        on_words: with the words of the data.
+        on_text: with the plain text of the sentences, which the bundle splits into words itself.
+        split_differently: share of the sentences that it splits into other words than those of the data.
+    """
+
+    file: str
+    split: str
+    on_words: float
+    on_text: float
+    split_differently: float | None
+
+
+def list_text_results(task: Mapping[str, Any], export: Mapping[str, Any]) -> list[TextResult]:
+    """Returns the results of all files on all splits; none for a task whose examples are texts.
+
+    Args:
+        task, export: of run.json.
+    """
+    return [
+        TextResult(
+            file["file"], split, file["metrics"][f"{prefix}{task['metric']}"], value,
+            (task.get("split_differently") or {}).get(split),
+        )
+        for file in export.values()
+        for split, prefix, value in _text_metrics(task, file["metrics"])
+    ]  # fmt: skip
+
+
+def _text_metrics(task: Mapping[str, Any], metrics: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
+    """Yields each split with the prefix of its metrics, and its metric on plain text."""
+    for name, value in metrics.items():
+        prefix, slash, metric = name.rpartition("/")
+        if metric == f"text_{task.get('metric')}":
+            yield prefix or "dev", f"{prefix}{slash}", value
+
+
+def warn_of_text(task: Mapping[str, Any], export: Mapping[str, Any]) -> None:
+    """Prints a notice for each split on which the two metrics of a file differ by more than a point.
+
+    Args:
+        task, export: of run.json.
+    """
+    metric = task["metric"]
+    for result in list_text_results(task, export):
+        if abs(result.on_words - result.on_text) <= POINT:
+            continue
+        share = result.split_differently
+        reason = f", because it splits {share:.1%} of the sentences into other words than the data has" if share else ""
+        print_notice(
+            f"{result.file} has {metric} {result.on_text:.4f} on the plain text of {result.split}, and "
+            f"{result.on_words:.4f} on its words{reason}; report.md has both of every file"
+        )
+
 
 TITLES: Mapping[str, str] = {
     verdicts.WEAK: "The teacher is weak",

@@ -1,6 +1,7 @@
-"""Loggers of a training: metrics.csv, and the trackers TensorBoard, MLflow and Weights & Biases.
+"""Loggers of a training, the trackers of other programs, and the status of a run in run.json.
 
-Settings name a logger and are the keys of its YAML in `conf/logger`. `Tracking.open` opens all of them for one student:
+Loggers of a training: metrics.csv, and the trackers TensorBoard, MLflow and Weights & Biases. Settings name a logger
+and are the keys of its YAML in `conf/logger`. `Tracking.open` opens all of them for one student:
 
     with tracking.open(run.directory, metric=data.scoring.metric, selects=data.scoring.selects) as loggers:
         trainer.fit(..., logger=loggers.lightning)
@@ -10,27 +11,33 @@ A tracker gets the configuration, the curves of every term, and at the end the m
 MLflow and Weights & Biases also get the bundle, and a resumed run continues their entry.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args
 
+from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pydantic.dataclasses import dataclass
 
-from distill.edge.model_files import timed_name
-from distill.errors import UserError, first_line
-from distill.options import STRICT, raise_option_errors, require_package
-from distill.records.measures import select_timing, task_sections
-from distill.records.report import render_table
-from distill.records.tables import summary_columns, summary_rows
-from distill.storage import mirror
-from distill.storage.files import JsonObject, write_json
+from distill.core import storage
+from distill.core.console import events
+from distill.core.errors import DistillError, Interrupted, UserError, find_cause, first_line, hide_secrets
+from distill.core.files import JsonObject, sweep, write_json
+from distill.core.options import STRICT, raise_option_errors, require_package
+from distill.core.storage import leases
+from distill.edge.bundle_files import timed_name
+from distill.records.report import render_table, summary_columns, summary_rows
+from distill.records.run import LOCK, Run
+from distill.records.verdict import select_timing, task_sections
+from distill.training.strategies import handle_signals
 
 LEAVE_OUT = ", or leave it out"
 WandbMode = Literal["online", "offline", "disabled"]
@@ -161,7 +168,7 @@ class MLflow:
     def check(self) -> None:
         """Raises UserError if mlflow is not installed, or its database would be behind a URL."""
         require_package("mlflow", "logger=mlflow", extra="mlflow", advice=LEAVE_OUT)
-        if self._uri() is None and mirror.is_url(self.directory):
+        if self._uri() is None and storage.is_url(self.directory):
             raise UserError(
                 f"logger=mlflow cannot write its database to {self.directory}: set logger.mlflow.directory=DIR on this "
                 "machine, or MLFLOW_TRACKING_URI to that of a server"
@@ -391,3 +398,77 @@ def _unchanged_environment(name: str) -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = before
+
+
+@contextmanager
+def tracked(run: Run, *, resume_with: str, texts: bool = True) -> Iterator[None]:
+    """Locks the run's directory, and writes its status: running, then finished, or failed with the error.
+
+    Args:
+        resume_with: the command that resumes an interrupted run.
+        texts: whether the record has the message of an error, which may quote a text of the data.
+
+    Raises:
+        UserError: if another process has locked the run, or the URL of its directory cannot be written.
+        Interrupted: on Ctrl-C and SIGTERM.
+    """
+    with _locked(run.directory), leases():
+        sweep(run.directory)  # What was being written when the run was killed.
+        with storage.sent(run.directory), _named(run):
+            yield from _track(run, resume_with, texts=texts)
+
+
+@contextmanager
+def _named(run: Run) -> Iterator[None]:
+    """Sends the run's directory as an event, and names it in those that follow."""
+    events.name_run(run.directory)
+    events.send("run", directory=str(events.run))
+    try:
+        yield
+    finally:
+        events.name_run(None)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Locks a run's directory; the operating system releases the lock when the process ends, however it ends."""
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(
+            f"{directory} is in use by another process: wait until it ends, or end it, and run the command again"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
+    try:
+        run.update(status="running", error=None)
+        with handle_signals(signal.default_int_handler, signal.SIGTERM), run.timed("total"):  # Sent by clusters.
+            yield
+    except (KeyboardInterrupt, SystemExit) as error:  # Lightning converts the first into the second.
+        run.update(status="failed", error="interrupted")
+        raise Interrupted(_describe_progress(run, resume_with)) from error
+    except BaseException as error:  # Every error is recorded and raised again.
+        with contextlib.suppress(OSError):  # A full disk has no room for the record.
+            cause = find_cause(error)
+            known = cause if isinstance(cause, DistillError) else error
+            message = f"{type(known).__name__}: {known if texts else 'left out, because record.texts=false'}"
+            run.update(status="failed", error=hide_secrets(message.splitlines()[0]))
+        raise
+    run.update(status="finished")
+
+
+def _describe_progress(run: Run, resume_with: str) -> str:
+    """Returns the message of an interrupted run: its checkpoint and the command that resumes it."""
+    further = sorted(run.directory.glob("seeds/*"), key=lambda directory: int(directory.name), reverse=True)
+    students = [stage for directory in (*further, run.directory) for stage in (directory / "baseline", directory)]
+    for stage in (*students, run.directory / "teacher"):  # The latest first.
+        last = stage / "checkpoints" / "last.ckpt"
+        if last.is_file():
+            return f"interrupted: {last} holds the training so far; {resume_with} goes on from there"
+    return f"interrupted before the first checkpoint; {resume_with} begins again, with the teacher if it was ready"

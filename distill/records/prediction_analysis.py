@@ -1,21 +1,110 @@
-"""Statistics of predictions.parquet on dev: calibration, confusion, lengths, and where student and teacher differ."""
+"""Predictions of a run: the file of them, their statistics and figures on dev, and written texts beside each other.
+
+Writes predictions.parquet: the predictions of every model of a run on every split that is scored. One row an example.
+The columns are `split`, `index`, those of the texts, `label`, and for each model NAME `NAME_prediction` and
+`NAME_probability`. A task gives the last three in the form of its own: names of classes, numbers, lists of labels or of
+tags, or indices of choices. The texts are `text` and `second_text`, or `question`, `context` and `choices`. Of models
+that write texts there are the `references` and for each model `NAME_written`, its text.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.edge.answer_metrics import normalize_references, score_answer
-from distill.errors import UserError, first_line
-from distill.readers.order import sort_classes
-from distill.records.predictions import FILE, REFERENCES, WRITTEN
-from distill.tasks.scoring import CALIBRATION_BINS
+from distill.core.contracts import Data, RawSplit, Scores
+from distill.core.errors import UserError, first_line
+from distill.core.files import atomic_file
+from distill.edge.answering import normalize_references, score_answer
+from distill.kinds.scoring import CALIBRATION_BINS
+from distill.records.plots import (
+    CUT,
+    GRID,
+    HEIGHT,
+    INK,
+    LINES,
+    MARKERS,
+    SERIES,
+    Figure,
+    add_legend,
+    draw,
+    find_range,
+    label_axes,
+    set_logarithmic,
+    style_of,
+)
+from distill.records.verdict import Record, RecordSettings, format_number
+from distill.rows.labels import sort_classes
+from distill.training.statistics import Estimate
+
+if TYPE_CHECKING:
+    import pyarrow
+    from matplotlib.axes import Axes
+
+
+FILE = "predictions.parquet"
+REFERENCES, WRITTEN = "references", "_written"  # The column of references, and the ending of those of written texts.
+
+
+def write_predictions(
+    directory: Path,
+    models: Mapping[str, Mapping[str, Scores]],
+    *,
+    splits: Data,
+    settings: RecordSettings,
+    written: Mapping[str, Mapping[str, Sequence[object]]] = MappingProxyType({}),
+) -> None:
+    """Writes the predictions of `models`, whose scores are by split and in the order of the examples.
+
+    Args:
+        written: the columns of written texts of each split.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    tables = [
+        _create_table(
+            name, split, {model: scores[name] for model, scores in models.items()}, splits, settings,
+            written.get(name, {}),
+        )
+        for name, split in splits.scored().items()
+    ]  # fmt: skip
+    table = pyarrow.concat_tables(
+        tables, promote_options="default"
+    )  # One split may have values where another has none.
+    schema = [field.with_type(pyarrow.float64()) if field.type == pyarrow.null() else field for field in table.schema]
+    with atomic_file(directory / FILE) as temporary:
+        pyarrow.parquet.write_table(table.cast(pyarrow.schema(schema)), temporary)
+
+
+def _create_table(
+    name: str,
+    split: RawSplit,
+    models: Mapping[str, Scores],
+    splits: Data,
+    settings: RecordSettings,
+    written: Mapping[str, Sequence[object]],
+) -> "pyarrow.Table":
+    """Returns the rows of one split."""
+    import pyarrow
+
+    count = len(split)
+    columns: dict[str, Sequence[object]] = {"split": [name] * count, "index": range(count)}
+    if settings.texts:
+        columns |= {**split.text_columns(), **written}
+    for model, scores in models.items():
+        predictions = splits.scoring.tabulate(scores, splits, examples=count)
+        columns.setdefault("label", predictions["label"])
+        columns |= {f"{model}_{column}": predictions[column] for column in ("prediction", "probability")}
+    return pyarrow.table({column: pyarrow.array(values) for column, values in columns.items()})
+
 
 MOST_CLASSES = 20  # Of a confusion matrix.
-SHOWN = 10  # Examples on which the models differ most.
+SHOWN_DIFFERENCES = 10  # Examples on which the models differ most.
 LABEL_SETS = "labels"  # The form of a prediction that is any number of labels.
 SHIPPED = ("int8", "fp32", "student")  # The first one that there is, is compared with the teacher.
 Columns = Mapping[str, Sequence[Any]]
@@ -241,7 +330,7 @@ def _find_differences(columns: Columns, model: str) -> list[Disagreement]:
             label, index = columns["label"][row], columns["index"][row]
             found.append(((differs, rank), Disagreement(texts, index, label, first, second, *sure)))
     found.sort(key=lambda pair: pair[0], reverse=True)
-    return [difference for _, difference in found[:SHOWN]]
+    return [difference for _, difference in found[:SHOWN_DIFFERENCES]]
 
 
 def _mean(probability: object) -> float | None:
@@ -250,3 +339,333 @@ def _mean(probability: object) -> float | None:
         known = [value for value in probability if isinstance(value, float)]
         return sum(known) / len(known) if known else None
     return probability if isinstance(probability, float) else None
+
+
+POINTS = 400  # Of a scatter plot, which would be slow to open with more.
+BARS = 24  # Of a histogram, at most.
+LENGTHS = 3  # From which on times are drawn against the length.
+
+
+def draw_models(models: Mapping[str, Estimate], *, metric: str, split: str, bars: str) -> Figure:
+    """Returns the metric of the models of a run below each other, with lines at the first one and at the baseline.
+
+    Args:
+        models: by name, in the order from the top.
+        bars: the words of the caption about the bars.
+    """
+    ends = [end for found in models.values() for end in found.interval or ()]
+    low, high, is_cut = find_range([found.value for found in models.values()], ends)
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, found) in enumerate(models.items()):
+            below, above = found.errors()
+            color = SERIES[0] if name.startswith("student") else INK
+            if number == 0 or name.startswith("baseline"):
+                axes.axvline(
+                    found.value, color=INK, linestyle=LINES[1 + number % 3], linewidth=0.8, alpha=0.5, zorder=1
+                )
+            axes.errorbar(
+                [found.value], [number], xerr=[[below], [above]], color=color, marker=MARKERS[0], markersize=6,
+                elinewidth=1.4, linestyle="none",
+            )  # fmt: skip
+            axes.text(1.02, number, f"{found.value:.4f}", transform=axes.get_yaxis_transform(), va="center")
+        axes.set_yticks(range(len(models)), [label_axes(name, longest=26) for name in models])
+        axes.set_ylim(len(models) - 0.4, -0.6)
+        axes.set_xlim(low, high)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(f"{label_axes(metric)} on {split}")
+
+    cut = CUT if is_cut else ""
+    paired = ". A difference of two models is surer than their bars, because both saw the same examples" if bars else ""
+    caption = f"{metric} on {split} of every model{bars}{cut}{paired}"
+    return draw(caption, plot, name="models", height=0.9 + 0.3 * len(models))
+
+
+def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: float | None, caption: str) -> Figure:
+    """Returns the metric of each model and seed, with the mean as a line."""
+
+    def plot(axes: "Axes") -> None:
+        for number, (_, values) in enumerate(models.items()):
+            style = style_of(number)
+            axes.scatter([number] * len(values), values, color=str(style["color"]), marker=str(style["marker"]), s=22)
+            axes.hlines(float(np.mean(values)), number - 0.25, number + 0.25, color=str(style["color"]), linewidth=1.6)
+        if teacher is not None:
+            axes.axhline(teacher, color=INK, linestyle="--", linewidth=1, label="teacher")
+        axes.set_xticks(range(len(models)), [label_axes(name, longest=18) for name in models])
+        axes.set_xlim(-0.6, len(models) - 0.4)
+        axes.set_ylabel(label_axes(metric))
+        add_legend(axes)
+
+    return draw(caption, plot, name="seeds", height=2.6)
+
+
+def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
+    """Returns the reliability diagram of several models."""
+
+    def plot(axes: "Axes") -> None:
+        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.2)
+        for number, (name, found) in enumerate(models.items()):
+            text = f"{label_axes(name)} (error {found.error:.3f})"
+            axes.plot(found.confidence, found.accuracy, label=text, markersize=4, linewidth=1.2, **style_of(number))
+        axes.set_xlabel("probability of the prediction")
+        axes.set_ylabel("share of right predictions")
+        low = min([0.5, *(value for found in models.values() for value in found.confidence)])
+        axes.set_xlim(low - 0.02, 1.02)
+        axes.set_ylim(-0.02, 1.02)
+        add_legend(axes)
+
+    caption = "Calibration on dev: right predictions against their probability, in ten bins"
+    return draw(caption, plot, name="calibration")
+
+
+def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) -> Figure:
+    """Returns the confusion matrix `[label, prediction]`, shaded by the share of the label's examples."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = len(classes)
+
+    def plot(axes: "Axes") -> None:
+        from matplotlib.patches import Rectangle
+
+        axes.grid(visible=False)
+        for row, column in np.ndindex(size, size):
+            share = float(shares[row, column])
+            corner = (column - 0.5, row - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=SERIES[0], alpha=0.02 + 0.5 * share, edgecolor="none"))
+            if counts[row, column]:
+                size_of_text = 9 if size <= 8 else 6
+                axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size_of_text)
+        names = [label_axes(name, longest=14) for name in classes]
+        axes.set_xticks(range(size), names, rotation=0 if size <= 3 else 60, ha="center" if size <= 3 else "right")
+        axes.set_yticks(range(size), names)
+        axes.set_xlim(-0.5, size - 0.5)
+        axes.set_ylim(size - 0.5, -0.5)
+        axes.set_xlabel("prediction")
+        axes.set_ylabel("label")
+
+    height = max(HEIGHT - 0.4, 1.2 + 0.25 * size)
+    return draw(f"Confusion of {model} on dev, in examples", plot, name="confusion", height=height)
+
+
+def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
+    """Returns the predictions of a model against the teacher's, `[n, 2]` with the teacher's first."""
+
+    def plot(axes: "Axes") -> None:
+        shown = pairs[:: max(1, len(pairs) // POINTS)]
+        low, high = float(pairs.min()), float(pairs.max())
+        axes.plot([low, high], [low, high], color=GRID, linewidth=1.2)
+        axes.scatter(shown[:, 0], shown[:, 1], s=7, color=SERIES[0], alpha=0.5, linewidths=0)
+        axes.set_xlabel("teacher")
+        axes.set_ylabel(label_axes(model))
+
+    return draw(f"Predictions of {model} and of the teacher on dev", plot, name="predictions")
+
+
+def draw_by_length(models: Mapping[str, Mapping[str, Mapping[str, float]]], *, metric: str, split: str) -> Figure:
+    """Returns the metric of each model for each group of lengths, as the `lengths` of run.json have them.
+
+    Args:
+        models: the groups of each model.
+    """
+    groups = next(iter(models.values()))
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, values) in enumerate(models.items()):
+            found = [values[group].get(metric, np.nan) for group in groups]
+            axes.plot(
+                range(len(groups)), found, label=label_axes(name), markersize=4, linewidth=1.2, **style_of(number)
+            )
+        names = [f"{group}\n({values['number']:,.0f})" for group, values in groups.items()]
+        axes.set_xticks(range(len(groups)), names)
+        axes.set_xlim(-0.3, len(groups) - 0.7)
+        axes.set_xlabel("tokens of an example (examples)")
+        axes.set_ylabel(f"{label_axes(metric)} on {split}")
+        add_legend(axes, columns=4)
+
+    return draw(f"{metric} on {split} by the length of an example in tokens", plot, name="metric-by-length")
+
+
+def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
+    """Returns the metric on dev against the share of the layers' weights that iterative pruning has removed.
+
+    Args:
+        steps: the `pruning` of run.json.
+    """
+    curves = {"after the training that follows": "after", "right after the removal": "before"}
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, field) in enumerate(curves.items()):
+            points = [(step["removed"], step[field]) for step in steps if step.get(field) is not None]
+            if points:
+                shares, values = zip(*points, strict=True)
+                axes.plot(shares, values, label=name, markersize=4, linewidth=1.2, **style_of(number))
+        axes.set_xlabel("share of the weights in the layers that was removed")
+        axes.set_ylabel(f"{label_axes(metric)} on dev")
+        add_legend(axes)
+
+    return draw(f"{metric} on dev against the share that was removed; 0 is the teacher", plot, name="pruning")
+
+
+def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -> Figure | None:
+    """Returns the median time of each model against the length of the text; None for fewer than `LENGTHS` lengths.
+
+    Args:
+        rows: of run.json's `benchmark`, of one batch size and one number of threads.
+        conditions: of the times, in words.
+    """
+    times: dict[str, dict[int, float]] = {}
+    for row in rows:
+        times.setdefault(f"{row['model']} {row['format'].removeprefix('onnx-')}", {})[row["length"]] = row["p50_ms"]
+    lengths = sorted({length for of in times.values() for length in of})
+    if len(lengths) < LENGTHS:
+        return None
+
+    def plot(axes: "Axes") -> None:
+        for number, (name, of) in enumerate(times.items()):
+            points = sorted(of.items())
+            axes.plot(
+                *zip(*points, strict=True), label=label_axes(name), markersize=4, linewidth=1.2, **style_of(number)
+            )
+        set_logarithmic(axes, "x", lengths)
+        set_logarithmic(axes, "y", [value for of in times.values() for value in of.values()])
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.set_xlabel("tokens of a text")
+        axes.set_ylabel("p50 latency in ms")
+        add_legend(axes, columns=3)
+
+    caption = f"p50 latency against the length of a text, both on logarithmic axes: {conditions}"
+    return draw(caption, plot, name="cost-by-length")
+
+
+def bin_lengths(shortest: int, longest: int) -> list[int]:
+    """Returns the edges of at most `BARS` bars for whole numbers, each of which has equally many of them.
+
+    Bars of 2 and of 1 numbers in turns would look like gaps that the lengths do not have.
+
+    >>> bin_lengths(3, 5), bin_lengths(1, 50)[:3]
+    ([3, 4, 5, 6], [1, 4, 7])
+    """
+    width = max(1, -(-(longest - shortest + 1) // BARS))
+    return [*range(shortest, longest + 1, width), shortest + width * -(-(longest - shortest + 1) // width)]
+
+
+def draw_lengths(lengths: Sequence[int]) -> Figure:
+    """Returns the histogram of the words of the examples."""
+
+    def plot(axes: "Axes") -> None:
+        top = int(np.quantile(lengths, 0.99)) + 1
+        axes.hist(np.minimum(lengths, top), bins=bin_lengths(min(lengths), top), color=SERIES[0], alpha=0.7)
+        median = float(np.median(lengths))
+        axes.axvline(median, color=INK, linestyle="--", linewidth=1, label=f"median {median:g}")
+        axes.set_xlabel("words of an example of dev")
+        axes.set_ylabel("examples")
+        add_legend(axes)
+
+    return draw("Length of the examples of dev; the last bar has all longer ones", plot, name="lengths", height=2.6)
+
+
+SHOWN_SAMPLES = 12  # Samples, evenly spaced, whatever their quality.
+TableRows = list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class WrittenTables:
+    """The tables of the texts of one split, each with its header first.
+
+    Attributes:
+        sources: number of them.
+        beams: of the search for the texts.
+        metrics: of the teacher and the files.
+        differences: of each file from the teacher and from the float32 file, with 95% intervals.
+        lengths: the metrics by the words of the source.
+    """
+
+    sources: int
+    beams: int
+    metrics: TableRows
+    differences: TableRows
+    lengths: TableRows
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row of dev: its source, its references, and the text of each model."""
+
+    row: int
+    source: str
+    target: str
+    written: Mapping[str, str]
+
+
+def tabulate_written(record: Record) -> dict[str, WrittenTables]:
+    """Returns the tables of each split; none for a run without written texts."""
+    tables = {}
+    for split, of_split in (record.get("texts") or {}).items():
+        lengths, prefix = of_split["lengths"], "" if split == "dev" else f"{split}/"
+        metrics = [name for name in next(iter(next(iter(lengths.values())).values())) if name != "number"]
+        owners = {name: record["teacher"] if name == "teacher" else record["export"].get(name, {}) for name in lengths}
+        models: TableRows = [
+            (_name(model), *(format_number(owner.get("metrics", {}).get(f"{prefix}{name}"), ".4f") for name in metrics))
+            for model, owner in owners.items()
+        ]
+        tables[split] = WrittenTables(
+            of_split["sources"], of_split["beams"], [("", *metrics), *models],
+            _list_differences(of_split["comparison"]), _list_lengths(lengths, metrics),
+        )  # fmt: skip
+    return tables
+
+
+def read_samples(directory: Path) -> list[Sample]:
+    """Returns evenly spaced rows of dev with the texts that were written for them; none without any.
+
+    Raises:
+        UserError: if predictions.parquet is damaged.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    path = directory / FILE
+    if not path.is_file():
+        return []
+    try:
+        models = [name for name in pyarrow.parquet.read_schema(path).names if name.endswith(WRITTEN)]
+        if not models:
+            return []
+        columns = ["index", "source", REFERENCES, *models]
+        rows = pyarrow.parquet.read_table(path, columns=columns, filters=[("split", "==", "dev")]).to_pylist()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} is damaged: {first_line(error)}") from error
+    written = [row for row in rows if row[models[0]] is not None]
+    number = min(SHOWN_SAMPLES, len(written))
+    chosen = [written[round(place * (len(written) - 1) / max(1, number - 1))] for place in range(number)]
+    return [
+        Sample(
+            row["index"], row["source"], " | ".join(row[REFERENCES]),
+            {_name(model.removesuffix(WRITTEN)): row[model] for model in models},
+        )
+        for row in chosen
+    ]  # fmt: skip
+
+
+def _name(model: str) -> str:
+    return model if model == "teacher" else f"student {model}"
+
+
+def _list_differences(comparison: Mapping[str, Mapping[str, Mapping[str, Record]]]) -> TableRows:
+    rows: TableRows = [("", "against", "metric", "difference", "95% interval", "p")]
+    for model, references in comparison.items():
+        for reference, metrics in references.items():
+            for metric, of in metrics.items():
+                interval = " to ".join(format_number(end, "+.4f") for end in of["interval"] or ())
+                values = (format_number(of["difference"], "+.4f"), interval, format_number(of["p"], ".2g"))
+                rows.append((_name(model), _name(reference), metric, *values))
+    return rows
+
+
+def _list_lengths(lengths: Mapping[str, Mapping[str, Record]], metrics: Sequence[str]) -> TableRows:
+    """Returns a row for each metric and group of sources."""
+    rows: TableRows = [("source", "texts", "metric", *map(_name, lengths))]
+    for group, first in next(iter(lengths.values())).items():
+        for metric in metrics:
+            values = (format_number(groups[group].get(metric), ".4f") for groups in lengths.values())
+            rows.append((group, f"{first['number']:,.0f}", metric, *values))
+    return rows

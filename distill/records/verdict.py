@@ -1,19 +1,227 @@
-"""The decision from which the headline, tables, cards and terminal lines of a run are made.
+"""The decision from which headlines, tables and cards are made, the numbers it reads, and the names of options.
 
-Its numbers are those of the first split: test where a run has one with labels, because dev chose the checkpoint.
+Numbers of a run.json that tables and sentences show, and their texts. Every page and the terminal write them alike:
+
+- a metric, a probability and the agreement of two models with decimals: `0.9128`;
+- a difference of two metrics in points, which are hundredths, and of a metric of which less is better in its own unit:
+  `+0.8`;
+- a share of a whole as a percentage: of the teacher's metric, the examples or the tokens: `98.7%`.
+
+The decision from which the headline, tables, cards and terminal lines of a run are made. Its numbers are those of the
+first split: test where a run has one with labels, because dev chose the checkpoint.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from distill.edge.model_files import needs_openvino
-from distill.records.shape import DEV, first_split, metric_name
-from distill.storage.files import JsonObject
+from jinja2 import Undefined
+from pydantic import PositiveFloat
+from pydantic.dataclasses import dataclass as checked_dataclass
 
-if TYPE_CHECKING:  # It imports torch, and a verdict is also read where there is none.
+from distill.core.files import JsonObject
+from distill.core.options import STRICT, raise_option_errors, show_value
+from distill.edge.bundle_files import needs_openvino
+from distill.records.run import hide_values, whole_section
+from distill.records.schema import DEV, first_split, metric_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from distill.training.statistics import Spread
+
+
+Options = Mapping[str, object]
+_MEASURED = "benchmark."
+
+
+def flatten_options(node: object, name: str = "") -> dict[str, object]:
+    """Returns the values of mappings in each other by their full names: `{"task.name": "sst2"}`."""
+    if not isinstance(node, dict) or not node:
+        return {name: node}
+    prefix = f"{name}." if name else ""
+    inner = (flatten_options(below, f"{prefix}{key}") for key, below in node.items())
+    return {key: value for each in inner for key, value in each.items()}
+
+
+def shorten_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns each full name with its shortest end that no other of the names has too.
+
+    `objective.terms.soft.temperature` is `temperature`, and beside `objective.terms.cosine.temperature` it is
+    `soft.temperature`.
+    """
+    full = list(dict.fromkeys(names))
+    ends = {name: _list_ends(name) for name in full}
+    return {
+        name: next(
+            (end for end in ends[name] if not any(end in ends[other] for other in full if other != name)), name
+        )
+        for name in full
+    }  # fmt: skip
+
+
+def _list_ends(name: str) -> list[str]:
+    """Returns the ends of a name, the shortest first: `c`, `b.c` and `a.b.c`."""
+    words = name.split(".")
+    return [".".join(words[start:]) for start in reversed(range(len(words)))]
+
+
+def describe_options(options: Options, names: Mapping[str, str] | None = None) -> str:
+    """Returns options in one line: `temperature=2 weight=5`.
+
+    Args:
+        names: in place of the full ones.
+    """
+    names = names or {}
+    return " ".join(f"{names.get(name, name)}={show_value(value)}" for name, value in options.items())
+
+
+def describe_names(names: Mapping[str, str]) -> str | None:
+    """Returns the full names of those that are shortened, in a sentence; None if none is."""
+    words = [f"{short} is {full}" for full, short in names.items() if short != full]
+    return f"Short names: {', '.join(words)}." if words else None
+
+
+def select_options(options: Sequence[Options], typed: Collection[str]) -> list[Options]:
+    """Returns the options that tell rows apart: names of groups, what was typed, and of the rest only what is needed.
+
+    Those of the student come first. Those of the benchmark change no result, and are left out where others differ.
+
+    Args:
+        typed: the names on the command lines.
+    """
+    names = list(dict.fromkeys(name for row in options for name in row))
+    values = {name: [repr(row.get(name)) for row in options] for name in names}
+    varying = [name for name in names if len(set(values[name])) > 1]
+    varying.sort(key=lambda name: name.startswith(_MEASURED))
+    chosen = [name for name in varying if name.endswith(".name") or (name in typed and not name.startswith(_MEASURED))]
+    keys = list(zip(*(values[name] for name in chosen), strict=True)) or [()] * len(options)
+    for name in varying:
+        finer = [(*key, value) for key, value in zip(keys, values[name], strict=True)]
+        if name not in chosen and len(set(finer)) > len(set(keys)):
+            chosen.append(name)
+            keys = finer
+    chosen.sort(key=lambda name: (not name.startswith("student."), names.index(name)))
+    shown = {name: iter(hide_values([row[name] for row in options if name in row])) for name in chosen}
+    return [{name.removesuffix(".name"): next(shown[name]) for name in chosen if name in row} for row in options]
+
+
+Record = JsonObject
+Number = float | Undefined | None  # Undefined is jinja's, for a value that the record lacks.
+MISSING = "-"
+
+
+def format_points(value: float, task: Record) -> str:
+    """Returns a difference with its sign, a share in points: `+0.8`."""
+    if task.get("selects") == "min":
+        return f"{round(value, 3) + 0.0:+.3f}"
+    return f"{round(100 * value, 1) + 0.0:+.1f}"  # The sum makes 0 of -0.
+
+
+def format_margin(margin: float, task: Record) -> str:
+    """Returns a margin in its unit: `1 point`, `2 points`, and percent of a metric of which less is better."""
+    return f"{margin:g}%" if task.get("selects") == "min" else f"{margin:g} point{'s' * (margin != 1)}"
+
+
+def format_spread(spread: "Spread | None") -> str:
+    """Returns a mean with its standard deviation: `0.9128 ± 0.0012`."""
+    if spread is None:
+        return MISSING
+    return format_number(spread["mean"], ".4f") + ("" if spread["std"] is None else f" ± {spread['std']:.4f}")
+
+
+def format_number(value: Number, specification: str, unit: str = "") -> str:
+    """Returns a number with its unit, or a dash for one that is missing."""
+    return MISSING if is_missing(value) else f"{value:{specification}}{unit}"
+
+
+def is_missing(value: object) -> "TypeIs[Undefined | None]":
+    """Returns whether the record lacks a value."""
+    return value is None or isinstance(value, Undefined)
+
+
+def format_megabytes(size: Number) -> str:
+    """Returns a size in bytes as `4.1 MB`."""
+    return MISSING if is_missing(size) else f"{size / 1e6:.1f} MB"
+
+
+def format_millions(number: Number) -> str:
+    """Returns a number of parameters as `17.4 M`."""
+    return MISSING if is_missing(number) else f"{number / 1e6:.1f} M"
+
+
+def share_kept(value: float, teacher: float, task: Record) -> float | None:
+    """Returns the share of the teacher's metric that a student keeps; None if it means nothing.
+
+    Of a metric of which less is better it is the teacher's as a share of the student's.
+    """
+    part, whole = (teacher, value) if task.get("selects") == "min" else (value, teacher)
+    return part / whole if whole > 0 and teacher > 0 else None
+
+
+def select_timing(record: Record, model: str, format: str) -> Record | None:
+    """Returns the measurement of a model at its smallest batch and length, None without one."""
+    return first_timing([row for row in record["benchmark"] if row["model"] == model and row["format"] == format])
+
+
+def first_timing(rows: Sequence[Record]) -> Record | None:
+    """Returns the measurement at the smallest batch and length, None without one."""
+    return min(rows, key=lambda row: (row["batch"], row["length"]), default=None)
+
+
+def number_format(timing: Record) -> str:
+    """Returns the number format of a timed ONNX file: `int8` of `onnx-int8`."""
+    return str(timing["format"]).removeprefix("onnx-")
+
+
+def find_teacher_bytes(record: Record) -> int | None:
+    """Returns the size of the teacher's ONNX file, else of its weights in float32; None if neither is known."""
+    file, parameters = select_timing(record, "teacher", "onnx-fp32"), record["teacher"].get("parameters")
+    return file["bytes"] if file else 4 * parameters if parameters else None
+
+
+def describe_conditions(record: Record) -> str | None:
+    """Returns batch size, length, threads and processor of the times of a run, and whether it was busy with other work.
+
+    None without times.
+    """
+    timing = min(record.get("benchmark") or (), key=lambda row: (row["batch"], row["length"]), default=None)
+    if timing is None:
+        return None
+    processor = (record.get("environment") or {}).get("cpu") or "an unknown processor"
+    shape = timing["batch"], timing["length"]
+    busy = any(row.get("disturbed") for row in record["benchmark"] if (row["batch"], row["length"]) == shape)
+    threads = f"{format_number(timing['threads'], 'd')} thread{'s' if timing['threads'] != 1 else ''}"
+    where = f"{threads} of {processor}{', busy with other work' if busy else ''}"
+    return f"batch {timing['batch']}, length {timing['length']}, {where}"
+
+
+def describe_gate(file: Record) -> str:
+    """Returns why a file did not pass its gate, as a sentence about it goes on after its name."""
+    return f"{'failed its gate' if file['gate'] == 'failed' else 'is ' + file['gate']}: {file['reason']}"
+
+
+def task_sections(record: Record) -> dict[str, Record]:
+    """Returns the record of each of several tasks by name; none for a run on one task."""
+    return {
+        name: whole_section(record, section) | {"tasks": {}} for name, section in (record.get("tasks") or {}).items()
+    }
+
+
+def fastest_teacher_file(record: Record) -> Record | None:
+    """Returns the measurement of the teacher's fastest ONNX file at the smallest batch and length, None without one."""
+    reference = first_timing([row for row in record["benchmark"] if row["model"] == "student"])
+    if reference is None:
+        return None
+    rows = [
+        row
+        for row in record["benchmark"]
+        if row["model"] == "teacher" and row["format"].startswith("onnx-")
+        and all(row[name] == reference[name] for name in ("batch", "length", "threads"))
+    ]  # fmt: skip
+    return min(rows, key=lambda row: float(row["p50_ms"]), default=None)
+
 
 BUNDLE, BASELINE_BUNDLE = "bundle", "baseline/bundle"
 # Cases. An interval that holds 0 and more than the margin is undecided. In the last three there is no interval, no
@@ -312,3 +520,28 @@ def _advantage(difference: float, task: JsonObject) -> float:
 def _interval(difference: JsonObject | None) -> tuple[float, float] | None:
     low, high = (difference or {}).get("interval") or (None, None)
     return None if low is None or high is None else (float(low), float(high))
+
+
+@raise_option_errors
+@checked_dataclass(frozen=True, config=STRICT)
+class RecordSettings:
+    """Settings of the record of a run, the keys of `record` in `conf/config.yaml`.
+
+    Args:
+        texts: whether files in the run's directory may hold texts of the data; False leaves them out.
+    """
+
+    texts: bool = True
+
+
+@raise_option_errors
+@checked_dataclass(frozen=True, config=STRICT)
+class ReportSettings:
+    """Settings of what a report says, the keys of `report` in `conf/config.yaml`.
+
+    Args:
+        margin: points of the metric within which two models are called equal, if the 95% interval of their difference
+            lies within it; percent of a metric of which less is better.
+    """
+
+    margin: PositiveFloat = MARGIN

@@ -13,10 +13,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 
-from distill.errors import DistillError, UserError, forget_interrupt
-from distill.installation import install_command
-from distill.serve.hosts import is_loopback
-from distill.serve.settings import Limits
+from distill.core.errors import DistillError, UserError, forget_interrupt, install_command
+from distill.serve.limits import Limits, is_loopback
 
 TOKEN = "DISTILL_SERVE_TOKEN"
 # The options of limits, each with its description.
@@ -101,9 +99,9 @@ def _serve(options: argparse.Namespace) -> None:
         UserError: for a missing extra, invalid options, and bundles that cannot be served.
     """
     try:
-        from distill.serve.app import Service, create_app
-        from distill.serve.models import load_models
-        from distill.serve.server import run
+        from distill.serve.bundles.app import BundleService, create_app
+        from distill.serve.bundles.served_models import load_models
+        from distill.serve.http import run
     except ModuleNotFoundError as error:
         raise UserError(f"distill.serve needs {error.name}: {install_command('serve')}") from error
     token = read_token()
@@ -115,7 +113,9 @@ def _serve(options: argparse.Namespace) -> None:
         if model.bundle.caution is not None:
             write_log(f"{model.name}: {model.bundle.model} did not pass the gate of its export, {model.bundle.caution}")
     hosts = {host.lower() for host in (options.host, *options.allow_host)} if token is None else None
-    service = Service(models, limits=limits, token=token, hosts=hosts, reload_seconds=options.reload, log=write_log)
+    service = BundleService(
+        models, limits=limits, token=token, hosts=hosts, reload_seconds=options.reload, log=write_log
+    )
     run(service, create_app(service), host=options.host, port=options.port)
 
 

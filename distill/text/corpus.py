@@ -1,24 +1,213 @@
-"""A corpus of raw text, read as a stream of documents with stable keys."""
+"""A corpus of raw text: files of text, JSONL and Parquet as a stream of documents with stable keys."""
 
+import codecs
 import hashlib
+import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from distill.console import print_notice
-from distill.errors import UnreachableError, UserError
-from distill.readers.cleaning import WebCleaner, check_left
-from distill.readers.lines import format_reason, reading_errors
-from distill.readers.split_names import assign_splits
-from distill.storage import files, hub
-from distill.text import readers
+from distill.core import files, storage
+from distill.core.console import print_notice
+from distill.core.errors import UnreachableError, UserError
+from distill.data.prose import WebCleaner, check_left, normalize_text
+from distill.rows.formats import (
+    assign_splits,
+    format_reason,
+    open_file,
+    open_parquet,
+    read_objects,
+    reading_errors,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     import datasets
+
+
+# The last two are those of WikiText.
+_TEXT = (".txt", ".text", ".md", ".tokens", ".raw")
+SUFFIXES = (*_TEXT, ".jsonl", ".parquet", *(f"{suffix}.gz" for suffix in (*_TEXT, ".jsonl")))
+
+CHUNK_SIZE = 2**20  # Characters.
+READ_BYTES = 2**18
+PARQUET_BATCH_ROWS = 256
+
+
+def read_chunks(path: Path, *, column: str, split_by: str) -> Iterator[str | None]:
+    """Yields the documents of a file in chunks of at most `CHUNK_SIZE` characters, and None after each document.
+
+    Chunks end after a line, or after a word in a long line. A row of JSONL or Parquet is one document. Text files are
+    split into documents by `split_by`: "file", "paragraph" or "line".
+
+    Raises:
+        UserError: if the file cannot be read, or the column is missing or contains other values than text.
+    """
+    suffix = path.name.lower().removesuffix(".gz")
+    if suffix.endswith(".jsonl"):
+        return split_rows(_read_jsonl(path, column))
+    if suffix.endswith(".parquet"):
+        return split_rows(_read_parquet(path, column))
+    return _split_text(read_blocks(path), split_by)
+
+
+def has_rows(path: Path) -> bool:
+    """Returns whether each row of the file is one document, which `split_by` does not change."""
+    return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".parquet"))
+
+
+def find_files(root: Path) -> Iterator[Path]:
+    """Yields all files below a folder with one of `SUFFIXES`, except hidden ones.
+
+    Links to folders are followed, and each folder is read once.
+    """
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_raise_user_error):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in names:
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                yield Path(folder, name)
+
+
+def _raise_user_error(error: OSError) -> None:
+    raise unreadable(error.filename, error) from error
+
+
+def read_status(path: Path) -> os.stat_result:
+    """Returns size and times of a file.
+
+    Raises:
+        UserError: if the file does not exist or cannot be accessed.
+    """
+    with reading_errors(path):
+        return path.stat()
+
+
+def read_blocks(path: Path) -> Iterator[str]:
+    """Yields a text file in blocks of at most `CHUNK_SIZE` characters, with "\\n" as the only line end."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
+    text, bytes_read = "", 0
+    with reading_errors(path), open_file(path) as file:
+        while True:
+            data = file.read(READ_BYTES)
+            bytes_read += len(data)
+            try:
+                text += decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                # The object may begin with bytes of the previous read.
+                position = bytes_read - len(error.object) + error.start
+                unpacked = " when unpacked" if path.name.lower().endswith(".gz") else ""
+                raise UserError(
+                    f"{path} is not UTF-8 at byte {position}{unpacked}, expected text in UTF-8: convert it with iconv"
+                ) from error
+            while len(text) > CHUNK_SIZE:
+                end = _find_chunk_end(text)
+                yield text[:end]
+                text = text[end:]
+            if not data:
+                break
+    yield text
+
+
+def _find_chunk_end(text: str, start: int = 0) -> int:
+    """Returns the end of the chunk at `start` of a longer text: after a line, or after a word, or anywhere."""
+    stop = start + CHUNK_SIZE
+    return text.rfind("\n", start, stop) + 1 or text.rfind(" ", start, stop) + 1 or stop
+
+
+def _split_text(blocks: Iterable[str], split_by: str) -> Iterator[str | None]:
+    """Splits the blocks of a text file into documents, and yields their chunks with None after each document."""
+    if split_by == "file":
+        yield from blocks
+        yield None
+        return
+    pending: list[str] = []
+    size = 0
+    starts_line = True  # A block may end within a line; the rest of the line is not a line itself.
+    # str.splitlines would also split at form feeds and other separators.
+    for line in (line for block in blocks for line in io.StringIO(block)):
+        if size + len(line) > CHUNK_SIZE:
+            yield "".join(pending)
+            pending, size = [], 0
+        pending.append(line)
+        size += len(line)
+        ends_line = line.endswith("\n")
+        is_complete_line, starts_line = starts_line and ends_line, ends_line
+        if (is_complete_line and line.isspace()) or (split_by == "line" and ends_line):
+            yield "".join(pending).rstrip()
+            yield None
+            pending, size = [], 0
+    yield "".join(pending).rstrip()
+    yield None
+
+
+def split_rows(texts: Iterable[str]) -> Iterator[str | None]:
+    """Yields each text in chunks of at most `CHUNK_SIZE` characters, and None after each text."""
+    for text in texts:
+        start = 0
+        while len(text) - start > CHUNK_SIZE:
+            end = _find_chunk_end(text, start)
+            yield text[start:end]
+            start = end
+        yield text[start:]
+        yield None
+
+
+def _read_jsonl(path: Path, column: str) -> Iterator[str]:
+    """Yields the column of each line. A complete line is in memory, because JSON cannot be parsed in chunks."""
+    for number, row in read_objects(path):
+        yield get_text(row, column, f"{path}, line {number}")
+
+
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
+    with open_parquet(path) as table:
+        check_column(column, table.schema_arrow.names, str(path))
+        number = 0
+        for batch in table.iter_batches(PARQUET_BATCH_ROWS, columns=[column]):
+            for value in batch.column(0):
+                number += 1
+                yield get_text({column: value.as_py()}, column, f"{path}, row {number}")
+
+
+def check_column(column: str, columns: Iterable[str], source: str) -> None:
+    """Checks that the column exists.
+
+    Raises:
+        UserError: if it is missing. The message starts with `source`.
+    """
+    if column not in columns:
+        names = ", ".join(columns) or "none"
+        raise UserError(f"{source} has no column {column}, its columns are: {names}; set task.text=NAME")
+
+
+def get_text(row: Mapping[str, object], column: str, source: str) -> str:
+    """Returns the text of a row, which may be empty.
+
+    Raises:
+        UserError: if the column is missing or its value is not a text. The message starts with `source`.
+    """
+    check_column(column, row, source)
+    value = row[column]
+    if not isinstance(value, str):
+        raise UserError(f"{source}: column {column} is {reprlib.repr(value)}, expected a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
+        surrogate = value[error.start]
+        raise UserError(f"{source}: column {column} contains the unpaired surrogate {surrogate!r}") from error
+    return value
+
 
 DOCUMENT_UNITS = ("file", "paragraph", "line")
 
@@ -41,7 +230,7 @@ class Document:
         key: the path of its file within the corpus and its index in the file: `a/b.txt#0`. For a Hub data set, it is
             the split and a digest of the text. It does not depend on the process that reads the document.
         chunk: index of the chunk in the document.
-        text: at most `readers.CHUNK_SIZE` characters.
+        text: at most `CHUNK_SIZE` characters.
     """
 
     key: str
@@ -68,7 +257,7 @@ class Corpus:
     """The documents of a file, of a folder of files, of a Hub data set, or of the built-in file.
 
     The files of a folder and its subfolders are read in the order of their paths. Hidden files and files without one of
-    `readers.SUFFIXES` are ignored. Blank documents are omitted. Files whose names tell a split are of that split, as
+    `SUFFIXES` are ignored. Blank documents are omitted. Files whose names tell a split are of that split, as
     `assign_splits` says: those of test, and others beside a train, are not read.
 
     Args:
@@ -138,7 +327,7 @@ class Corpus:
             name, path = source
             if not self._is_single_document(path):
                 yield from (document.key for document in self._read_source(source) if document.chunk == 0)
-            elif any(not block.isspace() for block in readers.read_blocks(path)):
+            elif any(not block.isspace() for block in read_blocks(path)):
                 yield f"{name}#0"
 
     def read_documents(
@@ -202,7 +391,7 @@ class Corpus:
 
     def count_bytes(self) -> int | None:
         """Returns the size of the files on disk, compressed if they are. None for a Hub data set."""
-        return None if self._hub_id else sum(readers.read_status(path).st_size for _, path in self._files)
+        return None if self._hub_id else sum(read_status(path).st_size for _, path in self._files)
 
     def compute_fingerprint(self) -> str:
         """Returns a digest of the content and the reading options, which does not depend on the folder's location.
@@ -215,7 +404,7 @@ class Corpus:
         digest = hashlib.sha256(json.dumps(options).encode())
         hash_content = (self.count_bytes() or 0) <= MAX_HASHED_BYTES
         for name, path in self._files:
-            status = readers.read_status(path)
+            status = read_status(path)
             with reading_errors(path):
                 content = files.hash_file(path) if hash_content else str(status.st_mtime_ns)
             split = [self._splits[name]] if self._splits else []
@@ -236,7 +425,7 @@ class Corpus:
             UserError: for files of dev and of test alone.
         """
         names = [name for name, _ in self._found_files]
-        told = assign_splits(names, readers.SUFFIXES)
+        told = assign_splits(names, SUFFIXES)
         if not told:
             return told
         splits = {name: told.get(name, "test") for name in names}
@@ -262,14 +451,14 @@ class Corpus:
         if self._data_dir is None:
             return ()
         root = Path(self._data_dir).expanduser()
-        suffixes = ", ".join(readers.SUFFIXES)
+        suffixes = ", ".join(SUFFIXES)
         if root.is_file():
-            if not root.name.lower().endswith(readers.SUFFIXES):
+            if not root.name.lower().endswith(SUFFIXES):
                 raise UserError(f"{self.describe()} has an unsupported suffix, expected one of {suffixes}")
             return ((root.name, root),)
         if not root.is_dir():
             raise UserError(f"{self.describe()} does not exist, expected a text file or a folder of text files")
-        named_paths = sorted((path.relative_to(root).as_posix(), path) for path in readers.find_files(root))
+        named_paths = sorted((path.relative_to(root).as_posix(), path) for path in find_files(root))
         if not named_paths:
             raise UserError(f"{self.describe()} contains no text files, expected files with one of {suffixes}")
         return tuple(named_paths)
@@ -282,7 +471,7 @@ class Corpus:
         return self._files
 
     def _is_single_document(self, source: Path | int) -> TypeGuard[Path]:
-        return self._split_by == "file" and isinstance(source, Path) and not readers.has_rows(source)
+        return self._split_by == "file" and isinstance(source, Path) and not has_rows(source)
 
     def _read_source(
         self, source: tuple[str, Path | int], select: Callable[[str], bool] | None = None
@@ -294,7 +483,7 @@ class Corpus:
         elif select is not None and self._is_single_document(location) and not select(f"{name}#0"):
             return
         else:
-            chunks = readers.read_chunks(location, column=self._column, split_by=self._split_by)
+            chunks = read_chunks(location, column=self._column, split_by=self._split_by)
             documents = _number_documents(name, chunks)
         yield from (document for document in documents if select is None or select(document.key))
 
@@ -302,7 +491,7 @@ class Corpus:
         for text in self._read_shard_texts(shard):
             # The index of a row differs between the Hub and the cache, so the key is a digest.
             name = f"{self._split}/{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-            yield from _number_documents(name, readers.split_rows([text]))
+            yield from _number_documents(name, split_rows([text]))
 
     def _read_shard_texts(self, shard: int) -> Iterator[str]:
         from huggingface_hub import errors
@@ -311,11 +500,11 @@ class Corpus:
         shard_name = f" of shard {shard + 1} of {num_shards}" if num_shards > 1 else ""
         rows = self._hub_dataset.shard(num_shards, shard)
         if rows.column_names is not None:  # Some data sets do not declare their columns.
-            readers.check_column(self._column, rows.column_names, self.describe())
+            check_column(self._column, rows.column_names, self.describe())
             rows = rows.select_columns([self._column])
         try:
             for number, row in enumerate(rows, 1):
-                yield readers.get_text(row, self._column, f"{self.describe()}, row {number}{shard_name}")
+                yield get_text(row, self._column, f"{self.describe()}, row {number}{shard_name}")
         except (OSError, errors.HTTPError) as error:
             raise UnreachableError(
                 f"{self.describe()}: the download failed after row {number}{shard_name} "
@@ -329,7 +518,7 @@ class Corpus:
     @cached_property
     def _hub_dataset(self) -> "datasets.IterableDataset":
         source = f"{self.describe()}, split {self._split},"
-        dataset: datasets.IterableDataset = hub.load_dataset(
+        dataset: datasets.IterableDataset = storage.load_hub_dataset(
             str(self._hub_id), source, advice="with text files, or go online", streaming=True, split=self._split
         )
         return dataset
@@ -383,3 +572,59 @@ def _number_documents(name: str, chunks: Iterable[str | None]) -> Iterator[Docum
         elif text and not text.isspace():
             yield Document(key=f"{name}#{document}", chunk=chunk, text=text)
             chunk += 1
+
+
+MOST = 5_000_000  # Texts that are compared, about 400 MB.
+
+
+def digest_text(text: str) -> int:
+    """Returns 8 bytes of the digest of a text, as `normalize_text` sees it; of a long document its first part."""
+    return int.from_bytes(hashlib.sha256(normalize_text(text).encode()).digest()[:8])
+
+
+class TextSides:
+    """Returns whether a document is held out: as it is drawn by its key, or as an earlier one of the same text was.
+
+    The chunks of a document follow one another. Texts are remembered of the first `MOST` documents.
+
+    Args:
+        is_drawn: returns whether the document with a key is held out.
+        compares: whether texts are compared at all.
+    """
+
+    def __init__(self, is_drawn: Callable[[str], bool], *, compares: bool) -> None:
+        self._is_drawn, self._compares = is_drawn, compares
+        self._dev, self._train = set[int](), set[int]()
+        self._key, self._is_held_out = "", False
+        self._moved = 0
+
+    def __call__(self, document: Document) -> bool:
+        if document.key != self._key:
+            self._key, self._is_held_out = document.key, self._divide(document)
+        return self._is_held_out
+
+    def describe(self) -> str:
+        """Returns the number of documents that were drawn to be held out and are not, for the end of a message."""
+        return f" ({self._moved:,} more have the text of one to train on, and stay with it)" if self._moved else ""
+
+    def _divide(self, document: Document) -> bool:
+        if not self._compares:
+            return self._is_drawn(document.key)
+        digest = digest_text(document.text)
+        is_drawn = self._is_drawn(document.key)
+        if digest in self._dev or digest in self._train:
+            self._moved += is_drawn and digest in self._train
+            return digest in self._dev
+        if len(self._dev) + len(self._train) < MOST:
+            (self._dev if is_drawn else self._train).add(digest)
+        return is_drawn
+
+
+def leave_out(documents: Iterable[Document], texts: Collection[int]) -> Iterator[Document]:
+    """Yields the documents, with all of their chunks, whose text is none of those with these digests."""
+    key, is_in = "", False
+    for document in documents:
+        if document.key != key:
+            key, is_in = document.key, bool(texts) and digest_text(document.text) in texts
+        if not is_in:
+            yield document

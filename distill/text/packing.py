@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distill.contracts import IGNORED
-from distill.errors import UserError
-from distill.readers.sentences import split_sentences
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.data.prose import split_sentences
 from distill.text.corpus import Document
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 _NO_SIZES = np.zeros((0, 2), dtype=np.int32)
 _BATCH_CHARACTERS = 2**17  # Per call of the tokenizer, which processes the texts of a call in parallel.

@@ -12,22 +12,22 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from distill.console import print_line
-from distill.contracts import IGNORED, PROMPT_TOKENS, TARGET_MASK, BatchOptions, Loader
-from distill.data import docstrings, token_cache
-from distill.data.batching import Batch, bucket_loader, pad_columns, padding_values, token_positions
-from distill.errors import UserError
-from distill.readers.cleaning import WEB, WebCleaner, describe_cleaning
-from distill.storage.cache import entry_key, has_entry, new_entry
-from distill.storage.files import write_json
-from distill.text.corpus import DOCUMENT_UNITS, Corpus, Document, choose_held_out, is_held_out
+from distill.core.console import print_line
+from distill.core.contracts import IGNORED, PROMPT_TOKENS, TARGET_MASK, BatchOptions, Loader
+from distill.core.errors import UserError
+from distill.core.files import write_json
+from distill.core.storage import entry_key, has_entry, new_entry
+from distill.data import docstrings, tokenization
+from distill.data.batches import CollatedBatch, bucket_loader, pad_columns, padding_values, token_positions
+from distill.data.prose import WEB, WebCleaner, describe_cleaning
+from distill.text.corpus import DOCUMENT_UNITS, Corpus, Document, TextSides, choose_held_out, digest_text, is_held_out
 from distill.text.corruptions import Corruption, Corruptor
-from distill.text.equal_documents import TextSides, digest_text
 from distill.text.masking import Masker, Masking, check_masking
 from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
 
 FORMAT = 2
 _COUNTED = 2**22  # Tokens that are counted at a time.
@@ -153,7 +153,7 @@ def count_prompt(lengths: np.ndarray, prompt: int | float) -> np.ndarray:
     return numbers if prompt >= 1 else shares
 
 
-class Sequences(Dataset[Batch]):
+class Sequences(Dataset[CollatedBatch]):
     """Packed sequences, masked on access. An index is a list of sequences and visits, as `LengthBuckets` yields it.
 
     Settings without a mask leave all tokens as they are, and there are no labels. The masks depend only on the seed,
@@ -179,7 +179,7 @@ class Sequences(Dataset[Batch]):
 
     def __init__(
         self,
-        tokens: token_cache.Tokens,
+        tokens: tokenization.Tokens,
         settings: SequenceSettings,
         tokenizer: "PreTrainedTokenizerBase",
         *,
@@ -240,7 +240,7 @@ class Sequences(Dataset[Batch]):
         parts = (np.bincount(ids[start : start + _COUNTED], minlength=size) for start in range(0, len(ids), _COUNTED))
         return np.where(self._predicted, sum(parts, np.zeros(size, dtype=np.int64)), -1)
 
-    def __getitem__(self, indices: Sequence[int]) -> Batch:
+    def __getitem__(self, indices: Sequence[int]) -> CollatedBatch:
         example_id = np.asarray(indices)
         visits, chosen = np.divmod(example_id, len(self))
         lengths = self._sizes[chosen]
@@ -366,7 +366,7 @@ def is_streamed(settings: SequenceSettings, corpus: Corpus) -> bool:
 
 def _cache_tokens(
     corpus: Corpus, settings: SequenceSettings, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path
-) -> tuple[dict[str, token_cache.Tokens], dict[str, object] | None]:
+) -> tuple[dict[str, tokenization.Tokens], dict[str, object] | None]:
     """Returns the tokens of both splits from the cache, with the counts of a cleaning.
 
     The corpus is tokenized and packed if they are missing.
@@ -381,7 +381,7 @@ def _cache_tokens(
                 split: make_packer(settings, tokenizer, settings.seed, measures=split == "dev")
                 for split in ("train", "dev")
             }
-            writers = {split: token_cache.TokenWriter(temporary / f"{split}.arrow") for split in packers}
+            writers = {split: tokenization.TokenWriter(temporary / f"{split}.arrow") for split in packers}
             cleaner = WebCleaner() if settings.clean else None
             divide = TextSides(held_out, compares=not corpus.has_dev)
             for document in corpus.read_documents(cleaner=cleaner):
@@ -405,7 +405,7 @@ def _cache_tokens(
                 f"(task.packing={settings.packing})"
             )
     splits = {
-        split: token_cache.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
+        split: tokenization.read_tokens(directory / f"{split}.arrow", f"{digest}-{split}") for split in ("train", "dev")
     }
     return splits, _read_cleaning(directory) if settings.clean else None
 
@@ -429,7 +429,7 @@ def _compute_digest(corpus: Corpus, settings: SequenceSettings, tokenizer: "PreT
         *(SIZE_COLUMNS if settings.mask is None else ()),
     ]
     return entry_key(
-        "sequences", FORMAT, corpus.compute_fingerprint(), options, token_cache.describe_tokenizer(tokenizer)
+        "sequences", FORMAT, corpus.compute_fingerprint(), options, tokenization.describe_tokenizer(tokenizer)
     )
 
 
@@ -479,11 +479,11 @@ def _pack_stream_dev(
 
 def join_sequences(
     sequences: Sequence[TokenSequence], settings: SequenceSettings, digest: str = ""
-) -> token_cache.Tokens:
+) -> tokenization.Tokens:
     """Returns the sequences as the columns of one split."""
     columns = [_columns(sequence) for sequence in sequences]
     lengths = [len(sequence.ids) for sequence in sequences]
-    return token_cache.Tokens(
+    return tokenization.Tokens(
         columns={name: np.concatenate([column[name] for column in columns]) for name in columns[0]},
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         truncated=0,

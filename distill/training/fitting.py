@@ -1,41 +1,203 @@
-"""Training of a module with Lightning, its duration estimated before and its throughput measured."""
+"""Training of a module with Lightning, its duration estimated before, and only the rows of embeddings that it reads.
+
+Trains the rows of a table of embeddings that the batches read, with the same weights as the whole table. A row that no
+batch reads has no gradient. AdamW (arXiv 1711.05101, algorithm 2) multiplies it by one minus learning rate times weight
+decay in every step, and does nothing else: such rows are their start times a factor that they share. A compact table
+has one row for all of them, which starts with ones and therefore is this factor, after any schedule and in any average
+of the weights. The norm of the gradient, by which it is clipped, is the same.
+"""
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.console import print_notice
-from distill.contracts import Batch, Examples, Loader
-from distill.data import batching
-from distill.data.mixing import epoch_size
-from distill.errors import UserError, first_line
+from distill.core.console import print_notice
+from distill.core.contracts import Batch, Examples, Loader
+from distill.core.errors import UserError, first_line
+from distill.data import batches
+from distill.data.batches import epoch_size, examples_and_buckets
 from distill.models import cpu_kernels
 from distill.models.forward import to_device
-from distill.training import averaging, distributed, memory, ray_workers
-from distill.training.callbacks import CheckStates, naming_callbacks
-from distill.training.checkpoints import (
+from distill.models.wrappers import find_table
+from distill.training import lightning_callbacks, processes, strategies
+from distill.training.hyperparameters import TrainerSettings, count_evaluations, evaluation_interval
+from distill.training.lightning_callbacks import CheckStates, Curve, Patience, ProgressBar, find_rise, naming_callbacks
+from distill.training.module import DistillationModule
+from distill.training.strategies import (
     AtomicCheckpointIO,
     Checkpoints,
     PortableModelCheckpoint,
     StepSource,
+    create_strategy,
+    prepare_trainer,
+    select_devices,
 )
-from distill.training.compact_embeddings import TrainedRows, choose_rows, compact_embeddings
-from distill.training.module import DistillationModule
-from distill.training.patience import Patience
-from distill.training.progress_bar import ProgressBar
-from distill.training.rising import Curve, find_rise
-from distill.training.settings import TrainerSettings, count_evaluations, evaluation_interval
-from distill.training.strategies import create_strategy, prepare_trainer, select_devices
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """The rows of a student's table of embeddings that are trained.
+
+    Attributes:
+        total: rows of the table; 0 for a student without one that is trained.
+        pieces: the ids of the rows that are trained, ascending, `[n]`; None for all.
+        reason: why all rows are trained.
+    """
+
+    total: int
+    pieces: np.ndarray | None = None
+    reason: str = ""
+
+    def describe(self) -> str:
+        """Describes the rows in a line, which is empty for a student without a table."""
+        if self.pieces is not None:
+            return f"{len(self.pieces):,} of {self.total:,} rows are trained, the others decay: no batch reads them"
+        return f"all {self.total:,} rows are trained: {self.reason}" if self.total else ""
+
+    def identity(self) -> dict[str, int]:
+        """Returns the properties that a resumed training must share with the checkpoint."""
+        return {} if self.pieces is None else {"compact_embeddings": len(self.pieces)}
+
+
+def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSettings) -> TrainedRows:
+    """Returns the rows that are trained: those that the batches of `train` read, as far as these are known before."""
+    table = find_table(module.student)
+    if not isinstance(table, nn.Embedding) or not table.weight.requires_grad:
+        return TrainedRows(0)
+    total = table.num_embeddings
+    if settings.compact_embeddings is False:
+        return TrainedRows(total, reason="compact_embeddings=false")
+    if settings.strategy == "fsdp" and settings.processes() > 1:
+        return TrainedRows(total, reason="strategy=fsdp shards the whole table")
+    if type(table) is not nn.Embedding or _count_owners(module, table.weight) > 1:
+        return TrainedRows(total, reason="the output layer or another module has the same weights")
+    examples, _ = examples_and_buckets(train)
+    if (pieces := examples.pieces()) is None:
+        return TrainedRows(total, reason="masking, targets or a stream read pieces that are not known before")
+    pieces = np.union1d(pieces, _special_ids(module.student, table))
+    if len(pieces) + 1 >= total:
+        return TrainedRows(total, reason="the batches read them")
+    return TrainedRows(total, pieces)
+
+
+def _count_owners(module: nn.Module, weight: Tensor) -> int:
+    return sum(weight is own for part in module.modules() for own in part.parameters(recurse=False))
+
+
+def _special_ids(student: PreTrainedModel, table: nn.Embedding) -> list[int]:
+    """Returns the ids that the student itself may add to a text, such as padding up to a window of attention."""
+    named = [value for name, value in vars(student.config).items() if name.endswith("_token_id")]
+    ids = {value for value in (*named, table.padding_idx) if isinstance(value, int)}
+    return sorted(number for number in ids if 0 <= number < table.num_embeddings)
+
+
+class CompactEmbedding(nn.Embedding):
+    """The rows of a table that a training reads, and behind them one that stands for all others.
+
+    No gradient reaches the last row, which starts with ones. The other rows of the table are `start` times this row. A
+    state dict has the whole table. In evaluation mode all pieces can be read.
+
+    Attributes:
+        weight: `[n + 1, H]`.
+        start: the whole table before the training, `[V, H]`.
+        places: the row of each piece, -1 for one without a row of its own, `[V]`.
+
+    Args:
+        table: the whole table, which is not changed.
+        pieces: ids of the pieces that are read, ascending, `[n]`.
+    """
+
+    def __init__(self, table: nn.Embedding, pieces: np.ndarray) -> None:
+        start = table.weight.detach()
+        rows = torch.from_numpy(pieces).to(start.device)
+        places = torch.full((len(start),), -1, device=start.device)
+        places[rows] = torch.arange(len(rows), device=start.device)
+        weight = torch.cat([start[rows], torch.ones_like(start[:1])])
+        padding = None if table.padding_idx is None else int(places[table.padding_idx])
+        super().__init__(len(weight), weight.shape[1], padding_idx=padding, _weight=weight)
+        self.start, self.places = start, places
+        self.train(table.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the embeddings `[..., H]` of pieces `[...]`."""
+        places = self.places[input]
+        if self.training:
+            return super().forward(places)
+        others = self.start[input] * self.weight[-1]
+        return torch.where(places[..., None] < 0, others, super().forward(places.clamp(min=0)))
+
+    @torch.no_grad()
+    def whole(self) -> Tensor:
+        """Returns the rows of all pieces, `[V, H]`."""
+        table = self.start * self.weight[-1]
+        table[self.places >= 0] = self.weight[:-1]
+        return table
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CompactEmbedding":
+        super()._apply(fn, recurse)
+        self.start, self.places = fn(self.start), fn(self.places)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        destination[f"{prefix}weight"] = self.whole()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        name = f"{prefix}weight"
+        if name in state_dict:
+            state_dict[name] = self._compact(state_dict[name].to(self.start))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _compact(self, table: Tensor) -> Tensor:
+        """Returns the `weight` of a whole table of this training, whose other rows are a multiple of their start.
+
+        Averages of the weights in a checkpoint refer to this start too. Rows of another start become the start.
+        """
+        is_other = self.places < 0
+        start, now = self.start[is_other], table[is_other]
+        products, squares = (start * now).sum(dtype=torch.float64), start.square().sum(dtype=torch.float64)
+        factor = (products / squares).to(table.dtype)
+        if not torch.allclose(start * factor, now, rtol=1e-5, atol=1e-12):
+            factor, self.start = torch.ones_like(factor), table
+        return torch.cat([table[~is_other], factor.expand(1, table.shape[1])])
+
+
+@contextmanager
+def compact_embeddings(module: DistillationModule, rows: TrainedRows) -> Iterator[None]:
+    """Replaces the student's table by one of the `rows` that are trained, and on exit writes these into the table."""
+    table = find_table(module.student)
+    if rows.pieces is None or not isinstance(table, nn.Embedding):
+        yield
+        return
+    compact = CompactEmbedding(table, rows.pieces)
+    _replace(module, table, compact)
+    try:
+        yield
+    finally:
+        _replace(module, compact, table)
+        table.train(compact.training).to(compact.weight.device)
+        with torch.no_grad():
+            table.weight.copy_(compact.whole())
+
+
+def _replace(module: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Replaces a module wherever it is a part, because the heads of several tasks share an encoder."""
+    for part in module.modules():
+        for name, child in part.named_children():
+            if child is old:
+                setattr(part, name, new)
+
 
 _LOST_WORKERS = 3  # After so many a training with Ray fails.
 
@@ -101,11 +263,11 @@ def fit(
         module.cpu()  # Pickled for processes with other GPUs.
         ranks: dict[str, Any] = {"world_size": settings.processes(), "device": settings.device()}
         if settings.strategy != "ray":
-            return distributed.run(_fit, *arguments, logger=logger, **ranks)
+            return processes.run_in_ranks(_fit, *arguments, logger=logger, **ranks)
         if not resume:
             (checkpoints / "last.ckpt").unlink(missing_ok=True)
         resumable = (*arguments[:-1], True)  # All ranks start again when one is lost.
-        result, state = ray_workers.run(
+        result, state = strategies.run_in_ray(
             _fit_copy, *resumable, directory=checkpoints / ".ray", max_failures=_LOST_WORKERS, logger=logger, **ranks
         )
         module.load_state_dict(state["state_dict"])
@@ -132,11 +294,11 @@ def _fit(
     logger: Logger | Sequence[Logger] | None = None,
 ) -> Fit:
     """Runs `fit` in one rank."""
-    memory.keep_freed_memory()
-    measures_memory = memory.reset_peak()
+    processes.keep_freed_memory()
+    measures_memory = processes.reset_peak()
     steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream has no batch sampler.
-    if distributed.rank() > 0:
-        steps.rank = distributed.rank()
+    if processes.get_rank() > 0:
+        steps.rank = processes.get_rank()
     metric, selects = f"dev/{module.scoring.metric}", module.scoring.selects
     best = PortableModelCheckpoint(
         dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
@@ -152,28 +314,28 @@ def _fit(
     timer, curve = Timer(), Curve(metric)  # Their state is in the checkpoint, so that a resumed run continues both.
     recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
     callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
-    callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (distributed.rank() == 0)
+    callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (processes.get_rank() == 0)
     trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
     with _copy_before_sharding(module, settings), _train_faster(module, rows, settings), saver.stop_on_signals():
         trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
     if resuming:
         steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
     soup = None
-    if distributed.rank() == 0:
+    if processes.get_rank() == 0:
         with _accelerate(module.student, settings):
-            soup = averaging.take_best_weights(module, dev, settings, best=best, recent=recent)
+            soup = lightning_callbacks.take_best_weights(module, dev, settings, best=best, recent=recent)
         _print_ending(title, metric, settings, steps=module.total_steps, patience=patience, soup=soup)
     return _summarize(
         module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best,
         stopped_early=patience.stopped if patience is not None else None, soup=soup,
-        peak_rss_mb=memory.peak_mb() if measures_memory else None,
+        peak_rss_mb=processes.peak_mb() if measures_memory else None,
         rise=find_rise(curve.values, selects=selects, examples=len(cast(Examples, dev.dataset))),
     )  # fmt: skip
 
 
 def _create_chosen_callbacks(
     settings: TrainerSettings, checkpoints: Path, metric: str, selects: str
-) -> tuple[averaging.RecentCheckpoints | None, Patience | None, list[Callback]]:
+) -> tuple[lightning_callbacks.RecentCheckpoints | None, Patience | None, list[Callback]]:
     """Returns the callbacks of `soup`, `patience` and `ema`, as far as they are used, and all of them in their order.
 
     Lightning moves every Checkpoint to the end. The others run before a checkpoint is written, which has their state.
@@ -181,10 +343,10 @@ def _create_chosen_callbacks(
     callbacks: list[Callback] = []
     recent = patience = None
     if settings.soup > 1:
-        callbacks.append(recent := averaging.RecentCheckpoints(checkpoints, settings.soup))
+        callbacks.append(recent := lightning_callbacks.RecentCheckpoints(checkpoints, settings.soup))
     if settings.ema > 0:
-        average = averaging.MovingAverage(settings.ema)
-        callbacks += [averaging.RawWeights(average), average]
+        average = lightning_callbacks.MovingAverage(settings.ema)
+        callbacks += [lightning_callbacks.RawWeights(average), average]
     if settings.patience is not None:
         callbacks.append(patience := Patience(metric, selects, settings.patience))
     return recent, patience, callbacks
@@ -229,7 +391,7 @@ def _summarize(
     steps: int,
     best: PortableModelCheckpoint,
     stopped_early: int | None,
-    soup: averaging.Soup | None,
+    soup: lightning_callbacks.Soup | None,
     peak_rss_mb: float | None,
     rise: float | None,
 ) -> Fit:
@@ -259,7 +421,7 @@ def _print_ending(
     *,
     steps: int,
     patience: Patience | None,
-    soup: averaging.Soup | None,
+    soup: lightning_callbacks.Soup | None,
 ) -> None:
     """Prints a notice of an early stop, and of weights that are an average."""
     if patience is not None and patience.stopped is not None:
@@ -283,7 +445,7 @@ def _describe_training(module: DistillationModule, steps_per_epoch: int, setting
     frozen = {"frozen_steps": module.frozen_steps} if module.frozen_steps else {}  # Earlier versions have none.
     return {
         "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
-        "processes": distributed.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
+        "processes": processes.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
         "ema": settings.ema, "soup": settings.soup, "patience": settings.patience, **frozen,
     }  # fmt: skip
 
@@ -293,7 +455,7 @@ def estimate_seconds(module: DistillationModule, train: Loader, dev: Loader, set
 
     Scoring an example is assumed to take a third of a training step on it, because it needs no backward pass.
     """
-    dataset, buckets = batching.examples_and_buckets(train)
+    dataset, buckets = batches.examples_and_buckets(train)
     steps = module.total_steps * settings.accumulate
     shown = buckets.indices()
     size = max(1, round(len(shown) / (len(buckets) * settings.accumulate * settings.processes())))
@@ -314,11 +476,11 @@ def _time_steps(module: DistillationModule, batch: Batch, settings: TrainerSetti
     optimizer = module.configure_optimizers()[0][0]
     for group in optimizer.param_groups:
         group["lr"] = group["weight_decay"] = 0.0  # The same work without a change of the weights.
-    average = averaging.MovingAverage(settings.ema)
+    average = lightning_callbacks.MovingAverage(settings.ema)
     if settings.ema > 0:
         average.start(module)
     step_seconds, optimizer_seconds = [], []
-    with distributed.limit_threads(settings.devices):
+    with processes.limit_threads(settings.devices):
         for _ in range(3):
             start = time.perf_counter()
             _pass_through(module, batch, settings)
@@ -352,7 +514,7 @@ def _pass_through(module: DistillationModule, batch: Batch, settings: TrainerSet
 @contextmanager
 def _copy_before_sharding(module: DistillationModule, settings: TrainerSettings) -> Iterator[None]:
     """Replaces student and objective by copies if FSDP shards them, and restores them on exit."""
-    if settings.strategy != "fsdp" or distributed.world_size() == 1:
+    if settings.strategy != "fsdp" or processes.world_size() == 1:
         yield
         return
     originals = module.student, module.objective

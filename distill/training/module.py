@@ -1,28 +1,314 @@
-"""The only LightningModule: one optimizer step of a student under an objective, with or without a teacher."""
+"""The only LightningModule, which is one optimizer step of a student, and the evaluation of a model on a split."""
 
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, get_scheduler
 
-from distill.contracts import TARGET_MASK, Batch, Items, Learnable, Outputs, Signal
-from distill.errors import NumericalError
+from distill.core.contracts import (
+    IGNORED,
+    PROMPT_TOKENS,
+    TARGET_MASK,
+    TASK_ID,
+    AttentionVectors,
+    Batch,
+    Items,
+    Learnable,
+    Loader,
+    Outputs,
+    Scores,
+    Signal,
+)
+from distill.core.errors import NumericalError
+from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.losses.term import divisors, in_chunks
+from distill.models.decoding import choose_tokens, continue_prompts, up_to_end
 from distill.models.forward import to_device
-from distill.models.heads import find_table
-from distill.tasks.scoring import Scoring
-from distill.training import distributed
-from distill.training.evaluate import Columns, concatenate, dev_metrics, score_batch
-from distill.training.known_gradient import sum_with_gradient
-from distill.training.on_policy import STUDENT_WRITES, write_batch
+from distill.models.wrappers import find_table
+from distill.training import processes
 from distill.training.strategies import shard_module
+
+_NO_OUTPUTS = frozenset[str]()
+Columns = dict[str, Tensor]
+
+
+def score_batch(
+    model: PreTrainedModel,
+    task: Learnable,
+    scoring: Scoring,
+    batch: Batch,
+    *,
+    reference: PreTrainedModel | None = None,
+) -> tuple[Columns, Columns]:
+    """Scores one batch: the columns of the scoring, and `labels [n]` and `example_id [n]`, all on the CPU."""
+    items = task.select(batch)
+    outputs = task.run(model, batch, items, _NO_OUTPUTS)
+    reference_outputs = None
+    if reference is not None:
+        reference_batch = to_device(batch, reference.device)
+        reference_items = task.select(reference_batch)
+        reference_outputs = task.run(reference, reference_batch, reference_items, _NO_OUTPUTS)
+    return score_items(scoring, outputs, items, reference_outputs)
+
+
+def score_items(
+    scoring: Scoring, outputs: Outputs, items: Items, reference: Outputs | None = None
+) -> tuple[Columns, Columns]:
+    """Scores the outputs of a model at the items of one batch, with the results of `score_batch`.
+
+    Logits over a vocabulary are computed and scored in chunks of `outputs.chunk_size` items.
+    """
+    chunks = []
+    for part in items.parts(outputs.chunk_size):
+        columns = scoring.score(outputs.at(part), part)
+        if reference is not None:
+            columns |= scoring.compare(columns, reference.at(part))
+        chunks.append({name: column.cpu() for name, column in columns.items()})
+    columns = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    number = {TASK_ID: items[TASK_ID].cpu()} if TASK_ID in items.batch else {}
+    return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
+
+
+def concatenate(batches: Iterable[tuple[Columns, Columns]]) -> Scores:
+    """Joins the scores of several batches in their order, those of several tasks each by itself."""
+    by_task: dict[int | None, list[tuple[Columns, Columns]]] = {}
+    for columns, identity in batches:
+        number = int(identity[TASK_ID][0]) if TASK_ID in identity else None
+        by_task.setdefault(number, []).append((columns, identity))
+    if None in by_task:
+        return _concatenate(by_task[None])
+    return Scores.of_tasks({number: _concatenate(of_task) for number, of_task in by_task.items() if number is not None})
+
+
+def _concatenate(batches: list[tuple[Columns, Columns]]) -> Scores:
+    columns, identities = zip(*batches, strict=True)
+
+    def joined(parts: tuple[Columns, ...], name: str) -> np.ndarray:
+        return torch.cat([part[name] for part in parts]).numpy()
+
+    return Scores(
+        {name: joined(columns, name) for name in columns[0]},
+        joined(identities, "labels"),
+        joined(identities, "example_id"),
+    )
+
+
+@torch.inference_mode()
+def evaluate(
+    model: PreTrainedModel,
+    task: Learnable,
+    scoring: Scoring,
+    loader: Iterable[list[Batch]],
+    *,
+    reference: PreTrainedModel | None = None,
+) -> Scores:
+    """Scores a whole split on the model's device, in the order of the loader; the model's mode is restored.
+
+    Args:
+        loader: yields lists of batches.
+        reference: a teacher whose outputs the task compares the model's with.
+    """
+    was_training = model.training
+    model.eval()
+    batches = itertools.chain.from_iterable(loader)
+    scores = concatenate(
+        [score_batch(model, task, scoring, to_device(batch, model.device), reference=reference) for batch in batches]
+    )
+    model.train(was_training)
+    return scores
+
+
+def evaluate_splits(
+    model: PreTrainedModel,
+    task: Learnable,
+    scoring: Scoring,
+    loaders: Mapping[str, Loader],
+    *,
+    reference: PreTrainedModel | None = None,
+) -> dict[str, Scores]:
+    """Scores every split but `train` as `evaluate`, each in the order of its examples."""
+    scores = {
+        name: evaluate(model, task, scoring, loader, reference=reference).by_example()
+        for name, loader in loaders.items()
+        if name != "train"
+    }
+    return fit_decoding(scoring, scores)
+
+
+def fit_decoding(scoring: Scoring, scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Returns the scores of one model with the values of its decoder, which are chosen on dev for all splits.
+
+    Dev itself is decoded by halves, each with the values that the other one chose, because its metrics would be too
+    good with values that it chose itself.
+    """
+    decoding = scoring.fit_decoder(scores["dev"])
+    fitted = {name: replace(split_scores, decoding=decoding) for name, split_scores in scores.items()}
+    return fitted | {"dev": scoring.held_out(fitted["dev"])}
+
+
+def dev_metrics(scoring: Scoring, scores: Scores) -> dict[str, float]:
+    """Returns the metrics of a model's scores on dev, decoded as `fit_decoding` does."""
+    return scoring.metrics(fit_decoding(scoring, {"dev": scores})["dev"])
+
+
+def split_metrics(scoring: Scoring, scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Returns the metrics of dev under their own names, and those of every other split as `split/metric`."""
+    metrics: dict[str, float] = {}
+    for split, split_scores in scores.items():
+        prefix = "" if split == "dev" else f"{split}/"
+        metrics |= {f"{prefix}{name}": value for name, value in scoring.metrics(split_scores).items()}
+    return metrics
+
+
+def sum_with_gradient(
+    compute: Callable[[Outputs, Items], tuple[Tensor, Tensor]],
+    outputs: Outputs,
+    items: Items,
+    parameters: Iterable[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Returns the sums over chunks of `outputs.chunk_size` items: of a loss `[]`, and of further values.
+
+    The gradient of a chunk is computed together with its loss, on states that are cut off from the encoder, and its
+    logits are then freed. The backward pass of the sum only passes on what is known: to the encoder, and once to every
+    parameter. It can run once.
+
+    Args:
+        compute: returns the loss and the further values of some items, from outputs with the logits of these items.
+        outputs: of a model, with `states` and `decode`.
+        parameters: those that `compute` may read.
+    """
+    states, decode = outputs.states, outputs.decode
+    assert states is not None  # The caller makes sure of both.
+    assert decode is not None
+    cut, leaves = _cut_off(replace(outputs, states=None))
+    sources = [*leaves, *(parameter for parameter in parameters if parameter.requires_grad)]
+    inputs = [*leaves.values(), *sources[len(leaves) :]]
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    of_states, losses, values = torch.zeros_like(states), [], []
+    for part in items.parts(outputs.chunk_size):
+        chunk = states[part.span].detach().requires_grad_()
+        of_part = replace(cut, logits=decode(chunk), head=None, chunk_size=None, span=part.span)
+        loss, further = compute(of_part, part)
+        losses.append(loss.detach())
+        values.append(further.detach())
+        if loss.requires_grad:
+            of_chunk, *others = torch.autograd.grad(loss, [chunk, *inputs], allow_unused=True)
+            if of_chunk is not None:
+                of_states[part.span] = of_chunk
+            gradients = [_add(sum_, gradient) for sum_, gradient in zip(gradients, others, strict=True)]
+    known = [pair for pair in zip(sources, gradients, strict=True) if pair[1] is not None]
+    tensors = [states, *(source for source, _ in known)]
+    total: Tensor = _Known.apply(  # type: ignore[no-untyped-call]
+        torch.stack(losses).sum(), [of_states, *(gradient for _, gradient in known)], *tensors
+    )
+    return total, torch.stack(values).sum(dim=0)
+
+
+def _add(earlier: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    """Returns the sum of two gradients, in place of the first one; None is 0."""
+    if gradient is None:
+        return earlier
+    # A new gradient may share its memory with another one.
+    return gradient.clone() if earlier is None else earlier.add_(gradient)
+
+
+def _cut_off(outputs: Outputs) -> tuple[Outputs, dict[Tensor, Tensor]]:
+    """Returns the outputs without their history, and the tensors that stand for those of them with one."""
+    leaves: dict[Tensor, Tensor] = {}
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not value.requires_grad:
+                return value
+            return leaves.setdefault(value, value.detach().requires_grad_())
+        if isinstance(value, Outputs):
+            return replace(value, **{field.name: cut(getattr(value, field.name)) for field in fields(value)})
+        if isinstance(value, AttentionVectors):
+            return AttentionVectors(*map(cut, value))
+        if isinstance(value, Mapping):
+            return {key: cut(each) for key, each in value.items()}
+        if isinstance(value, Sequence):
+            return [cut(each) for each in value]
+        return value
+
+    of: Outputs = cut(outputs)
+    return of, leaves
+
+
+class _Known(torch.autograd.Function):
+    """A loss `[]` whose gradients for some tensors are known."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        gradients, ctx.gradients = ctx.gradients, None  # A gradient takes no memory besides that of its parameter.
+        return (None, None, *(gradient.mul_(factor) for gradient in gradients))
+
+
+STUDENT_WRITES = "student_writes"  # The column `[B]` of batches whose texts the student wrote, which are no labels.
+
+
+@torch.no_grad()
+def write_batch(student: PreTrainedModel, batch: Batch, *, temperature: float) -> dict[str, Tensor]:
+    """Returns the batch with texts that the student samples: targets for its sources, or continuations of its prompts.
+
+    A target has at most as many tokens as the longest one of the batch, and a text that is continued at most as many as
+    it had. The student is as it was, in training or not.
+
+    Args:
+        batch: with `input_ids` and `attention_mask` `[B, L]`, for an encoder-decoder `labels [B, T]`, and for a decoder
+            `prompt_tokens [B]`.
+        temperature: of the sampling, above 0.
+    """
+    was_training = student.training
+    student.eval()
+    write = _write_targets if student.config.is_encoder_decoder else _continue_texts
+    written = write(student, batch, temperature)
+    student.train(was_training)
+    marks = torch.ones(len(batch["input_ids"]), dtype=torch.bool, device=batch["input_ids"].device)
+    return {**batch, **written, STUDENT_WRITES: marks}
+
+
+def _write_targets(student: PreTrainedModel, batch: Batch, temperature: float) -> dict[str, Tensor]:
+    ids = student.generate(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], num_beams=1,
+        num_return_sequences=1, max_new_tokens=batch["labels"].shape[1], **choose_tokens(temperature),
+    )  # fmt: skip
+    written = ids[:, 1:]  # Without the token that a decoder starts with.
+    is_written = up_to_end(written, student.generation_config.eos_token_id)
+    labels = written.masked_fill(~is_written, IGNORED).to(batch["labels"].dtype)
+    return {"labels": labels, TARGET_MASK: is_written.to(batch["attention_mask"].dtype)}
+
+
+def _continue_texts(student: PreTrainedModel, batch: Batch, temperature: float) -> dict[str, Tensor]:
+    """Returns the texts, each padded behind its tokens, which those before it do not see."""
+    ids, mask = batch["input_ids"], batch["attention_mask"].bool()
+    texts = [row[kept] for row, kept in zip(ids, mask, strict=True)]
+    sizes = batch[PROMPT_TOKENS].tolist()
+    prompts = [text[:size] for text, size in zip(texts, sizes, strict=True)]
+    room = [len(text) - size for text, size in zip(texts, sizes, strict=True)]
+    written = continue_prompts(student, [prompt.tolist() for prompt in prompts], room, temperature=temperature)
+    rows = [torch.cat([prompt, prompt.new_tensor(own)]) for prompt, [own] in zip(prompts, written, strict=True)]
+    input_ids = pad_sequence(rows, batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows], device=ids.device)
+    places = torch.arange(input_ids.shape[1], device=ids.device)
+    return {"input_ids": input_ids, "attention_mask": (places < lengths[:, None]).to(batch["attention_mask"].dtype)}
+
 
 _RANK_SEED_STRIDE = 2_654_435_761  # Its multiples modulo 2**32 are far from each other.
 # Names of schedules -> those of transformers.
@@ -96,25 +382,25 @@ class DistillationModule(L.LightningModule):
 
     def training_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
         step, teacher_seconds = self.global_step, self.signal.seconds
-        torch.manual_seed(self.seed * 1_000_003 + step + distributed.rank() * _RANK_SEED_STRIDE)
+        torch.manual_seed(self.seed * 1_000_003 + step + processes.get_rank() * _RANK_SEED_STRIDE)
         optimizer = self.optimizers()
         micro_batches = [self.choose_targets(batch) for batch in micro_batches]
-        counts = distributed.all_reduce(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
+        counts = processes.all_reduce(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
         sums = torch.zeros_like(counts)
         loss_value = 0.0
         for number, batch in enumerate(micro_batches, start=1):
             loss, batch_sums = self.losses(batch, counts)
             with self._synchronized(number == len(micro_batches)):
-                self.manual_backward(loss * distributed.world_size())  # DDP averages the gradients.
+                self.manual_backward(loss * processes.world_size())  # DDP averages the gradients.
             sums += batch_sums
             loss_value += float(loss.detach())
         self.teacher_seconds += self.signal.seconds - teacher_seconds
         values = [loss_value, *self._count_tokens(micro_batches)]
-        loss_value, *seen = distributed.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
+        loss_value, *seen = processes.all_reduce(torch.tensor(values, dtype=torch.float64)).tolist()
         self.tokens_seen += int(seen[0])
         self.tokens_computed += int(seen[1])
         self.examples_seen += int(seen[2])
-        self._log_losses(step, loss_value, distributed.all_reduce(sums) / divisors(counts))
+        self._log_losses(step, loss_value, processes.all_reduce(sums) / divisors(counts))
         if step < self.frozen_steps and (table := find_table(self.student)) is not None:
             for parameter in table.parameters():
                 parameter.grad = None  # AdamW leaves out a tensor without a gradient, its decay and moments too.
@@ -223,7 +509,7 @@ class DistillationModule(L.LightningModule):
 
     def _synchronized(self, last: bool) -> AbstractContextManager[Any]:
         """Synchronizes the gradients of the ranks only in the last backward pass of a step."""
-        if last or distributed.world_size() == 1:
+        if last or processes.world_size() == 1:
             return nullcontext()
         blocked: AbstractContextManager[Any] = self.trainer.strategy.block_backward_sync()  # type: ignore[attr-defined]
         return blocked

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distill.errors import OptionError, UserError, first_line
-from distill.options import require_package
+from distill.core.errors import OptionError, UserError, first_line
+from distill.core.options import require_package
 
 _CONNECT_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 256 * 2**20  # In /dev/shm. It holds the arguments of runs and trainings, never their data.

@@ -1,16 +1,222 @@
-"""Statistics of a comparison: mean and deviation over seeds, a paired t-test, and a paired bootstrap over examples."""
+"""Statistics of metrics: parts by groups of examples, spreads over seeds, intervals, tests and comparisons.
 
+Parts of a metric by groups of examples, from which several seeds are compared with their examples in the interval. The
+part of a group is its pseudo-value of the jackknife: G times the metric minus G - 1 times the metric without the group.
+The mean of the parts is the metric, as far as it is smooth, so that any metric is compared like a mean.
+
+95% intervals of a metric and of a difference of two models, from what run.json has. With the parts of the metrics they
+are over seeds and examples together, paired by both, and with one seed over examples. Runs of earlier versions have no
+parts. Their intervals over several seeds are Student's over seeds alone. With one seed only a share of examples has
+one, by the score method of Wilson, in which two models are independent of each other. On the same examples they are
+not, so that such an interval of a difference is wide rather than narrow.
+"""
+
+import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import NotRequired, TypedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NotRequired, Self, TypedDict
 
 import numpy as np
 
-from distill.contracts import Scores
-from distill.tasks.own_metrics import MetricError
-from distill.tasks.scoring import Scoring
-from distill.training.parts import FEWEST, Uncertainty, count_examples, estimate_error
+from distill.core.contracts import Scores
+from distill.kinds.scoring import MetricError, Scoring
+
+GROUPS = 100  # Of examples; fewer where there are fewer examples.
+FEWEST = 10  # Differences that say how large a difference is.
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a metric on a split, `[G]`, and the number of its examples."""
+
+    values: np.ndarray
+    examples: int
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any] | None) -> "Parts | None":
+        """Returns the parts of run.json; None without them."""
+        if not record:
+            return None
+        return cls(np.array(str(record["values"]).split(), dtype=np.float64), int(record["examples"]))
+
+    def record(self) -> dict[str, Any]:
+        """Returns the content for run.json."""
+        return {"examples": self.examples, "values": " ".join(f"{value:.6g}" for value in self.values)}
+
+
+class Measured(float):
+    """A metric of a model on a split, with its parts where they are known."""
+
+    parts: Parts | None
+
+    def __new__(cls, value: float, parts: Parts | None = None) -> Self:
+        """Returns the metric."""
+        found = super().__new__(cls, value)
+        found.parts = parts
+        return found
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """The standard error of a mean over seeds and examples, with the degrees of freedom of its Student's t.
+
+    An interval is never narrower than that over the seeds alone, because the variance of two or three seeds may come
+    out too small.
+
+    Attributes:
+        error, degrees: over seeds and examples.
+        seed_error, seed_degrees: over seeds alone; 0 for one seed.
+    """
+
+    error: float
+    degrees: float
+    seed_error: float
+    seed_degrees: float
+
+    def half_width(self, level: float) -> float:
+        """Returns half of the width of the interval at a level."""
+        from scipy import stats
+
+        found = stats.t.ppf((1 + level) / 2, self.degrees) * self.error
+        over_seeds = stats.t.ppf((1 + level) / 2, self.seed_degrees) * self.seed_error if self.seed_degrees else 0.0
+        return float(max(found, over_seeds))
+
+    def p_value(self, difference: float) -> float:
+        """Returns the two-sided p of a difference from 0."""
+        from scipy import stats
+
+        found = 2 * stats.t.sf(abs(difference) / self.error, self.degrees)
+        if not self.seed_error:
+            return float(found)
+        return float(max(found, 2 * stats.t.sf(abs(difference) / self.seed_error, self.seed_degrees)))
+
+
+def measure_parts(scoring: Scoring, scores: Scores) -> Parts | None:
+    """Returns the parts of the metric of a split; None where it has no value without a group.
+
+    Examples are put into groups in turns, so that the groups are the same for every model.
+    """
+    if scores.by_task:
+        return None
+    scores = scores.by_example()
+    values = scoring.example_metric(scores)
+    if values is not None:
+        index = np.arange(len(values))
+    else:
+        scores = scoring.condense(scores)
+        _, index = np.unique(scores.example_id, return_inverse=True)
+    examples = int(index.max()) + 1 if len(index) else 0
+    groups = min(GROUPS, examples)
+    if groups < 2:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # A class may be in one group alone.
+            whole = scoring.selecting_metric(scores)
+            rest = [
+                float(values[index % groups != group].mean()) if values is not None
+                else scoring.selecting_metric(scores.select(index % groups != group))
+                for group in range(groups)
+            ]  # fmt: skip
+    except MetricError:  # A function of a user may need both classes.
+        return None
+    parts = groups * whole - (groups - 1) * np.array(rest, dtype=np.float64)
+    return Parts(parts, examples) if np.isfinite(parts).all() else None
+
+
+def average(values: Sequence[float]) -> Measured:
+    """Returns the mean of the metrics of several tasks, with parts if all of them have some.
+
+    The examples of the tasks are independent, and the tasks are no sample of others, so that their own differences are
+    left out of the parts.
+    """
+    mean = sum(values) / len(values)
+    known = [value.parts for value in values if isinstance(value, Measured) and value.parts is not None]
+    if len(known) < len(values):
+        return Measured(mean)
+    groups = sum(len(of.values) for of in known)
+    scales = [groups / len(known) / len(of.values) for of in known]
+    parts = [mean + scale * (of.values - of.values.mean()) for of, scale in zip(known, scales, strict=True)]
+    return Measured(mean, Parts(np.concatenate(parts), len(known) * min(of.examples for of in known)))
+
+
+def estimate_error(values: Sequence[float], others: Sequence[float] | None) -> Uncertainty | None:
+    """Returns the uncertainty of the mean of several seeds' metrics, or of its difference from another model's.
+
+    Seeds and examples are crossed: every seed is scored on the same examples. The variance is that over seeds and that
+    over examples, from which that of single seeds on single examples is subtracted where it is counted twice. This is
+    the analysis of readers and cases of Dorfman, Berbaum and Metz (1992) with the degrees of freedom of Hillis (2007).
+
+    To a difference of two models a pair of examples is added, one that each model alone gets right. A difference of
+    many examples that are all smaller adds the largest of them.
+
+    Args:
+        others: of the other model, by the same seeds; those of as many seeds as there are, or None for a single model.
+
+    Returns:
+        None where a metric has no parts, or they are of other examples.
+    """
+    first, second = _stack(values), None if others is None else _stack(others)
+    if first is None or (others is not None and (second is None or second.shape[1] != first.shape[1])):
+        return None
+    examples = count_examples(values)
+    if others is None or second is None:
+        return _combine([(first, values)], examples, is_difference=False)
+    if len(first) != len(second):
+        return _combine([(first, values), (second, others)], examples, is_difference=True)
+    differences = [value - other for value, other in zip(values, others, strict=True)]
+    return _combine([(first - second, differences)], examples, is_difference=True)
+
+
+def _combine(models: Sequence[tuple[np.ndarray, Sequence[float]]], examples: int, is_difference: bool) -> Uncertainty:
+    """Returns the uncertainty of the mean of the first table `[k, G]`, minus that of the second one if there is one."""
+    groups = models[0][0].shape[1]
+    parts = models[0][0].mean(axis=0) - (models[1][0].mean(axis=0) if len(models) > 1 else 0.0)
+    seeds = [float(np.var(metrics, ddof=1)) / len(metrics) for _, metrics in models if len(metrics) > 1]
+    degrees = [len(metrics) - 1 for _, metrics in models if len(metrics) > 1]
+    if is_difference:
+        parts = np.append(parts, np.array([1.0, -1.0]) * _pair_size(parts, groups / examples))
+    over_examples = float(np.var(parts, ddof=1)) / groups - sum(_interaction(table) for table, _ in models)
+    over_examples = max(0.0, over_examples)
+    # Welch's and Satterthwaite's degrees of freedom.
+    spread = sum(of**2 / number for of, number in zip(seeds, degrees, strict=True))
+    seed_degrees = sum(seeds) ** 2 / spread if spread > 0 else 0.0
+    variance, spread = sum(seeds) + over_examples, spread + over_examples**2 / (groups - 1)
+    return Uncertainty(
+        math.sqrt(variance), variance**2 / spread if spread > 0 else groups - 1.0, math.sqrt(sum(seeds)), seed_degrees
+    )
+
+
+def _pair_size(parts: np.ndarray, one: float) -> float:
+    """Returns the part of an added example: `one`, or the largest one where many differ and all of them less."""
+    return min(one, float(np.abs(parts).max())) if np.count_nonzero(np.abs(parts) > 1e-12) >= FEWEST else one
+
+
+def _interaction(table: np.ndarray) -> float:
+    """Returns the variance of the mean of a table `[k, G]` that is neither of its rows nor of its columns."""
+    seeds, groups = table.shape
+    if seeds < 2:
+        return 0.0
+    rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+    return float((rest**2).sum() / ((seeds - 1) * (groups - 1)) / (seeds * groups))
+
+
+def _stack(values: Sequence[float]) -> np.ndarray | None:
+    parts = [value.parts if isinstance(value, Measured) else None for value in values]
+    known = [of for of in parts if of is not None]
+    if not known or len(known) < len(parts) or len({(of.examples, len(of.values)) for of in known}) > 1:
+        return None
+    return np.stack([of.values for of in known])
+
+
+def count_examples(values: Sequence[float]) -> int:
+    """Returns the examples of the parts of a model's values."""
+    [*_, last] = values
+    assert isinstance(last, Measured)
+    assert last.parts is not None  # `_stack` has seen it.
+    return last.parts.examples
+
 
 BOTH = "seeds and examples"
 LEVEL = 0.95  # Of the intervals.
@@ -262,3 +468,180 @@ def _items_of(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _take(scores: Scores, index: np.ndarray, example_id: np.ndarray) -> Scores:
     columns = {name: column[index] for name, column in scores.columns.items()}
     return replace(scores, columns=columns, labels=scores.labels[index], example_id=example_id)
+
+
+# Metrics that are the share of examples with a right prediction.
+SHARES = ("accuracy", "agreement", "subset_accuracy", "exact_match")
+# Tasks whose accuracy is of examples. In others an example has several items, which depend on each other.
+_OF_EXAMPLES = ("classes", "choices", "labels", "label_words", "spans")
+MOST_SEEDS = 8  # That a caption lists.
+Values = Mapping[int, float]  # The metric of each seed.
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric with its uncertainty.
+
+    Attributes:
+        value: the mean over seeds.
+        interval: at 95%; None where it cannot be computed.
+        over: `seeds`, `examples` or `seeds and examples`, which the interval is about.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    over: str
+
+    def errors(self) -> tuple[float, float]:
+        """Returns the lengths of the bar below and above the value."""
+        low, high = self.interval or (self.value, self.value)
+        return max(0.0, self.value - low), max(0.0, high - self.value)
+
+
+def estimate(values: Sequence[float], examples: int | None) -> Estimate | None:
+    """Returns the mean over seeds with its interval; None without values.
+
+    A share of examples with one seed has that of Wilson, which is not empty where every example is right.
+
+    Args:
+        examples: that one seed is scored on; None if the metric is no share of them.
+    """
+    if not values:
+        return None
+    is_share = examples and len(values) == 1 and 0 <= values[0] <= 1
+    found = None if is_share else estimate_error(values, None)
+    if found is not None:
+        mean, half = sum(values) / len(values), found.half_width(LEVEL)
+        interval = (mean - half, mean + half) if half else None
+        return Estimate(mean, interval, BOTH if len(values) > 1 else "examples")
+    if len(values) > 1:
+        over_seeds = compare_seeds(values, [0.0] * len(values))
+        low_high = over_seeds["interval"]
+        return Estimate(over_seeds["difference"], None if low_high is None else (low_high[0], low_high[1]), "seeds")
+    [value] = values
+    return Estimate(value, wilson_interval(value, examples or 0) if is_share else None, "examples")
+
+
+def wilson_interval(share: float, number: int) -> tuple[float, float]:
+    """Returns the interval of a share of so many examples (Wilson, 1927)."""
+    z = _quantile()
+    center = (share + z * z / (2 * number)) / (1 + z * z / number)
+    half = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
+    return center - half, center + half
+
+
+def compare_values(values: Values, others: Values, examples: int | None) -> Difference | None:
+    """Compares two models over the seeds that both have and over examples; None without a value of each.
+
+    Models without parts are compared over the seeds that both have, else over examples. With several seeds each, and
+    fewer than two that both have, Welch's t-test takes the place of the paired one. The interval is None where it
+    cannot be computed, also if all seeds have the same difference and no parts.
+
+    Args:
+        examples: as in `estimate`.
+    """
+    if not values or not others:
+        return None
+    shared = sorted(values.keys() & others.keys())
+    if len(shared) > 1:
+        return compare_seeds([values[seed] for seed in shared], [others[seed] for seed in shared])
+    if len(values) > 1 and len(others) > 1:
+        return _compare_unpaired(list(values.values()), list(others.values()))
+    seeds = (shared[0], shared[0]) if shared else (min(values), min(others))
+    value, other = values[seeds[0]], others[seeds[1]]
+    difference = compare_seeds([value], [other])
+    if difference["interval"] is None and examples and 0 <= value <= 1 and 0 <= other <= 1:
+        (low, high), (other_low, other_high) = (wilson_interval(share, examples) for share in (value, other))
+        # Newcombe (1998), method 10.
+        below, above = math.hypot(value - low, other_high - other), math.hypot(high - value, other - other_low)
+        ends = [value - other - below, value - other + above]
+        difference |= {"interval": ends, "over": "examples", "number": examples}
+    return difference
+
+
+def read_measured(value: float, entry: Mapping[str, Any], model: str, split: str) -> Measured:
+    """Returns the metric of a model on a split with its parts.
+
+    Args:
+        entry: the record of a run, or of one of its seeds.
+        model: `student`, `baseline` or `teacher`.
+    """
+    return Measured(value, Parts.read(((entry.get("parts") or {}).get(model) or {}).get(split)))
+
+
+def count_share_examples(task: Mapping[str, object], split: str) -> int | None:
+    """Returns the examples of a split of which the task's metric is the share; None if it is no such share.
+
+    Args:
+        task: of run.json.
+    """
+    sizes = task.get("examples")
+    is_share = task.get("metric") in SHARES and task.get("answer", "classes") in _OF_EXAMPLES
+    return sizes.get(split) if is_share and isinstance(sizes, dict) else None
+
+
+def is_noise(difference: Difference | None) -> bool:
+    """Returns whether a difference is not known to be one: its interval has 0, or there is no interval."""
+    interval = difference and difference["interval"]
+    return interval is None or interval[0] <= 0 <= interval[1]
+
+
+def describe_bars(estimates: Iterable[Estimate | None], seeds: str, examples: int | None) -> str:
+    """Returns the words of a caption about the bars of a figure, which begin with `; `; empty without bars.
+
+    Args:
+        seeds: in words.
+    """
+    over = {each.over for each in estimates if each is not None and each.interval is not None}
+    words = []
+    if BOTH in over:
+        words.append(f"over {seeds} and the examples together")
+    if "seeds" in over:
+        words.append(f"Student's t over {seeds}")
+    if "examples" in over:
+        words.append(
+            f"Wilson's score over {examples:,} examples for a single model" if examples
+            else "over the examples for a single model"
+        )  # fmt: skip
+    return f"; bars are 95% intervals: {', and '.join(words)}" if words else ""
+
+
+def name_seeds(seeds: Sequence[int]) -> str:
+    """Returns the seeds in words: `3 seeds (0, 1, 2)`, and only their number if there are many."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"{len(seeds)} seeds" + (f" ({', '.join(map(str, seeds))})" if 0 < len(seeds) <= MOST_SEEDS else "")
+
+
+def name_seeds_of_rows(rows: Iterable[Collection[int]]) -> str:
+    """Returns the seeds of several rows in words: those that all have, or only their number if rows have others."""
+    known = {tuple(sorted(seeds)) for seeds in rows if seeds}
+    if len(known) == 1:
+        return name_seeds(known.pop())
+    numbers = sorted({len(seeds) for seeds in known} or {0})
+    number = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+    return f"{number} seed{'s' if numbers[-1] != 1 else ''} of each row"
+
+
+def _compare_unpaired(values: Sequence[float], others: Sequence[float]) -> Difference:
+    from scipy import stats
+
+    found = estimate_error(values, others)
+    if found is not None:
+        mean = sum(values) / len(values) - sum(others) / len(others)
+        return {**describe_error(mean, found, values), "number": min(len(values), len(others))}
+    test = stats.ttest_ind(values, others, equal_var=False)
+    difference: Difference = {
+        "difference": sum(values) / len(values) - sum(others) / len(others), "interval": None, "p": None,
+        "over": "seeds", "number": min(len(values), len(others)),
+    }  # fmt: skip
+    if math.isfinite(test.statistic):
+        ends = test.confidence_interval(LEVEL)
+        difference |= {"interval": [float(ends.low), float(ends.high)], "p": float(test.pvalue)}
+    return difference
+
+
+def _quantile() -> float:
+    from scipy import stats
+
+    return float(stats.norm.ppf((1 + LEVEL) / 2))

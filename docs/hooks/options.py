@@ -26,10 +26,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typing_extensions import is_typeddict
 
-from distill.__main__ import config_directory
-from distill.jobs.conf import list_bases, read_yaml
-from distill.jobs.plugins import register_plugins
-from distill.options import describe, list_annotations
+from distill.core.errors import config_directory
+from distill.core.options import describe, list_annotations
+from distill.jobs.optuna_sweeper import register_plugins
+from distill.jobs.preflight import list_bases, read_yaml
 
 # The title of every page, in the order of the navigation, and the folders of `conf/` on it.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {

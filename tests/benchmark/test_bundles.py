@@ -8,10 +8,10 @@ import pytest
 from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
-from distill.benchmark import peak
-from distill.benchmark.bundles import MeasuredBundle, list_formats, measure_bundles
-from distill.benchmark.settings import BenchmarkSettings
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.export import bundle_benchmark
+from distill.export.bundle_benchmark import MeasuredBundle, list_formats, measure_bundles
+from distill.export.latency import BenchmarkSettings
 from tests.edge.conftest import write_choice_bundle, write_toy_bundle
 
 QUICK = BenchmarkSettings(batches=[1, 3], lengths=[4, 8, 64], seconds=0.001)
@@ -44,17 +44,17 @@ def test_operations_are_those_of_products_and_recurrent_layers(tmp_path: Path) -
     write_products(tmp_path / "model.onnx")
     feed = {"x": np.zeros((7, 2, 5), dtype=np.float32)}
     product, recurrent = 7 * 2 * 5 * 6, 7 * 2 * 4 * 3 * (5 + 3)
-    assert peak.count_operations(tmp_path / "model.onnx", feed) == 2 * (product + recurrent)
+    assert bundle_benchmark.count_operations(tmp_path / "model.onnx", feed) == 2 * (product + recurrent)
     peaks = {"fp32": 1e9, "int8": 4e9}
-    assert peak.share_of_peak(2_000_000, 0.01, peaks, "onnx-fp32") == pytest.approx(0.2)
-    assert peak.share_of_peak(2_000_000, 0.01, peaks, "onnx-int8-avx2") == pytest.approx(0.05)
+    assert bundle_benchmark.share_of_peak(2_000_000, 0.01, peaks, "onnx-fp32") == pytest.approx(0.2)
+    assert bundle_benchmark.share_of_peak(2_000_000, 0.01, peaks, "onnx-int8-avx2") == pytest.approx(0.05)
 
 
 def test_the_peak_is_measured_in_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24), (4, 4, 4)))
-    assert set(peak.measure_peak(1)) == {"fp32", "int8"}
-    monkeypatch.setattr(peak, "_time_product", lambda kind, size, threads: 0.5 if kind == "fp32" else 0.25)
-    assert peak.measure_peak(1) == {"fp32": 2 * 8 * 16 * 24 / 0.5, "int8": 2 * 8 * 16 * 24 / 0.25}
+    monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24), (4, 4, 4)))
+    assert set(bundle_benchmark.measure_peak(1)) == {"fp32", "int8"}
+    monkeypatch.setattr(bundle_benchmark, "_time_product", lambda kind, size, threads: 0.5 if kind == "fp32" else 0.25)
+    assert bundle_benchmark.measure_peak(1) == {"fp32": 2 * 8 * 16 * 24 / 0.5, "int8": 2 * 8 * 16 * 24 / 0.25}
 
 
 def test_every_file_is_measured_at_every_size_and_on_texts(
@@ -63,8 +63,8 @@ def test_every_file_is_measured_at_every_size_and_on_texts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
-    monkeypatch.setattr("distill.benchmark.latency.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
+    monkeypatch.setattr("distill.export.latency.PAUSE_SECONDS", 0.0)
     teacher = {"name": "large", "metrics": {"accuracy": 0.9}}
     write_toy_bundle(tmp_path, tokenizer, task="films", metrics={"fp32": {"accuracy": 0.5}}, teacher=teacher)
     bundle = MeasuredBundle("toy", tmp_path, ["fp32"], ["film", "a dull film", "a film", "a moving film"])
@@ -94,7 +94,7 @@ def test_every_file_is_measured_at_every_size_and_on_texts(
 def test_bundles_that_cannot_be_measured_together_are_refused(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
+    monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
     for name, write in (("texts", write_toy_bundle), ("choices", write_choice_bundle)):
         (tmp_path / name).mkdir()
         write(tmp_path / name, tokenizer)

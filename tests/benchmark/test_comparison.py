@@ -3,8 +3,9 @@
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.benchmark import comparison, latency
-from distill.benchmark.settings import BenchmarkSettings
+from distill.export import latency
+from distill.export import latency as comparison
+from distill.export.latency import BenchmarkSettings
 
 
 @pytest.mark.parametrize("is_noisy", [False, True])

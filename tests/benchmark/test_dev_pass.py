@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.benchmark import comparison, dev_pass, latency
-from distill.contracts import Examples
-from distill.tasks import Classification
+from distill.core.contracts import Examples
+from distill.export import latency
+from distill.export import latency as comparison
+from distill.export import latency as dev_pass
+from distill.kinds import Classification
 
 TEXTS = ["good", "good bad good bad good", "bad good", "good bad good bad good bad good bad good bad good bad"]
 

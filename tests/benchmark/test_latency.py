@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from distill.benchmark import latency
-from distill.benchmark.settings import BenchmarkSettings
-from distill.edge import cores
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.edge import bundle_files
+from distill.export import latency
+from distill.export.latency import BenchmarkSettings
 
 
 def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...]) -> latency.Candidate:
@@ -82,7 +82,7 @@ def test_other_work_on_the_cores_is_recorded(
 ) -> None:
     readings = iter([(5.0, 7.0), (15.0, 7.0 + 10 * others)])
     monkeypatch.setattr(latency._OtherWork, "_read", staticmethod(lambda: next(readings)))
-    monkeypatch.setattr(cores, "usable_processors", lambda: frozenset({0, 1, 5, 6}))
+    monkeypatch.setattr(bundle_files, "usable_processors", lambda: frozenset({0, 1, 5, 6}))
     monkeypatch.setattr(latency, "_time_in_turns", lambda *arguments: [times])
     [row] = latency.measure_latency(
         [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=2, seconds=0, vocabulary=9
@@ -101,7 +101,7 @@ def test_processor_time_of_others_is_that_of_the_usable_processors_without_our_o
     first = SimpleNamespace(user=10.0, nice=1.0, system=2.0, idle=99.0, iowait=5.0, steal=0.5, guest=4.0)
     second = SimpleNamespace(user=50.0, idle=1.0, system=0.0)
     monkeypatch.setattr(latency.psutil, "cpu_times", lambda percpu: [first, second])
-    monkeypatch.setattr(cores, "usable_processors", lambda: frozenset(usable))
+    monkeypatch.setattr(bundle_files, "usable_processors", lambda: frozenset(usable))
     own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=3.0, system=1.0))
     monkeypatch.setattr(latency.psutil, "Process", lambda: own)
     assert latency._OtherWork._read()[1] == others

@@ -10,19 +10,21 @@ import torch
 from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedTokenizerBase
 
-from distill.benchmark import bundles
-from distill.benchmark.bundles import MeasuredBundle, measure_bundles
-from distill.benchmark.comparison import torch_candidate
-from distill.benchmark.latency import load_candidate
-from distill.benchmark.settings import BenchmarkSettings
-from distill.benchmark.threads import check_threads, count_threads, runtime_of
-from distill.edge.model_files import session
-from distill.edge.openvino_session import OpenVinoSession
-from distill.edge.whole_texts import WholeTexts
-from distill.errors import UserError
-from distill.export.formats import write_openvino
-from distill.export.quantization import Material
-from distill.storage.files import hash_file, write_json
+from distill.core.errors import UserError
+from distill.core.files import hash_file, write_json
+from distill.edge.bundle_files import OpenVinoSession, session
+from distill.edge.text_decoders import WholeTexts
+from distill.export import bundle_benchmark
+from distill.export.bundle_benchmark import MeasuredBundle, measure_bundles
+from distill.export.latency import (
+    BenchmarkSettings,
+    check_threads,
+    count_threads,
+    load_candidate,
+    runtime_of,
+    torch_candidate,
+)
+from distill.export.quantization import RecipeInput, write_openvino
 from tests.conftest import toy_bert
 from tests.edge.conftest import write_toy_bundle
 
@@ -72,7 +74,7 @@ def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
     """It computes with at most as many threads as there are cores."""
     write_toy_bundle(tmp_path, tokenizer)
     content = json.loads((tmp_path / "bundle.json").read_text())
-    write_openvino(Material(tmp_path / content["models"]["fp32"], 8), tmp_path / "model.openvino.xml")
+    write_openvino(RecipeInput(tmp_path / content["models"]["fp32"], 8), tmp_path / "model.openvino.xml")
     content["models"]["openvino"] = "model.openvino.xml"
     content["files"] |= {path.name: hash_file(path) for path in tmp_path.glob("model.openvino.*")}
     write_json(tmp_path / "bundle.json", content)
@@ -80,7 +82,7 @@ def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
     assert isinstance(loaded, OpenVinoSession)
     assert count_threads(loaded) == 1
     timed: list[int] = []
-    monkeypatch.setattr(bundles.peak, "measure_peak", timed.append)
+    monkeypatch.setattr(bundle_benchmark.peak, "measure_peak", timed.append)
     measured = MeasuredBundle("toy", tmp_path, ["fp32", "openvino"])
     settings = BenchmarkSettings(batches=[1], lengths=[4], seconds=0.001)
     many = (os.cpu_count() or 1) + 1

@@ -12,15 +12,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import baseline, task_run, untrained
+from distill.chain import encoding, task_run
+from distill.chain import train as untrained
 from distill.chain.plan import Student
-from distill.contracts import Data, Scores
+from distill.core import storage
+from distill.core.contracts import Data, Scores
+from distill.core.errors import Interrupted, OptionError, UserError
 from distill.edge import __main__ as edge
-from distill.errors import Interrupted, OptionError, UserError
-from distill.export.bundle import Exported
-from distill.records.record import Run
-from distill.records.shape import first_metric, first_split
-from distill.storage import cache
+from distill.export.bundle_writer import Exported
+from distill.records.run import Run
+from distill.records.schema import first_metric, first_split
 from distill.training import fitting
 from distill.training.statistics import Difference, is_worse
 from tests.chain.test_seeds import NO_TIMING, write_metrics
@@ -46,11 +47,11 @@ Distill = Callable[..., d.Result]
 def test_auto_trains_a_baseline_on_small_data_if_its_share_is_small(
     share: float, rows: int, expected: tuple[bool, str]
 ) -> None:
-    assert baseline.decide(share, rows) == expected
+    assert encoding.decide_on_baseline(share, rows) == expected
 
 
 def test_share_is_that_of_all_work() -> None:
-    assert baseline.Work(teacher=40, outputs=10, student=24, baseline=20, export=6).share == 0.2
+    assert encoding.BaselineWork(teacher=40, outputs=10, student=24, baseline=20, export=6).share == 0.2
 
 
 @pytest.mark.parametrize(
@@ -143,14 +144,14 @@ def test_work_is_that_of_forward_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The teacher has 4 epochs with an evaluation each, the student 3 of 4 steps of one, and one evaluation."""
-    counted = list[baseline.Work]()
-    count_work = baseline.count_work
+    counted = list[encoding.BaselineWork]()
+    count_work = encoding.count_work
 
-    def count(*arguments: Any) -> baseline.Work:
+    def count(*arguments: Any) -> encoding.BaselineWork:
         counted.append(count_work(*arguments))
         return counted[-1]
 
-    monkeypatch.setattr(baseline, "count_work", count)
+    monkeypatch.setattr(encoding, "count_work", count)
     result = distill("counted", steps=3, fits=False)
     task = d.tasks.Classification(text="sentence", labels=LABELS, data=with_test, max_length=32)
     examples = task.encode(task.read(tmp_path), tokenizer, None)
@@ -162,7 +163,7 @@ def test_work_is_that_of_forward_passes(
     )
     training = of_student * (3 * train * 3 / 4 + dev)
     assert counted == [
-        baseline.Work(
+        encoding.BaselineWork(
             teacher=pytest.approx(of_teacher * (3 * train * 4 + 4 * dev)),
             outputs=pytest.approx(of_teacher * (train + dev + test)),
             student=pytest.approx(training), baseline=pytest.approx(training),
@@ -207,7 +208,7 @@ def test_resumed_training_keeps_its_choice(distill: Distill, monkeypatch: pytest
     first = distill("resumed", steps=3, fits=False)
     choice = first.record["baseline_choice"]
     assert choice["trained"] is False  # The shared fixture has this limit.
-    monkeypatch.setattr(baseline, "LARGEST_SHARE", 1.0)
+    monkeypatch.setattr(encoding, "LARGEST_SHARE", 1.0)
     Run(first.directory, {**first.record, "status": "running"}).save()
     resumed = distill("resumed", steps=3, fits=False, resume=True)
     assert resumed.record["baseline_choice"] == choice
@@ -354,7 +355,7 @@ def test_a_baseline_is_trained_beside_a_cache_that_cannot_be_written(
     first = distill("writable", steps=5)  # The cache has all but a baseline.
     root = first.directory.parent / "cache"
     entries = sorted(root.glob("baselines/*"))
-    monkeypatch.setattr(cache.os, "access", lambda path, _: not Path(path).is_relative_to(root))
+    monkeypatch.setattr(storage.os, "access", lambda path, _: not Path(path).is_relative_to(root))
     result = distill("read-only", steps=5, baseline=True)
     assert result.record["baseline"]["seconds"] > 0
     assert sorted(root.glob("baselines/*")) == entries

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
 from distill.chain.plan import Plan, choose_batches, choose_training, default_objective
-from distill.contracts import EncodedSplits
+from distill.core.contracts import EncodedSplits
+from distill.kinds.multitask import Tasks
 from distill.losses import PairwiseSimilarity
-from distill.tasks.multi import Tasks
 
 TEXTS = ["a lovely and moving film", "a stale film"]
 TASK = d.tasks.Classification(text="text", train=(TEXTS, [0, 1]), dev=(TEXTS, [0, 1]), max_length=16)

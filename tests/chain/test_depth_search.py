@@ -12,20 +12,19 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import depth_search
-from distill.chain.depth_search import DepthSearch, measure_delivered, warn_of_budget
+from distill.chain import student_setup
 from distill.chain.plan import Plan, Student, check_plan, default_objective
-from distill.edge.model_files import count_bytes
-from distill.errors import UserError
+from distill.chain.student_setup import DepthSearch, measure_delivered, warn_of_budget
+from distill.core.errors import UserError
+from distill.edge.bundle_files import count_bytes
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
-from distill.export.vocabulary import cut_vocabulary
-from distill.models.layers import list_layers
-from distill.models.narrowing import Sizes
+from distill.export.quantization import RecipeInput, write_dynamic
+from distill.kinds.multitask import Tasks
+from distill.models.surgery.embeddings import cut_vocabulary
+from distill.models.surgery.layers import Sizes, list_layers
 from distill.records import report
-from distill.records.record import Run, create_run_in
-from distill.tasks.multi import Tasks
-from distill.teaching.source import TeacherSource
+from distill.records.run import Run, create_run_in
+from distill.teachers.source import TeacherSource
 from tests.records.test_report import record
 
 DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))
@@ -209,7 +208,7 @@ def test_the_measured_size_is_that_of_a_student_with_other_weights(
         for parameter in model.parameters():
             parameter.normal_()
     export_onnx(model, tmp_path / "fp32.onnx", tokenizer=tokenizer)
-    write_dynamic(Material(tmp_path / "fp32.onnx", 8), tmp_path / "int8.onnx")
+    write_dynamic(RecipeInput(tmp_path / "fp32.onnx", 8), tmp_path / "int8.onnx")
     assert row["bytes"] == pytest.approx(count_bytes(tmp_path / "int8.onnx"), rel=1e-3)
     assert row["fp32_bytes"] == pytest.approx(count_bytes(tmp_path / "fp32.onnx"), rel=1e-3)
     assert row["fp32_bytes"] > row["bytes"]
@@ -269,7 +268,7 @@ def test_the_delivered_file_is_measured_and_compared_with_the_budget(
         timed.append({"path": path, **options})
         return {"p50_ms": 2.5, "length": options["length"], "threads": options["threads"], "disturbed": False}
 
-    monkeypatch.setattr(depth_search, "time_file", time_file)
+    monkeypatch.setattr(student_setup, "time_file", time_file)
     plan = plan_of(**limits)
     content = {
         "budget": {"chosen": {"depth": 2, "length": 32, "threads": 1}, "tried": []},

@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 import distill as d
 from distill.chain.plan import Student
-from distill.errors import UserError
-from distill.models.general import GeneralSettings
-from distill.tasks.multi import Tasks
-from distill.teaching import general
-from distill.teaching.general import GeneralStage
+from distill.core.errors import UserError
+from distill.kinds.multitask import Tasks
+from distill.models.surgery.initialization import GeneralSettings
+from distill.teachers import language_modeling
+from distill.teachers.language_modeling import GeneralStage
 from distill.training.module import DistillationModule
 from tests.chain.starts import CLASSES, TASK, TEXTS, distil_one_step
 from tests.conftest import toy_bert, write_corpus
@@ -109,7 +109,7 @@ class Killed(Exception):
 def test_a_killed_stage_goes_on_from_its_checkpoint_in_the_next_run(
     teacher: d.Teacher, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(general, "CHECKPOINT_STEPS", 1)
+    monkeypatch.setattr(language_modeling, "CHECKPOINT_STEPS", 1)
     whole = open_stage(teacher, tmp_path / "whole", corpus)
     whole.train()
     stopped = open_stage(teacher, tmp_path / "stopped", corpus)

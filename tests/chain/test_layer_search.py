@@ -9,9 +9,9 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import BertForSequenceClassification, BertForTokenClassification, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import layer_search
-from distill.chain.layer_search import leave_out
-from distill.errors import UserError
+from distill.chain import student_search
+from distill.chain.student_search import leave_out
+from distill.core.errors import UserError
 from distill.models.loading import find_head
 from tests.chain.starts import TASK, TEXTS, distil_one_step
 from tests.conftest import toy_bert
@@ -68,7 +68,7 @@ def test_the_layers_that_explain_the_teachers_outputs_best_start_with_a_fitted_h
 def test_more_subsets_than_can_be_tried_are_searched_greedily(
     teacher: d.Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_search, "MOST", 5)
+    monkeypatch.setattr(student_search, "MOST", 5)
     found = distil(teacher, tmp_path / "run", heads=1, ffn=16)["layer_search"]
     assert found["greedy"]
     assert found["tried"] in (4 + 3, 4 + 3 + 1)  # The alternate layers may be among the last three.
@@ -98,7 +98,7 @@ def test_the_words_of_an_example_are_all_in_one_half(
     teacher = d.Teacher(
         BertForTokenClassification(config), tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"
     )  # fmt: skip
-    halves, fit = dict[int, set[bool]](), layer_search._Search.fit
+    halves, fit = dict[int, set[bool]](), student_search._Search.fit
 
     def keep_halves(search: Any, layers: Any) -> Any:
         items = [search.task_run.task.select(batch) for batch in search.batches]
@@ -108,7 +108,7 @@ def test_the_words_of_an_example_are_all_in_one_half(
         assert len(examples) > len(halves)  # Several words of an example.
         return fit(search, layers)
 
-    monkeypatch.setattr(layer_search._Search, "fit", keep_halves)
+    monkeypatch.setattr(student_search._Search, "fit", keep_halves)
     distil(teacher, tmp_path / "run", task)
     assert sorted(map(len, halves.values())) == [1] * 40
     assert sum(True in of for of in halves.values()) == 20

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.chain.lengths import (
+from distill.chain.breakdowns import (
     ENDS,
     LEAST,
-    break_down_by_length,
+    break_down_scores_by_length,
     find_groups,
     measure_examples,
     score_cuts,
     score_groups,
 )
-from distill.chain.summary import describe_cut, warn_of_long_texts
-from distill.contracts import Scores
-from distill.data.tables import LabelledData
-from distill.tasks import Classification, QuestionAnswering
-from distill.training.settings import TrainerSettings
+from distill.chain.student_setup import describe_cut, warn_of_long_texts
+from distill.core.contracts import Scores
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, QuestionAnswering
+from distill.training.hyperparameters import TrainerSettings
 from tests.edge.conftest import write_toy_bundle
 
 SHORT, LONG = "a , a", "a , a " * 100
@@ -74,7 +74,7 @@ def test_each_model_has_the_metric_of_each_group(tokenizer: PreTrainedTokenizerB
     student = score(data, [0] * (2 * LEAST))  # Right for the short ones alone.
     teacher = score(data, labels)
     # In another order, as a model may have been evaluated.
-    by_length = break_down_by_length({"teacher": {"dev": teacher}, "student": {"dev": student}}, data, tokenizer)
+    by_length = break_down_scores_by_length({"teacher": {"dev": teacher}, "student": {"dev": student}}, data, tokenizer)
     assert by_length == {
         "dev": {
             "teacher": {
@@ -90,7 +90,7 @@ def test_each_model_has_the_metric_of_each_group(tokenizer: PreTrainedTokenizerB
 def test_a_split_of_one_group_is_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
     data = read([3, ENDS[0]] * LEAST, [0, 1] * LEAST)
     scores = {"dev": score(data, [0] * (2 * LEAST))}
-    assert break_down_by_length({"student": scores}, data, tokenizer) == {}
+    assert break_down_scores_by_length({"student": scores}, data, tokenizer) == {}
 
 
 def test_files_are_scored_on_texts_that_are_cut(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

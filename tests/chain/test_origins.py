@@ -9,13 +9,13 @@ import torch
 from distill.builtin.teachers.loaded import Loaded
 from transformers import BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.chain import origins
-from distill.chain.origins import OriginSource
+from distill.chain import student_setup
 from distill.chain.plan import Student
-from distill.errors import UserError
-from distill.models.origins import Origins, encode_pieces
-from distill.tasks import Classification
-from distill.teaching.source import TeacherSource
+from distill.chain.student_setup import OriginSource
+from distill.core.errors import UserError
+from distill.kinds import Classification
+from distill.models.surgery.initialization import Origins, encode_pieces
+from distill.teachers.source import TeacherSource
 from tests.conftest import toy_bert
 
 TRAIN, UNLABELLED = ["a lovely film", "a dull [SEP] film"], ["a film"]
@@ -61,7 +61,7 @@ def test_the_sentence_encoder_encodes_every_piece_once(
         calls.append(type(encoder))
         return encode_pieces(encoder, reader)
 
-    monkeypatch.setattr(origins, "encode_pieces", count)
+    monkeypatch.setattr(student_setup, "encode_pieces", count)
     for _ in range(2):  # The second one is another run with the same cache.
         vectors = make(model).of(tokenizer).sentence_vectors()
     assert calls == [BertModel]

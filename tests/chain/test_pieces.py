@@ -17,11 +17,11 @@ from transformers import (
 )
 
 import distill as d
-from distill.chain.pieces import check_pieces, compare_readings, cut_teacher
-from distill.contracts import Scores
-from distill.errors import UserError
-from distill.teaching.prepared import PreparedTeacher
-from distill.training.evaluate import split_metrics
+from distill.chain.encoding import check_pieces, compare_readings, cut_teacher
+from distill.core.contracts import Scores
+from distill.core.errors import UserError
+from distill.teachers.prepared import PreparedTeacher
+from distill.training.module import split_metrics
 from tests.conftest import toy_bert
 
 CITIES = ("boston", "denver", "dallas")

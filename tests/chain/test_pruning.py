@@ -17,15 +17,15 @@ from transformers import (
 )
 
 import distill as d
-from distill.chain import pruning, task_run
+from distill.chain import student_search, task_run
+from distill.chain.distillation import check_ranking
 from distill.chain.plan import Student
-from distill.chain.prepare import check_ranking
-from distill.chain.pruning import Schedule, check_pruning, create_schedule
-from distill.errors import Interrupted, UserError
-from distill.models.narrowing import Importance, Sizes
-from distill.records.run_report import render_run
-from distill.records.shape import check_record
-from distill.tasks.multi import Tasks
+from distill.chain.student_search import Schedule, check_pruning, create_schedule
+from distill.core.errors import Interrupted, UserError
+from distill.kinds.multitask import Tasks
+from distill.models.surgery.layers import Importance, Sizes
+from distill.records.pages import render_run
+from distill.records.schema import check_record
 from distill.training import fitting
 from tests.conftest import sentences, toy_bert
 from tests.students.test_albert import toy
@@ -160,7 +160,7 @@ def test_a_resumed_run_goes_on_with_the_step_that_it_was_in(
             raise KeyboardInterrupt
         return remove(self, student, importance, step)
 
-    monkeypatch.setattr(pruning.Schedule, "remove", stop_in_second)
+    monkeypatch.setattr(student_search.Schedule, "remove", stop_in_second)
     with pytest.raises(Interrupted):
         distil(teacher_of_run, tmp_path / "run")
     distil(teacher_of_run, tmp_path / "run", resume=True)

@@ -15,13 +15,13 @@ from scipy import stats
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import seeds, task_run
-from distill.chain.shared_baseline import SharedBaseline
-from distill.contracts import Data, Scores
-from distill.errors import Interrupted, OptionError
-from distill.export.bundle import Exported
+from distill.chain import breakdowns, task_run
+from distill.chain.train import SharedBaseline
+from distill.core.contracts import Data, Scores
+from distill.core.errors import Interrupted, OptionError
+from distill.export.bundle_writer import Exported
 from distill.training import fitting
-from distill.training.evaluate import split_metrics
+from distill.training.module import split_metrics
 from tests.conftest import LABELS, LOOSE, toy_bert
 
 NO_TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False)
@@ -161,7 +161,7 @@ def test_the_summary_has_the_files_that_all_seeds_have() -> None:
         for seed, of in enumerate(exports)
     ]  # fmt: skip
     for order in (entries, [entries[1], entries[0], entries[2]]):
-        assert seeds._summarize_metric("accuracy", order)["files"] == {"fp32": {"mean": 0.75, "std": 0.25}}
+        assert breakdowns._summarize_metric("accuracy", order)["files"] == {"fp32": {"mean": 0.75, "std": 0.25}}
 
 
 @pytest.mark.usefixtures("no_export")

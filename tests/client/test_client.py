@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from distill.client import Client, ServiceError, UnreachableServiceError, client
-from distill.errors import UserError
+from distill.client import Client, ServiceError, UnreachableServiceError
+from distill.core.errors import UserError
+from distill.serve import client
 from tests.client.conftest import Answer, FakeService, stream
 
 JOB = {"id": "j1", "state": "queued"}

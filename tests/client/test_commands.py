@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from distill.client import client, commands
-from distill.client.files import hash_data
+from distill import client as commands
+from distill.serve import client
+from distill.serve.client import hash_data
 from tests.client.conftest import Answer, FakeService, stream
 from tests.client.test_client import JOB, STEP, pack
 from tests.conftest import run_here

@@ -4,8 +4,9 @@ import io
 
 import pytest
 
-from distill.client import Event, progress
-from distill.client.progress import show_progress
+from distill.client import Event
+from distill.serve import client
+from distill.serve.client import show_progress
 
 EVENTS = [
     Event(1, "state", {"state": "running", "attempt": 1}),
@@ -42,7 +43,7 @@ def test_a_finished_job_is_done_whatever_was_expected() -> None:
 
 
 def test_lines_have_a_step_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(client, "EVERY_SECONDS", 0.0)
     output = io.StringIO()
     show_progress(EVENTS[2:3], output)
     assert output.getvalue() == "[##########..........]  50%  step 1/8  loss 0.5000  40 s left\n"

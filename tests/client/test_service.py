@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distill.client import Client, ServiceError
-from distill.service.queue import Queue
+from distill.serve.jobs.queue import Queue
 
 pytest.importorskip("fastapi", reason="the extra service is not installed")
 

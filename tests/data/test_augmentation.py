@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distill.core.errors import UserError, install_command
 from distill.data import augmentation as module
 from distill.data.augmentation import TangAugmentation, augment, cached_copies, make_copies
-from distill.data.tables import LabelledData, text_split
-from distill.errors import UserError
-from distill.installation import install_command
-from distill.tasks import Classification
+from distill.data.splits import LabelledData, text_split
+from distill.kinds import Classification
 
 WORDS = [f"w{number}" for number in range(10)]
 TEXT = " ".join(WORDS)

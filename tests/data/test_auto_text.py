@@ -4,14 +4,12 @@ import sys
 
 import pytest
 
+from distill.core.errors import UserError
 from distill.data import augmentation as module
-from distill.data import auto_text
-from distill.data.augmentation import AutoAugmentation
-from distill.data.auto_text import Room, choose_amounts, measure_room
-from distill.data.language import is_english
-from distill.data.tables import text_split
-from distill.errors import UserError
-from distill.tasks import Classification, Embedding, Regression
+from distill.data import splits
+from distill.data.augmentation import AutoAugmentation, is_english
+from distill.data.splits import Room, choose_amounts, measure_room, text_split
+from distill.kinds import Classification, Embedding, Regression
 from tests.jobs.test_config import CONF, compose_config
 
 ENGLISH = ["what is the weather in Boston", "play the song that my brother liked", "wasting"]
@@ -45,10 +43,10 @@ def test_the_room_is_half_of_the_work_without_text() -> None:
 @pytest.mark.usefixtures("copies")
 def test_all_that_fits_is_taken() -> None:
     amounts = choose_amounts(Room(1_000_000, 1_000_000), rows=500, copies=True, bank=50_000)
-    assert (amounts.copies, amounts.sentences) == (auto_text.COPIES, 500 * auto_text.BANK_FACTOR)
+    assert (amounts.copies, amounts.sentences) == (splits.COPIES, 500 * splits.BANK_FACTOR)
     assert amounts.describe_left_out() is None
     many = choose_amounts(Room(1_000_000, 1_000_000), rows=9_000, copies=True, bank=50_000)
-    assert many.sentences == auto_text.MOST_FROM_BANK
+    assert many.sentences == splits.MOST_FROM_BANK
     small = choose_amounts(Room(1_000_000, 1_000_000), rows=500, copies=False, bank=70)
     assert (small.copies, small.sentences, small.describe_left_out()) == (0, 70, None)
 
@@ -92,7 +90,7 @@ def test_the_share_of_every_yaml_is_that_of_the_module() -> None:
     for path in sorted((CONF / "task").glob("*.yaml")):
         task = compose_config(f"task={path.stem}").task
         if "unlabelled_share" in task:
-            assert task.unlabelled_share == auto_text.SHARE
+            assert task.unlabelled_share == splits.SHARE
             is_long = task.max_length > 512  # A copy of a long text costs as much as the text.
             assert task.unlabelled == ("auto" if "bank" in task and not is_long else None)
 

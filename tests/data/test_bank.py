@@ -6,9 +6,9 @@ import numpy as np
 import pandas
 import pytest
 
-from distill.data import bank as module
-from distill.data.bank import Bank, BankSource, balance, find_nearest, join_wrapped_lines, take_in_turns
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.data import pool as module
+from distill.data.pool import Bank, BankSource, balance, find_nearest, join_wrapped_lines, take_in_turns
 
 PROSE = """It is a truth universally acknowledged, that a single man in
 possession of a good fortune, must be in want of a wife. However

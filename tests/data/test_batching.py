@@ -14,12 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from distill.data import batching, token_cache
-from distill.data.batching import LengthBuckets, TokenizedExamples, padded_length
-from distill.data.tables import LabelledData, Split, text_split
-from distill.errors import UserError
-from distill.tasks import Classification
-from distill.tasks.class_scores import OneClass
+from distill.core.errors import UserError
+from distill.data import batches as batching
+from distill.data import tokenization
+from distill.data.batches import LengthBuckets, TokenizedExamples, padded_length
+from distill.data.splits import LabelledData, Split, text_split
+from distill.kinds import Classification
+from distill.kinds.classification import OneClass
 from tests.conftest import run_concurrently, sentences
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -32,7 +33,7 @@ def test_the_pieces_are_those_of_all_batches(monkeypatch: pytest.MonkeyPatch, to
     """The padding is among them where no batch is padded, too."""
     monkeypatch.setattr(batching, "COUNTED", most)
     columns = {"input_ids": np.array([5, 7, 9, 7, 5, 8], dtype=np.int32)}
-    tokens = token_cache.Tokens(columns, np.array([0, 3, 6]), truncated=0, digest="")
+    tokens = tokenization.Tokens(columns, np.array([0, 3, 6]), truncated=0, digest="")
     examples = TokenizedExamples(tokens, tokenizer)
     assert examples.pieces().tolist() == sorted({tokenizer.pad_token_id, 5, 7, 8, 9})  # type: ignore[union-attr]
     assert TokenizedExamples(tokens, tokenizer, targets=tokens).pieces() is None
@@ -336,7 +337,7 @@ def test_a_batch_is_padded_on_the_side_of_the_tokenizer(tokenizer: PreTrainedTok
 def test_a_split_is_tokenized_once(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     split = make_split("a film", "a lovely and moving film", "dull")
     first = tokenize_split(split, tokenizer, cache_dir=tmp_path)
-    monkeypatch.setattr(token_cache, "_tokenize", None)  # Tokenizing again would fail.
+    monkeypatch.setattr(tokenization, "_tokenize", None)  # Tokenizing again would fail.
     again = tokenize_split(split.with_columns(labels=np.array([1, 1, 0])), tokenizer, cache_dir=tmp_path)
     assert again.truncated == first.truncated
     for name in ("input_ids", "attention_mask", "token_type_ids"):
@@ -363,17 +364,17 @@ def test_the_digest_depends_on_texts_max_length_vocabulary_and_version(
     split = make_split("a film", "dull")
     other = train_word_pieces(["quite another text"], 300)
     digests = {
-        token_cache.compute_digest(split, tokenizer, 128),
-        token_cache.compute_digest(split, tokenizer, 64),
-        token_cache.compute_digest(split, other, 128),
-        token_cache.compute_digest(make_split("a film", "dul"), tokenizer, 128),
-        token_cache.compute_digest(make_split("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
+        tokenization.compute_digest(split, tokenizer, 128),
+        tokenization.compute_digest(split, tokenizer, 64),
+        tokenization.compute_digest(split, other, 128),
+        tokenization.compute_digest(make_split("a film", "dul"), tokenizer, 128),
+        tokenization.compute_digest(make_split("a film", "dull", pairs=["a", "b"]), tokenizer, 128),
     }
     assert len(digests) == 5
     tokenizer(["a"], truncation=True, max_length=7, padding=True)  # Leaves its settings in the tokenizer.
-    assert token_cache.compute_digest(split, tokenizer, 128) in digests
+    assert tokenization.compute_digest(split, tokenizer, 128) in digests
     monkeypatch.setattr(tokenizers, "__version__", "99.0")
-    assert token_cache.compute_digest(split, tokenizer, 128) not in digests
+    assert tokenization.compute_digest(split, tokenizer, 128) not in digests
 
 
 def test_damaged_cached_tokens_are_rebuilt(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):

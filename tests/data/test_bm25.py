@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from distill.data.bm25 import BM25
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.kinds.reranking import BM25
 
 DOCUMENTS = ["wing flow flow", "wing heat", "plate heat transfer rate"]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.candidates import find_candidates
+from distill.core.errors import UserError
 from distill.edge import Bundle
-from distill.errors import UserError
+from distill.kinds.reranking import find_candidates
 from tests.edge.conftest import write_toy_bundle, write_vector_bundle
 
 QUERIES, DOCUMENTS = ["film", "a dull and moving film"], ["a dull and moving film", " ", "film", "a dull film"]

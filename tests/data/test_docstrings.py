@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import distill
+from distill.core import files
+from distill.core.errors import install_command
 from distill.data import docstrings
-from distill.installation import install_command
-from distill.storage import files
 
 ROOT = Path(distill.__file__).resolve().parents[1]
 SIZE = 20

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from distill.data.readers import read_file
-from distill.errors import UserError
-from distill.tasks import Classification
+from distill.core.errors import UserError
+from distill.data.sources import read_file
+from distill.kinds import Classification
 from tests.fuzzing import fuzz
 
 ROWS = [

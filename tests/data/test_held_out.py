@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
-from distill.data.held_out import keep_together, number_units, text_keys
-from distill.errors import UserError
-from distill.tasks import (
+from distill.core.errors import UserError
+from distill.data.sources import keep_together, number_units, text_keys
+from distill.kinds import (
     Classification,
     Embedding,
     MultipleChoice,

@@ -8,10 +8,10 @@ import numpy as np
 import pandas
 import pytest
 
-from distill.data import in_memory
-from distill.data.tables import LabelledData
-from distill.errors import OptionError, UserError
-from distill.tasks import Classification, Regression
+from distill.core.errors import OptionError, UserError
+from distill.data import splits as in_memory
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, Regression
 
 TRAIN_TEXTS = ["a lovely film", "a dull mess", "warm and clever", "stale and cold"]
 TRAIN_LABELS = ["good", "bad", "good", "bad"]
@@ -226,7 +226,7 @@ def test_invalid_rows_in_memory_are_named_in_the_error(options: dict[str, Any], 
 
 def test_without_data_there_are_no_tables():
     splits = {"train": None, "dev": None, "test": None}
-    assert in_memory.tables(None, splits, text=["sentence"], label="label") is None
+    assert in_memory.to_tables(None, splits, text=["sentence"], label="label") is None
 
 
 def test_texts_and_labels_need_no_name_of_a_column(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import datasets
 import pytest
 
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.readers.labels import LabelColumn, find_classes
-from distill.tasks import Classification, Regression
+from distill.core.errors import UserError
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, Regression
+from distill.rows.labels import LabelColumn, find_classes
 
 RATINGS = ["1", "2", "3", "4", "5"]
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED
-from distill.data.augmentation import augment, cached_copies, make_copies
-from distill.data.mentions import MentionAugmentation
-from distill.data.mixing import MixedExamples
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.tasks import Classification, TokenClassification
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.data.augmentation import MentionAugmentation, augment, cached_copies, make_copies
+from distill.data.batches import MixedExamples
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, TokenClassification
 
 WORDS = [
     ["Ada", "went", "to", "New", "York", "with", "Alan", "Turing", "."],

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from distill.data.batching import TokenizedExamples, padded_length
-from distill.data.mixing import MixedBuckets, MixedExamples, labelled_only, seen_examples, shown_in_epoch
-from distill.errors import UserError
-from distill.tasks import Classification
+from distill.core.errors import UserError
+from distill.data.batches import (
+    MixedBuckets,
+    MixedExamples,
+    TokenizedExamples,
+    labelled_only,
+    padded_length,
+    seen_examples,
+    shown_in_epoch,
+)
+from distill.kinds import Classification
 from tests.conftest import sentences
 
 Step = list[list[int]]

@@ -10,9 +10,9 @@ from typing import Any
 import pandas
 import pytest
 
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.tasks import Classification, Regression
+from distill.core.errors import UserError
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, Regression
 
 CLASSES = ("bad", "fine", "good")
 Row = list[Any]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
 from distill.data.augmentation import augment, make_copies
-from distill.data.mixing import MixedExamples
-from distill.data.question_pairs import QuestionAugmentation
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.tasks import Classification, QuestionAnswering
+from distill.data.batches import MixedExamples
+from distill.data.questions import QuestionAugmentation
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, QuestionAnswering
 
 # The title of each context, and the questions about it. All answers are the first word.
 ARTICLES = {

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distill.data.readers import read_file
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.readers import lines
-from distill.readers.columns import Table
-from distill.tasks import Classification, Regression
+from distill.core.errors import UserError
+from distill.data.sources import read_file
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, Regression
+from distill.rows import formats
+from distill.rows.columns import Table
 
 WANTED = ("text", "label")
 LONG = "word " * 30_000  # Above the limit of `csv`, 131,072 characters.
@@ -222,7 +222,7 @@ def test_a_file_without_read_permission_is_refused(tmp_path: Path, monkeypatch: 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(lines, "open", refuse, raising=False)
+    monkeypatch.setattr(formats, "open", refuse, raising=False)
     with pytest.raises(UserError, match=r"a\.csv cannot be read: Permission denied"):
         read_file(tmp_path / "a.csv", WANTED)
 

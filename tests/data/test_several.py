@@ -7,11 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import TASK_ID, EncodedSplits
-from distill.data import several
-from distill.data.several import SeveralExamples, share_steps
-from distill.data.tables import text_split
-from distill.tasks import Classification
+from distill.core.contracts import TASK_ID, EncodedSplits
+from distill.data.splits import text_split
+from distill.kinds import Classification, multitask
+from distill.kinds.multitask import SeveralExamples, share_steps
 
 Shown = list[tuple[int, list[int]]]
 
@@ -24,12 +23,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, sizes: list[int], **options: floa
         scored = {"dev": (rows[0][:6], rows[1][:6]), **({} if number else {"test": (rows[0][:4], rows[1][:4])})}
         task = Classification(text="text", train=rows, **scored)
         parts.append(task.encode(task.read(None), tokenizer, None))  # type: ignore[arg-type]
-    return several.join_splits(parts, sampling=options.get("sampling", 1.0))
+    return multitask.join_splits(parts, sampling=options.get("sampling", 1.0))
 
 
 def show(examples: EncodedSplits, epoch: int = 0, *, skip: int = 0, split: str = "train") -> Shown:
     """Returns the task and the examples of every step of an epoch."""
-    loader = several.all_loaders(examples, batch_size=4, accumulate=2, seed=5)[split]
+    loader = multitask.all_task_loaders(examples, batch_size=4, accumulate=2, seed=5)[split]
     if split == "train":
         loader.batch_sampler.skip = skip  # type: ignore[union-attr]
         loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
@@ -46,7 +45,7 @@ def test_texts_that_another_task_trains_on_are_counted(capsys: pytest.CaptureFix
     texts = [f"text {number}" for number in range(8)]
     parts = {"one": (texts[:6], texts[6:]), "two": ([texts[7].upper(), "more"], ["other", "more"])}
     splits = {name: {"train": text_split(train), "dev": text_split(dev)} for name, (train, dev) in parts.items()}
-    several.report_shared_texts(splits)
+    multitask.report_shared_texts(splits)
     notices = " ".join(capsys.readouterr().out.split())
     assert "1 of 2 rows of dev of task one have the text of a row that task two trains on" in notices
     assert "of task two have" not in notices
@@ -110,8 +109,8 @@ def test_a_batch_is_that_of_its_task(tokenizer: PreTrainedTokenizerBase) -> None
     assert batch.pop(TASK_ID).tolist() == [1, 1]
     assert batch.keys() == own.keys()
     assert all(torch.equal(batch[name], own[name]) for name in own)
-    sampler = several.all_loaders({"train": examples}, batch_size=2, seed=0)["train"].batch_sampler
-    assert isinstance(sampler, several.SeveralBuckets)
+    sampler = multitask.all_task_loaders({"train": examples}, batch_size=2, seed=0)["train"].batch_sampler
+    assert isinstance(sampler, multitask.SeveralBuckets)
     assert set(sampler.median_batch(4)) < set(range(8))
     assert np.array_equal(np.sort(sampler.indices()), np.arange(14))
     assert sampler.epochs(14) == pytest.approx([2, 2])

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distill.core.errors import UnreachableError, UserError
 from distill.data.profile import profile_data
-from distill.data.tables import LabelledData, Split, text_split
-from distill.errors import UnreachableError, UserError
-from distill.readers.columns import SUFFIXES
-from distill.tasks import Classification, Regression
+from distill.data.splits import LabelledData, Split, text_split
+from distill.kinds import Classification, Regression
+from distill.rows.columns import SUFFIXES
 
 Row = tuple[Any, ...]
 # Texts that a reader lost, split or read as missing.

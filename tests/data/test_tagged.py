@@ -11,11 +11,11 @@ import pandas
 import pyarrow.parquet
 import pytest
 
-from distill.data.tables import LabelledData
-from distill.data.tagged import place_sentences
-from distill.errors import OptionError, UserError
-from distill.storage import hub
-from distill.tasks import TokenClassification
+from distill.core import storage
+from distill.core.errors import OptionError, UserError
+from distill.data.splits import LabelledData
+from distill.kinds import TokenClassification
+from distill.kinds.token_classification import place_sentences
 
 NOWHERE = Path("unused")
 WORDS = [["fly", "to", "new", "york"], ["now"], ["on", "monday"]]
@@ -257,7 +257,7 @@ def test_a_data_set_of_the_hub_is_read_without_its_empty_sentences(
 ) -> None:
     empty = datasets.Dataset.from_dict({"tokens": [*WORDS, []], "tags": [*NUMBERS, []]}, features=CLASSES)
     splits = datasets.DatasetDict({"train": empty, "validation": FORMS["class labels"]})
-    monkeypatch.setattr(hub, "load_dataset", lambda *names, **options: splits)
+    monkeypatch.setattr(storage, "load_dataset", lambda *names, **options: splits)
     data = read(hub_id="owner/name", name="toy")
     assert data.sizes() == {"train": 3, "dev": 3}
     assert "owner/name train: sentences without a word, which are left out: 1" in capsys.readouterr().out

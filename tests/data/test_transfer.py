@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
-from distill.data.tables import LabelledData
-from distill.errors import OptionError, UserError
-from distill.tasks import Classification, Embedding, MultipleChoice, QuestionAnswering, Regression, TokenClassification
+from distill.core.errors import OptionError, UserError
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, Embedding, MultipleChoice, QuestionAnswering, Regression, TokenClassification
 from tests.conftest import LOOSE_OPTIONS, run_here, sentences
 
 ENGLISH = [("a lovely film", "good"), ("a dull film", "bad"), ("what a joy", "good"), ("a bore", "bad")]

@@ -11,11 +11,11 @@ import numpy as np
 import pandas
 import pytest
 
-from distill.contracts import IGNORED
-from distill.data.tables import LabelledData, text_split
-from distill.data.unlabelled import clean
-from distill.errors import UserError
-from distill.tasks import Classification, Regression
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.data.pool import clean
+from distill.data.splits import LabelledData, text_split
+from distill.kinds import Classification, Regression
 
 ROWS: dict[str, Any] = {
     "train": (["a good film", "a bad film", "fine", "poor"], [1, 0, 1, 0]),

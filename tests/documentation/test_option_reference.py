@@ -88,13 +88,13 @@ def test_a_file_has_the_options_and_the_target_of_those_that_it_inherits_from(
     reference: ModuleType, options: list[Any]
 ) -> None:
     found = {(key.target, key.path[-1]): option for option in options for key in option.keys}
-    length, *others = found["distill.tasks.Classification", "max_length"].keys
+    length, *others = found["distill.kinds.Classification", "max_length"].keys
     assert length.file.stem == "classification"
     assert ("rte", "256") in {(key.file.stem, key.value) for key in others}
-    assert found["distill.tasks.MaskPredict", "source"].meaning == found["distill.tasks.Seq2Seq", "source"].meaning
-    assert found["distill.tasks.MaskedLM", "documents"].meaning.startswith("unit of a text file")
-    assert "segment_pair" in found["distill.tasks.MaskedLM", "packing"].values
-    assert "segment_pair" not in found["distill.tasks.CausalLM", "packing"].values
+    assert found["distill.kinds.MaskPredict", "source"].meaning == found["distill.kinds.Seq2Seq", "source"].meaning
+    assert found["distill.kinds.MaskedLM", "documents"].meaning.startswith("unit of a text file")
+    assert "segment_pair" in found["distill.kinds.MaskedLM", "packing"].values
+    assert "segment_pair" not in found["distill.kinds.CausalLM", "packing"].values
     page = reference.render_page("task", [])
     assert page.index("`task=seq2seq`") < page.index("`task=acl_arc`")  # Kinds come before data sets.
     assert "Slots of requests for flights (ATIS). The options are those of `task=token_classification`." in page

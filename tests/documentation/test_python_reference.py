@@ -33,7 +33,7 @@ DOCUMENTED = {name: members for page in PAGES for name, members in read_directiv
 
 def test_every_public_name_is_on_a_page() -> None:
     assert {f"distill.{name}" for name in distill.__all__ if name not in MODULES} <= DOCUMENTED.keys()
-    assert {f"distill.tasks.{name}" for name in distill.tasks.__all__} <= DOCUMENTED.keys()
+    assert {f"distill.kinds.{name}" for name in distill.tasks.__all__} <= DOCUMENTED.keys()
     assert {f"distill.api._{name}_student" for name in vars(distill.students)} <= DOCUMENTED.keys()
     loggers = [value for value in vars(distill.loggers).values() if inspect.isclass(value) and hasattr(value, "open")]
     names = {cls.__name__ for cls in loggers if cls.__module__ == distill.loggers.__name__}

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
-from distill.storage.files import CHECKSUMS, hash_file, write_json
+from distill.core.files import CHECKSUMS, hash_file, write_json
 from tests.conftest import CHROMIUM
 
 ROOT = Path(__file__).parents[2]

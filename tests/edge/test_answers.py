@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.edge.answering import find_candidates
 from distill.edge.bundle import Bundle
-from distill.edge.spans import find_candidates
-from distill.errors import UserError
 from tests.edge.conftest import write_tag_bundle
 
 RECORD = {"question": "film", "context": " a dull film and a moving film"}

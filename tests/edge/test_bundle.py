@@ -10,12 +10,12 @@ import pyarrow
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.core.files import CHECKSUMS, hash_file, write_json
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle, _batches
-from distill.edge.classes import softmax
-from distill.edge.manifest import FIELDS
-from distill.errors import UserError
-from distill.storage.files import CHECKSUMS, hash_file, write_json
+from distill.edge.bundle_files import FIELDS
+from distill.edge.decoder import softmax
 from tests.edge.conftest import add_checksums, write_tag_bundle, write_toy_bundle
 
 LEFT_OUT = object()

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge.__main__ import main
-from distill.edge.stream import LINES_PER_CHUNK, read_chunks, split_lines
+from distill.edge.__main__ import LINES_PER_CHUNK, main, read_chunks, split_lines
 from tests.edge.conftest import write_choice_bundle, write_toy_bundle
 
 # Python would take UTF-8 for a C locale otherwise.

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge import cores, model_files
+from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
 from tests.edge.conftest import write_toy_bundle
 
-count_cores = cores.count_cores  # All other tests see one core.
+count_cores = bundle_files.count_cores  # All other tests see one core.
 
 
 @pytest.fixture
@@ -19,10 +19,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         topology = tmp_path / f"cpu{number}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
-    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
-    monkeypatch.setattr(cores, "GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cores, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(cores, "usable_processors", lambda: frozenset(range(6)))
+    monkeypatch.setattr(bundle_files, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(bundle_files, "GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(bundle_files, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(bundle_files, "usable_processors", lambda: frozenset(range(6)))
     return tmp_path
 
 
@@ -34,18 +34,18 @@ def write_files(root: Path, files: dict[str, str]) -> None:
 
 def test_two_processors_of_one_core_count_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert count_cores() == 4
-    monkeypatch.setattr(cores, "usable_processors", lambda: frozenset({1, 5}))
+    monkeypatch.setattr(bundle_files, "usable_processors", lambda: frozenset({1, 5}))
     assert count_cores() == 1
-    monkeypatch.setattr(cores, "TOPOLOGY", machine / "nowhere")  # The system does not tell.
+    monkeypatch.setattr(bundle_files, "TOPOLOGY", machine / "nowhere")  # The system does not tell.
     assert count_cores() == 2
 
 
 def test_processors_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {3, 7}, raising=False)
-    assert cores.usable_processors() == {3, 7}
+    assert bundle_files.usable_processors() == {3, 7}
     monkeypatch.delattr("os.sched_getaffinity")
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    assert cores.usable_processors() == {0, 1, 2}
+    assert bundle_files.usable_processors() == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_bundle_has_as_many_threads_as_the_process_may_use_cores(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_toy_bundle(tmp_path, tokenizer)
-    original, seen = model_files._onnx_session, list[int]()
-    monkeypatch.setattr(cores, "count_cores", lambda: 3)
+    original, seen = bundle_files._onnx_session, list[int]()
+    monkeypatch.setattr(bundle_files, "count_cores", lambda: 3)
     monkeypatch.setattr(
-        model_files, "_onnx_session", lambda path, threads: seen.append(threads) or original(path, threads)
+        bundle_files, "_onnx_session", lambda path, threads: seen.append(threads) or original(path, threads)
     )
     assert (Bundle(tmp_path).threads, Bundle(tmp_path, threads=2).threads) == (3, 2)
-    model_files.session(tmp_path / "model.onnx")
+    bundle_files.session(tmp_path / "model.onnx")
     assert seen == [3, 2, 3]
     options = Bundle(tmp_path).session.get_session_options()  # type: ignore[attr-defined]
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)

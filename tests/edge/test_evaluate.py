@@ -12,13 +12,13 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge import evaluate
+from distill.core.errors import UserError
+from distill.edge import evaluation
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle, RecordError
-from distill.edge.labelled_files import read_labelled
-from distill.errors import UserError
-from distill.readers.labels import LabelColumn
-from distill.tasks import MultipleChoice
+from distill.edge.evaluation import read_labelled
+from distill.kinds import MultipleChoice
+from distill.rows.labels import LabelColumn
 from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle
 
 LONG = "a dull film and a moving film"  # One token more than the bundle reads.
@@ -49,7 +49,7 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
         predicted[:] = 0  # A constant.
     predictions = [{"probabilities": dict(zip(labels, np.eye(classes)[of], strict=True))} for of in predicted]
     for positive in (None, *(labels if classes == 2 else ())):
-        reader = evaluate.ClassRows(Stub(labels, positive=positive), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+        reader = evaluation.ClassRows(Stub(labels, positive=positive), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
         average = "macro" if positive is None else "binary"
         metrics = reader.score(predictions, expected.tolist())
         assert metrics == pytest.approx(
@@ -64,7 +64,7 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
             }
         )  # fmt: skip
     values, numbers = random.integers(0, 9, 40).astype(float), random.normal(size=40)
-    rows = evaluate.NumberRows(Stub(["score"]), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    rows = evaluation.NumberRows(Stub(["score"]), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
     assert rows.score([{"value": value} for value in values], numbers.tolist()) == pytest.approx(
         {
             "pearson": pearsonr(values, numbers).statistic, "spearman": spearmanr(values, numbers).statistic,
@@ -76,19 +76,19 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
 
 def test_the_mean_f1_of_a_file_is_that_of_the_classes_with_a_row_and_says_so() -> None:
     classes, notices = ["a", "b", "c"], list[str]()
-    rows = evaluate.ClassRows(Stub(classes), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    rows = evaluation.ClassRows(Stub(classes), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
     labels = convert(rows, ["a", "a", "b", "b"], notices)
     predictions = [{"probabilities": dict(zip(classes, np.eye(3)[of], strict=True))} for of in (0, 0, 1, 2)]
     assert rows.score(predictions, labels)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
     assert notices == ["dev.csv has no row of c: the mean F1 is that of the other 2 classes"]
-    sets = evaluate.LabelRows(Stub(classes, decoding={}), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    sets = evaluation.LabelRows(Stub(classes, decoding={}), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
     vectors, given = convert(sets, ["a", "a|b", "b", ""]), (["a"], ["a", "b"], ["c"], ["c"])
     found = [{"labels": [{"label": label} for label in of]} for of in given]
     assert sets.score(found, vectors)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_vectors_are_compared_by_their_cosines() -> None:
-    rows = evaluate.VectorRows(Stub([], metrics={}), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    rows = evaluation.VectorRows(Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
     assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], "2.5")
     assert convert(rows, ["2.5", 1, "1e0"]) == [2.5, 1.0, 1.0]
     angles = np.array([0.1, 0.5, 1.2])
@@ -103,7 +103,7 @@ def test_vectors_are_compared_by_their_cosines() -> None:
 
 
 def test_words_may_be_scored_as_plain_text() -> None:
-    tags = evaluate.TagRows(Stub(["O", "B-city"]), evaluate.Columns(as_text=True), [])  # type: ignore[arg-type]
+    tags = evaluation.TagRows(Stub(["O", "B-city"]), evaluation.Columns(as_text=True), [])  # type: ignore[arg-type]
     row = {"tokens": ["to", "St.Paul", "!"], "tags": ["O", "B-city", "O"]}
     read = [tags.read(row | given) for given in ({}, {"text": "to  St.Paul!"}, {"text": "another text"})]
     assert [text for text, _ in read] == ["to St.Paul !", "to  St.Paul!", "to St.Paul !"]
@@ -168,22 +168,22 @@ def test_questions_are_read_from_the_json_of_squad(tmp_path: Path) -> None:
     questions = [{"question": "who?", "answers": answers}, {"question": "when?", "answers": []}]
     content = {"data": [{"title": "x", "paragraphs": [{"context": "Alan Turing.", "qas": questions}]}]}
     (tmp_path / "dev.json").write_text(json.dumps(content))
-    file = read_labelled("spans", tmp_path / "dev.json", evaluate.Columns(), print)
-    reader = evaluate.SpanRows(Stub([], decoding={"null_threshold": 0.0}), file.columns, [])  # type: ignore[arg-type]
+    file = read_labelled("spans", tmp_path / "dev.json", evaluation.Columns(), print)
+    reader = evaluation.SpanRows(Stub([], decoding={"null_threshold": 0.0}), file.columns, [])  # type: ignore[arg-type]
     assert [(file.noun, number, *reader.read(row)) for number, row in file.rows] == [
         ("question", 1, {"question": "who?", "context": "Alan Turing."}, ["Turing"]),
         ("question", 2, {"question": "when?", "context": "Alan Turing."}, []),
     ]
     (tmp_path / "dev.json").write_text('{"data": [{}]}')
     with pytest.raises(UserError, match="is not in the format of SQuAD"):
-        read_labelled("spans", tmp_path / "dev.json", evaluate.Columns(), print)
+        read_labelled("spans", tmp_path / "dev.json", evaluation.Columns(), print)
     with pytest.raises(UserError, match=r"expected a file that ends in .*\.parquet$"):
-        read_labelled("classes", tmp_path / "dev.json", evaluate.Columns(), print)
+        read_labelled("classes", tmp_path / "dev.json", evaluation.Columns(), print)
 
 
 def test_entities_answers_and_choices_are_compared() -> None:
     labels = ["O", "B-city", "I-city"]
-    tags = evaluate.TagRows(Stub(labels), evaluate.Columns(), [])  # type: ignore[arg-type]
+    tags = evaluation.TagRows(Stub(labels), evaluation.Columns(), [])  # type: ignore[arg-type]
     record, read = tags.read({"tokens": ["to", "new", "york"], "tags": ["O", "B-city", "I-city"]})
     assert record == {"tokens": ["to", "new", "york"]}
     [entities, indexed, none] = convert(tags, [read, (read[0], ["O", "B-city", "I-city"]), ([], [])])
@@ -193,7 +193,7 @@ def test_entities_answers_and_choices_are_compared() -> None:
         convert(tags, [([(0, 2)], ["O"]), ([(0, 4)], ["2"])])
     found = [{"entities": [{"type": "city", "start": 3, "end": 11}, {"type": "city", "start": 0, "end": 2}]}]
     assert tags.score(found, [entities]) == pytest.approx({"f1": 2 / 3, "precision": 0.5, "recall": 1.0})
-    spans = evaluate.SpanRows(Stub([], decoding={"null_threshold": 0.0}), evaluate.Columns(), [])  # type: ignore[arg-type]
+    spans = evaluation.SpanRows(Stub([], decoding={"null_threshold": 0.0}), evaluation.Columns(), [])  # type: ignore[arg-type]
     row = {"question": "who?", "context": "Alan Turing.", "answers": {"text": ["Alan Turing"], "answer_start": [0]}}
     none = {**row, "answers": None}
     answers = [spans.read(each)[1] for each in (row, row, none)]
@@ -270,7 +270,7 @@ def test_each_choice_may_have_a_column(
         return status, "".join(capsys.readouterr())
 
     rows = ["which,film,a dull film,,A", "which,film,a dull film,a film,C"]
-    status, printed = evaluate(*rows)
+    status, printed = evaluation(*rows)
     lists = [["film", "a dull film"], ["film", "a dull film", "a film"]]
     examples = [
         {"question": "which", "choices": choices, "answer": key} for choices, key in zip(lists, "AC", strict=True)
@@ -278,15 +278,15 @@ def test_each_choice_may_have_a_column(
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, examples)))
     assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
     assert (status, printed) == (0, capsys.readouterr().out)
-    assert evaluate(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
+    assert evaluation(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
     found = "{'question': 'which', 'choices': ['film']}"
     message = f"error: {file}, line 4: got {found}, expected a list of at least two choices\n"
-    assert evaluate(*rows, "which,film,,,A") == (2, message)
+    assert evaluation(*rows, "which,film,,,A") == (2, message)
     options[1] = "--text-column=x"
     missing = (
         "error: there is no column x, the columns are question, a, b, c, key: give --text-column or --label-column\n"
     )
-    assert evaluate(*rows) == (2, missing)
+    assert evaluation(*rows) == (2, missing)
 
 
 def test_answers_are_read_as_in_a_run() -> None:
@@ -300,7 +300,7 @@ def test_answers_are_read_as_in_a_run() -> None:
         task = MultipleChoice(question="question", choices="choices", answer="answer", train=questions, dev=questions)
         assert task.read(Path()).splits["dev"].labels.tolist() == expected
         rows = [{"question": "which", **row} for row in rows]
-        reader = evaluate.ChoiceRows(Stub([], decoding={}), evaluate.Columns(), rows)  # type: ignore[arg-type]
+        reader = evaluation.ChoiceRows(Stub([], decoding={}), evaluation.Columns(), rows)  # type: ignore[arg-type]
         assert [reader.read(row)[1] for row in rows] == expected
     assert reader.read(rows[0])[0] == {"question": "which", "choices": ["x", "y"]}
 
@@ -319,7 +319,7 @@ def test_answers_are_read_as_those_of_the_run_that_made_the_bundle(
     """In some rows no answer tells an index from a number."""
     rows = [{"question": "which", "choices": ["x", "y", "z"], "answer": answer} for answer in answers]
     bundle: Any = Stub([], decoding={} if reading is None else {"answers": reading})
-    reader = evaluate.ChoiceRows(bundle, evaluate.Columns(), rows)
+    reader = evaluation.ChoiceRows(bundle, evaluation.Columns(), rows)
     assert [reader.read(row)[1] for row in rows] == expected
 
 
@@ -327,9 +327,9 @@ def test_a_language_is_read_from_the_column_that_is_named() -> None:
     bundle: Any = Stub([], metrics={Stub.model: {"accuracy": 0.5}})
     row = {"one": "a", "two": "b", "lang": "de"}
     for label, expected in (("lang", "de"), (None, "")):
-        rows = evaluate.VectorRows(bundle, evaluate.Columns(["one", "two"], label), [row])
+        rows = evaluation.VectorRows(bundle, evaluation.Columns(["one", "two"], label), [row])
         assert rows.read(row) == (["a", "b"], expected)
-    rows = evaluate.VectorRows(bundle, evaluate.Columns(["one", "two"], "lagn"), [row])
+    rows = evaluation.VectorRows(bundle, evaluation.Columns(["one", "two"], "lagn"), [row])
     with pytest.raises(UserError, match="there is no column lagn, the columns are one, two, lang: give"):
         rows.read(row)
 
@@ -352,7 +352,7 @@ STARS = ["1", "2", "3", "4", "5"]
     ],
 )
 def test_labels_are_read_by_the_rules_of_a_run(names: list[str], values: list[Any], expected: list[int]) -> None:
-    reader = evaluate.ClassRows(Stub(names), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    reader = evaluation.ClassRows(Stub(names), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
     assert convert(reader, values) == expected
 
 
@@ -373,23 +373,23 @@ def test_labels_are_read_by_the_rules_of_a_run(names: list[str], values: list[An
     ],
 )
 def test_labels_are_not_shifted_or_guessed(names: list[str], values: list[Any], message: str) -> None:
-    reader = evaluate.ClassRows(Stub(names), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    reader = evaluation.ClassRows(Stub(names), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message) as caught:
         convert(reader, values)
     assert len(str(caught.value)) < 300
 
 
 def test_numbers_are_read_by_the_rules_of_a_run() -> None:
-    reader = evaluate.NumberRows(Stub(["score"]), evaluate.Columns(["text"]), [])  # type: ignore[arg-type]
+    reader = evaluation.NumberRows(Stub(["score"]), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
     assert convert(reader, ["1.5", 2, " 3 "]) == [1.5, 2.0, 3.0]
     for value in ("nan", "1_0", "1e39", "9" * 5000, True, None):
         with pytest.raises(UserError, match=r"dev\.csv, line 3: label .* is no number"):
             convert(reader, ["1", value])
 
 
-def label_rows(names: list[str], row: dict[str, Any] | None = None, **columns: Any) -> evaluate.LabelRows:
+def label_rows(names: list[str], row: dict[str, Any] | None = None, **columns: Any) -> evaluation.LabelRows:
     bundle: Any = Stub(names, decoding={"separator": "|"})
-    return evaluate.LabelRows(bundle, evaluate.Columns(**columns), [row or {"text": "a", "label": "b"}])
+    return evaluation.LabelRows(bundle, evaluation.Columns(**columns), [row or {"text": "a", "label": "b"}])
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_each_label_may_have_a_column() -> None:
 
 
 def test_a_vector_of_length_0_has_a_cosine_of_0() -> None:
-    rows = evaluate.VectorRows(Stub([], metrics={}), evaluate.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    rows = evaluation.VectorRows(Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
     predictions = [{"vector": [[0.0, 0.0], [1.0, 0.0]]}, {"vector": [[1.0, 0.0], [1.0, 0.0]]}]
     assert rows.score(predictions, [0.0, 1.0]) == pytest.approx({"pearson": 1.0, "spearman": 1.0})
 
@@ -435,7 +435,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_toy_bundle(tmp_path, tokenizer)
-    monkeypatch.setattr(evaluate, "CHUNK", 2)
+    monkeypatch.setattr(evaluation, "CHUNK", 2)
 
     def refuse(bundle: Bundle, records: list[Any], **options: Any) -> list[Any]:
         if "bad" in records:
@@ -446,7 +446,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
     path = tmp_path / "dev.csv"
     path.write_text("text,label\n" + "a,long\n" * 3 + "bad,long\n")
     with pytest.raises(UserError, match=r"dev\.csv, line 5: it has no tokens$"):
-        evaluate.evaluate(Bundle(tmp_path), path, evaluate.Columns())
+        evaluation.evaluate(Bundle(tmp_path), path, evaluation.Columns())
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.core.files import CHECKSUMS
 from distill.edge.bundle import Bundle
-from distill.errors import UserError
-from distill.storage.files import CHECKSUMS
 from tests.edge.conftest import add_checksums, write_toy_bundle
 from tests.fuzzing import damages, fuzz
 

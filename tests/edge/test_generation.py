@@ -9,11 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 
-from distill.edge.cached_rows import CachedModel, CachedRows
-from distill.edge.generation import Generator, Writing
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.generation_settings import GenerationSettings
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.edge.generation import CachedModel, CachedRows, Generator, Writing
+from distill.edge.sampling import GenerationOptions, GenerationSettings
 
 SIZE = 29  # Tokens of the vocabulary: letters, a space, a stop, and the end.
 LETTERS = "abcdefghijklmnopqrstuvwxyz .$"
@@ -130,7 +128,7 @@ def test_the_caches_have_no_places_of_rows_that_left(letters: Tokenizer) -> None
 def test_a_long_prompt_is_read_in_passes_of_bounded_logits(
     letters: Tokenizer, monkeypatch: pytest.MonkeyPatch, keeps_logits: bool
 ) -> None:
-    monkeypatch.setattr("distill.edge.cached_rows.MOST_LOGITS", 2 * 5 * SIZE)
+    monkeypatch.setattr("distill.edge.generation.MOST_LOGITS", 2 * 5 * SIZE)
     model = Adder(keeps_logits=keeps_logits)
     generator = make_generator(letters, model)
     writings = generator.start(["a sentence of words", "word"], GenerationOptions(max_new_tokens=3))

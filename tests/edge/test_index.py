@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge import Bundle, Index, index
-from distill.edge.index import PRECISIONS, Precision, take_dimensions
-from distill.edge.search import find_nearest
-from distill.errors import UserError
+from distill.edge.index import PRECISIONS, Precision, find_nearest, take_dimensions
 from tests.edge.conftest import write_vector_bundle
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from distill.contracts import IGNORED
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.core.files import write_json
+from distill.edge.answering import LabelWords
 from distill.edge.bundle import Bundle
-from distill.edge.evaluate import Columns, evaluate
-from distill.edge.label_words import LabelWords
-from distill.edge.whole_texts import TARGET, WholeTexts
-from distill.errors import UserError
-from distill.models.label_words import score_words
-from distill.storage.files import write_json
+from distill.edge.evaluation import Columns, evaluate
+from distill.edge.text_decoders import TARGET, WholeTexts
+from distill.models.decoding import score_words
 from tests.edge.test_text_bundles import END, START, make_tokenizer, write_text_bundle
 from tests.export.test_generator import make_model
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.mask_predict import MaskPredictor, likely_lengths
-from distill.edge.target_masks import TargetFrame, choose_masked
-from distill.errors import UserError
-from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
+from distill.edge.text_decoders import MaskPredictor, TargetFrame, choose_masked, likely_lengths
+from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
 from tests.edge.conftest import write_toy_bundle
 from tests.mask_predict import END, MASK, START, make_model, make_tokenizer, write_fill_bundle
 
@@ -106,7 +105,7 @@ def test_special_tokens_stay_around_the_masks() -> None:
 
 def test_targets_are_filled_in_parts_that_fit_into_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = Bundle(directory).predict(SOURCES, rounds=3, lengths=4)
-    monkeypatch.setattr("distill.edge.mask_predict.MOST_LOGITS", 1)
+    monkeypatch.setattr("distill.edge.text_decoders.MOST_LOGITS", 1)
     for found, other in zip(Bundle(directory).predict(SOURCES, rounds=3, lengths=4), expected, strict=True):
         assert found == other | {"score": pytest.approx(other["score"], abs=1e-5)}
 

@@ -10,11 +10,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.decoder import Example
-from distill.edge.masks import MaskedTokens, fill_masks
-from distill.errors import UserError
+from distill.edge.decoder import Example, MaskedTokens, fill_masks
 from tests.edge.conftest import write_mask_bundle
 
 

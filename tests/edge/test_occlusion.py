@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge import Bundle, __main__
-from distill.errors import UserError
 from tests.edge.conftest import write_tag_bundle, write_toy_bundle
 
 

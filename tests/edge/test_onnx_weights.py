@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.core.files import hash_file, write_json
 from distill.edge import Bundle
-from distill.edge import onnx_weights as module
-from distill.errors import UserError
-from distill.storage.files import hash_file, write_json
+from distill.edge import bundle_files as module
 from tests.edge.conftest import write_toy_bundle
 
 OTHER_ENTRIES = ("metadata_props", "initialization_binding", "update_binding")  # Of the type of an entry.

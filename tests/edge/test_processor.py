@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge import processor
+from distill.core.errors import UserError
+from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from distill.errors import UserError
 from tests.edge.conftest import write_toy_bundle
 
 
 @pytest.fixture(autouse=True)
 def fresh_cache() -> object:
-    processor.this_target.cache_clear()
+    bundle_files.this_target.cache_clear()
     yield
-    processor.this_target.cache_clear()
+    bundle_files.this_target.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -34,21 +34,25 @@ def test_the_target_follows_from_the_processor(
     monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str], target: str
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(processor, "_features", lambda: features)
-    assert processor.this_target() == target
+    monkeypatch.setattr(bundle_files, "_features", lambda: features)
+    assert bundle_files.this_target() == target
 
 
 def test_seven_bits_are_right_everywhere_and_eight_where_dot_products_are() -> None:
-    assert {target: processor.weight_bits(target) for target in processor.TARGETS} == {"vnni": 8, "avx2": 7, "arm64": 8}
-    right = {(target, device) for target in processor.TARGETS for device in processor.TARGETS
-             if processor.runs(target, device)}  # fmt: skip
-    assert right == {(t, d) for t in processor.TARGETS for d in processor.TARGETS} - {
+    assert {target: bundle_files.weight_bits(target) for target in bundle_files.TARGETS} == {
+        "vnni": 8,
+        "avx2": 7,
+        "arm64": 8,
+    }
+    right = {(target, device) for target in bundle_files.TARGETS for device in bundle_files.TARGETS
+             if bundle_files.runs(target, device)}  # fmt: skip
+    assert right == {(t, d) for t in bundle_files.TARGETS for d in bundle_files.TARGETS} - {
         ("vnni", "avx2"), ("arm64", "avx2"),
     }  # fmt: skip
 
 
 def test_numpy_names_the_features_where_linux_does_not() -> None:
-    assert processor._numpy_features() is not None
+    assert bundle_files._numpy_features() is not None
 
 
 def test_a_file_for_another_processor_is_refused_with_the_one_to_take(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.evaluate import score_ranking
-from distill.errors import UserError
-from distill.tasks.rankings import score_rankings
+from distill.edge.evaluation import score_ranking
+from distill.kinds.vector_scores import score_rankings
 from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
 
 QUERY = "film"

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.core.files import hash_file, write_json
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.masks import MaskedTokens
-from distill.edge.refinement import refine_masks
-from distill.errors import UserError
+from distill.edge.decoder import MaskedTokens
+from distill.edge.text_decoders import refine_masks
 from distill.export.onnx import export_onnx
-from distill.storage.files import hash_file, write_json
 from tests.edge.conftest import write_mask_bundle, write_toy_bundle
 
 TEXTS = [

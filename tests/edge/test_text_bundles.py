@@ -14,14 +14,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.core.files import hash_file, write_json
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.generation_settings import GenerationSettings
-from distill.edge.model_files import encoder_file
-from distill.errors import UserError
-from distill.export.generator import export_generator
-from distill.storage.files import hash_file, write_json
+from distill.edge.bundle_files import encoder_file
+from distill.edge.sampling import GenerationOptions, GenerationSettings
+from distill.export.onnx import export_generator
 from tests.edge.conftest import write_toy_bundle
 from tests.export.test_generator import VOCABULARY, make_model
 

@@ -12,10 +12,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from distill.edge import token_choice
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.token_choice import Beams, Endings, OneToken, adjust, find_likely
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.edge import sampling
+from distill.edge.sampling import Beams, Endings, GenerationOptions, OneToken, adjust, find_likely
 
 NEVER = Endings(frozenset(), most=1000)
 
@@ -26,7 +25,7 @@ NEVER = Endings(frozenset(), most=1000)
 def test_the_tokens_that_may_be_sampled_are_those_of_transformers(
     monkeypatch: pytest.MonkeyPatch, top_k: int | None, top_p: float | None
 ) -> None:
-    monkeypatch.setattr(token_choice, "FEW", 3)
+    monkeypatch.setattr(sampling, "FEW", 3)
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 2
     expected = TemperatureLogitsWarper(0.8)(None, logits)
     if top_k is not None:

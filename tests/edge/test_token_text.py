@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from distill.edge.token_text import REPLACEMENT, TokenText
+from distill.edge.generation import REPLACEMENT, TokenText
 
 TEXTS = [
     "Grüße, ein naïver Café-Gast: 10 €!",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from distill.edge.truncation import Truncation, cut_lengths
-from distill.edge.words import CutEncoding
+from distill.edge.decoder import Truncation, cut_lengths
+from distill.edge.strings import CutEncoding
 
 WORDS = ["film", "a", "moving", "Überraschung", "don't", "42", "1234567", "...", "<mask>", "été", "好", "x" * 120]
 WORDS += ["\x00"]

@@ -9,11 +9,11 @@ import pandas
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge import search
+from distill.core.errors import UserError
+from distill.edge import index
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.search import find_nearest, similarity
-from distill.errors import UserError
+from distill.edge.index import find_nearest, similarity
 from tests.edge.conftest import write_toy_bundle, write_vector_bundle
 
 
@@ -119,7 +119,7 @@ def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(similarity(queries, corpus), cosines, atol=1e-6)
     expected = np.argsort(-cosines, axis=1, kind="stable")
     for cosines_at_once in (2**24, 5 * 7, 1):
-        monkeypatch.setattr(search, "CHUNK_COSINES", cosines_at_once)
+        monkeypatch.setattr(index, "CHUNK_COSINES", cosines_at_once)
         scores, rows = find_nearest(queries, corpus, 6)
         assert rows.tolist() == expected[:, :6].tolist()
         np.testing.assert_allclose(scores, np.take_along_axis(cosines, rows, axis=1), atol=1e-6)

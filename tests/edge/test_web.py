@@ -19,10 +19,10 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
+from distill.core.files import hash_file, write_json
 from distill.edge import Bundle, web
 from distill.edge.__main__ import main
-from distill.errors import UserError
-from distill.storage.files import hash_file, write_json
 from tests.conftest import sentences
 from tests.edge.conftest import (
     NODE_MODULES,

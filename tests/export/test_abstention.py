@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from distill.contracts import Scores, Task
-from distill.errors import OptionError, UserError
-from distill.export.abstention import check_abstention, check_dev, choose_threshold, measure_abstention
-from distill.tasks import Classification, MaskedLM, Regression, TokenClassification
-from distill.tasks.class_scores import OneClass
-from distill.tasks.masked_lm import TokenScores
-from distill.tasks.regression import NumberScores
-from distill.tasks.scoring import Scoring
-from distill.tasks.token_classification import TagScores
+from distill.core.contracts import Scores, Task
+from distill.core.errors import OptionError, UserError
+from distill.export.gate import check_abstention, check_dev, choose_threshold, measure_abstention
+from distill.kinds import Classification, MaskedLM, Regression, TokenClassification
+from distill.kinds.classification import OneClass
+from distill.kinds.masked_lm import TokenScores
+from distill.kinds.regression import NumberScores
+from distill.kinds.scoring import Scoring
+from distill.kinds.token_classification import TagScores
 
 
 def scores_of(confidences: list[float], right: list[bool]) -> Scores:

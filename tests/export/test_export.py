@@ -19,26 +19,21 @@ from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill import console
-from distill.benchmark import latency
-from distill.contracts import Scores
-from distill.data.tables import LabelledData, Split, text_split
-from distill.edge import model_files
+from distill.core import console
+from distill.core.contracts import Scores
+from distill.core.errors import NumericalError, UserError
+from distill.data.splits import LabelledData, Split, text_split
+from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from distill.edge.manifest import FORMAT
-from distill.edge.model_files import session
-from distill.errors import NumericalError, UserError
-from distill.export.bundle import FILES, Scorer, take_first, write_bundle
-from distill.export.formats import FORMATS
-from distill.export.gate import judge, judge_float32, recommended
+from distill.edge.bundle_files import FORMAT, session
+from distill.export import latency
+from distill.export.bundle_writer import FILES, Scorer, take_first, write_bundle
+from distill.export.gate import describe_sensitivity, judge, judge_float32, recommended
 from distill.export.onnx import export_onnx
-from distill.export.quantization import RECIPES, Material, write_dynamic
-from distill.export.sensitivity import describe_sensitivity
-from distill.export.settings import ExportSettings
-from distill.tasks import Classification, TokenClassification
-from distill.tasks.class_scores import OneClass
-from distill.training.evaluate import evaluate
-from distill.training.module import freeze
+from distill.export.quantization import FORMATS, RECIPES, ExportSettings, RecipeInput, write_dynamic
+from distill.kinds import Classification, TokenClassification
+from distill.kinds.classification import OneClass
+from distill.training.module import evaluate, freeze
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
 
@@ -107,7 +102,7 @@ def test_int8_weights_use_as_many_bits_as_the_processor_allows(
     exported: dict[str, Any], tmp_path: Path, bits: int, largest: int
 ) -> None:
     """Eight bits saturate on processors without VNNI: two products of 255 x 127 do not fit into 16 bits."""
-    write_dynamic(Material(exported["directory"] / "student.onnx", bits), tmp_path / "int8.onnx")
+    write_dynamic(RecipeInput(exported["directory"] / "student.onnx", bits), tmp_path / "int8.onnx")
     graph = onnx.load(str(tmp_path / "int8.onnx")).graph
     multiplied = {node.input[1] for node in graph.node if node.op_type == "MatMulInteger"}
     weights = [onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name in multiplied]
@@ -151,13 +146,13 @@ def write(
 def test_a_bundle_equals_torch_from_the_text_on(
     exported: dict[str, Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, threads = model_files._onnx_session, set()
+    original, threads = bundle_files._onnx_session, set()
 
-    def load(path: Path, number: int | None) -> model_files.Session:
+    def load(path: Path, number: int | None) -> bundle_files.Session:
         threads.add(number)
         return original(path, number)
 
-    monkeypatch.setattr(model_files, "_onnx_session", load)
+    monkeypatch.setattr(bundle_files, "_onnx_session", load)
     formats = write(tmp_path, exported["models"]["student"], tokenizer, max_drop=1.0)
     assert formats["fp32"]["max_abs_diff"] < 2e-5
     assert formats["fp32"]["max_probability_diff"] < 1e-5 < formats["int8"]["max_probability_diff"]
@@ -207,7 +202,7 @@ def test_a_collapsed_int8_fails_its_gate_and_is_not_recommended(
     assert json.loads((tmp_path / "bundle.json").read_text())["recommended"] == "fp32"
 
 
-def write_broken(material: Material, path: Path, **options: Any) -> None:
+def write_broken(material: RecipeInput, path: Path, **options: Any) -> None:
     """Writes the float32 file with weights that are not numbers, as after an overflow in float16."""
     model = onnx.load(str(material.fp32))
     for value in model.graph.initializer:
@@ -285,8 +280,8 @@ def test_a_quantized_model_is_in_one_file_if_it_is_small_enough(
 ) -> None:
     monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
     export_onnx(exported["models"]["student"], tmp_path / "large.onnx")
-    write_dynamic(Material(tmp_path / "large.onnx", 7), tmp_path / "int8.onnx")
-    write_dynamic(Material(exported["directory"] / "student.onnx", 7), tmp_path / "expected.onnx")
+    write_dynamic(RecipeInput(tmp_path / "large.onnx", 7), tmp_path / "int8.onnx")
+    write_dynamic(RecipeInput(exported["directory"] / "student.onnx", 7), tmp_path / "expected.onnx")
     assert {path.name for path in tmp_path.iterdir()} == {
         "large.onnx", "large.onnx.data", "int8.onnx", "expected.onnx",
     }  # fmt: skip

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from distill.contracts import Scores
-from distill.export import type_recall
-from distill.export.gate import Comparison, Verdict, compare, judge, measure_resolution, split_error
-from distill.export.settings import ExportSettings
-from distill.tasks import MaskedLM
-from distill.tasks.class_scores import OneClass
-from distill.tasks.label_scores import LabelSets
-from distill.tasks.masked_lm import TokenScores
-from distill.tasks.regression import NumberScores
-from distill.tasks.scoring import Scoring
-from distill.tasks.token_classification import TagScores
-from distill.tasks.vector_scores import PairScores
+from distill.core.contracts import Scores
+from distill.export import gate as type_recall
+from distill.export.gate import FileComparison, GateVerdict, compare, judge, measure_resolution, split_error
+from distill.export.quantization import ExportSettings
+from distill.kinds import MaskedLM
+from distill.kinds.classification import LabelSets, OneClass
+from distill.kinds.masked_lm import TokenScores
+from distill.kinds.regression import NumberScores
+from distill.kinds.scoring import Scoring
+from distill.kinds.token_classification import TagScores
+from distill.kinds.vector_scores import PairScores
 from distill.training import statistics
 
 # The gate of the drop alone.
@@ -37,12 +36,12 @@ def classified(labels: Sequence[int], predicted: Sequence[int], classes: int = 2
     return Scores({"logits": np.eye(classes)[list(predicted)]}, np.array(labels), np.arange(len(labels)))
 
 
-def compared(scoring: Scoring, scores: Scores, reference: Scores) -> Comparison:
+def compared(scoring: Scoring, scores: Scores, reference: Scores) -> FileComparison:
     resolution = measure_resolution(scoring, reference)
     return compare({"dev": scores}, {"dev": reference}, scoring=scoring, resolution=resolution)
 
 
-def judged(scoring: Scoring, scores: Scores, reference: Scores, settings: ExportSettings = DROP_ONLY) -> Verdict:
+def judged(scoring: Scoring, scores: Scores, reference: Scores, settings: ExportSettings = DROP_ONLY) -> GateVerdict:
     return judge(compared(scoring, scores, reference), settings)
 
 

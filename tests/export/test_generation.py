@@ -8,10 +8,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedTokenizerBase
 
 from distill.edge import Bundle
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.generation_settings import GenerationSettings
-from distill.edge.prompts import Prompts
-from distill.export.generation import describe_generation
+from distill.edge.generation import Prompts
+from distill.edge.sampling import GenerationOptions, GenerationSettings
+from distill.export.onnx import describe_generation
 from tests.edge.test_text_bundles import write_text_bundle
 from tests.export.test_generator import draw_model
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from distill.edge.model_files import encoder_file, input_names, session
-from distill.export.generator import export_generator
+from distill.edge.bundle_files import encoder_file, input_names, session
+from distill.export.onnx import export_generator
 
 TOLERANCE = 1e-4
 VOCABULARY = 97

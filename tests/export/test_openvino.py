@@ -13,22 +13,17 @@ import torch
 from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedTokenizerBase
 
-from distill.benchmark.bundles import list_formats
+from distill.core.errors import OptionError, UserError, install_command
+from distill.core.files import hash_file, write_json
 from distill.edge import Bundle, web
 from distill.edge.__main__ import main
-from distill.edge.model_files import data_file, session
-from distill.edge.openvino_session import import_openvino
-from distill.edge.processor import this_target
-from distill.errors import OptionError, UserError
-from distill.export import formats
-from distill.export.formats import check_formats
+from distill.edge.bundle_files import data_file, import_openvino, session, this_target
+from distill.export import quantization
+from distill.export.bundle_benchmark import list_formats
 from distill.export.gate import recommended
+from distill.export.graph import share_weights
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material
-from distill.export.settings import ExportSettings
-from distill.export.sharing import share_weights
-from distill.installation import install_command
-from distill.storage.files import hash_file, write_json
+from distill.export.quantization import ExportSettings, RecipeInput, check_formats
 from tests.conftest import sentences, toy_bert
 from tests.edge.conftest import write_toy_bundle
 from tests.export.test_export import write
@@ -114,13 +109,13 @@ def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
         export_onnx(model, fp32)
     else:
         fp32 = exported[0] / "model.onnx"
-    for name, format in formats.FORMATS.items():
+    for name, format in quantization.FORMATS.items():
         if format.write is not None:
-            material = Material(fp32, 8, lambda: [draw_inputs([1 + seed, 1], seed=seed) for seed in range(1, 40)])
+            material = RecipeInput(fp32, 8, lambda: [draw_inputs([1 + seed, 1], seed=seed) for seed in range(1, 40)])
             format.write(material, tmp_path / f"{name}{Path(format.file).suffix}")
     reference, *files = (session(path, 1) for path in (fp32, *(tmp_path / f"{name}.xml" for name in NAMES)))
     # In float32 all differences are those of padding.
-    monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
+    monkeypatch.setattr("distill.edge.bundle_files.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
     exact = session(tmp_path / "openvino.xml", 1)
     for lengths in ([1], [9, 9, 9], [40, 13, 1]):
         inputs = draw_inputs(lengths)
@@ -147,7 +142,7 @@ def test_int8_of_weights_and_activations_has_the_bits_of_the_target_and_ignores_
         fed.append(True)
         return [draw_inputs([13, 40, 5]) | {"token_type_ids": np.zeros((3, 40), dtype=np.int64)}]
 
-    formats.write_openvino_full(Material(exported[0] / "model.onnx", bits, feeds), tmp_path / "full.xml")
+    quantization.write_openvino_full(RecipeInput(exported[0] / "model.onnx", bits, feeds), tmp_path / "full.xml")
     model = import_openvino(tmp_path).Core().read_model(str(tmp_path / "full.xml"))
     int8 = [node for node in model.get_ops() if node.get_element_type().get_type_name() == "i8"]
     matrices = [node.data.astype(int) for node in int8 if find_reader(node) == "MatMul"]
@@ -167,7 +162,7 @@ def test_int8_of_weights_and_activations_has_the_bits_of_the_target_and_ignores_
 def test_static_int8_for_several_processors_is_right_on_the_least_of_them(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.edge.openvino_session.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
+    monkeypatch.setattr("distill.edge.bundle_files.OPTIONS", {"INFERENCE_PRECISION_HINT": "f32"})
     student = from_teacher(toy_bert(len(tokenizer), layers=2), layers=[0, 1]).eval()
     rows = write(
         tmp_path, student, tokenizer, max_drop=1.0, formats=("fp32", "openvino-full"), target=("vnni", "avx2"),
@@ -241,7 +236,7 @@ def foreign(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pyt
     for name in [name for name in sys.modules if name.partition(".")[0] == "openvino"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    monkeypatch.setattr("distill.edge.model_files.find_spec", lambda name: None)
+    monkeypatch.setattr("distill.edge.bundle_files.find_spec", lambda name: None)
     return tmp_path
 
 
@@ -267,7 +262,7 @@ def test_a_file_for_openvino_without_the_sum_of_its_weights_is_refused(foreign: 
 
 
 def test_formats_are_refused_where_their_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     check_formats(["fp32", "int8", "fp16"])
     with pytest.raises(UserError) as error:
         check_formats(["fp32", "openvino-int8"])

@@ -13,13 +13,13 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from distill.edge.model_files import session
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
+from distill.export.quantization import RecipeInput, write_dynamic
+from distill.models.architectures.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from distill.models.architectures.modeling_cnn import CnnConfig, CnnForSequenceClassification, CnnForTokenClassification
+from distill.models.architectures.modeling_local import LocalDistilBertConfig  # type: ignore[attr-defined]
 from distill.models.forward import input_names, run_model
-from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
-from distill.models.modeling_cnn import CnnConfig, CnnForSequenceClassification, CnnForTokenClassification
-from distill.models.modeling_local import LocalDistilBertConfig  # type: ignore[attr-defined]
 
 LONGEST = 80
 BATCHES, LENGTHS, SIDES = (1, 3, 8), (1, 7, 64, LONGEST), (None, "left", "right")
@@ -160,7 +160,7 @@ def test_a_language_model_has_the_logits_of_torch_at_the_positions(
         if parameter.dim() > 1:
             parameter.data.mul_(8)
     export_onnx(model, tmp_path / "model.onnx")
-    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
+    write_dynamic(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
     fp32, int8 = (session(tmp_path / file, 1) for file in ("model.onnx", "model.int8.onnx"))
     for case in cases(model):
         batch, length = case.inputs["input_ids"].shape
@@ -203,7 +203,7 @@ def test_a_file_equals_torch_and_padding_changes_nothing(name: str, tmp_path: Pa
         if parameter.dim() > 1:
             parameter.data.mul_(8)  # Large enough for differences to show.
     export_onnx(model, tmp_path / "model.onnx")
-    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
+    write_dynamic(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
     fp32, int8 = (session(tmp_path / file, 1) for file in ("model.onnx", "model.int8.onnx"))
     for case in cases(model):
         expected, logits = run_torch(model, case.inputs), run_file(fp32, case.inputs)

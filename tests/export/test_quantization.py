@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from distill.edge.model_files import session
+from distill.core import files
+from distill.edge.bundle_files import session
 from distill.export import graph, quantization
-from distill.export.quantization import Feed, Material, write_dynamic, write_float16, write_static, write_weight_only
-from distill.storage import files
+from distill.export.quantization import Feed, RecipeInput, write_dynamic, write_float16, write_static, write_weight_only
 
 WIDTH = 32
 OUTLIER = 3  # The channel whose activations are a hundred times as large as the others.
@@ -102,14 +102,14 @@ def test_a_small_table_and_one_that_other_nodes_read_stay_in_float(fp32: Path, m
 
 
 def test_smoothing_changes_no_answer_and_no_channel_exceeds_the_quantile(fp32: Path, tmp_path: Path) -> None:
-    material = Material(fp32, 8, feeds)
+    material = RecipeInput(fp32, 8, feeds)
     largest = material.largest["mean"]
     assert largest.argmax() == OUTLIER
     model = material.graph()
     graph.smooth(model, material.largest, 0.9)
     graph.save(model, tmp_path / "smooth.onnx")
     np.testing.assert_allclose(logits_of(tmp_path / "smooth.onnx"), logits_of(fp32), rtol=1e-4, atol=1e-4)
-    smoothed = Material(tmp_path / "smooth.onnx", 8, feeds).largest["mean_smoothed"]
+    smoothed = RecipeInput(tmp_path / "smooth.onnx", 8, feeds).largest["mean_smoothed"]
     assert smoothed.max() <= np.quantile(largest, 0.9) * 1.0001
 
 
@@ -125,7 +125,7 @@ def test_smoothing_leaves_a_matrix_that_several_inputs_share_one_matrix(fp32: Pa
     for place, node in enumerate(calls, start=2):
         model.graph.node.insert(place, node)
     onnx.save(model, str(tmp_path / "shared.onnx"))
-    material = Material(tmp_path / "shared.onnx", 8, feeds)
+    material = RecipeInput(tmp_path / "shared.onnx", 8, feeds)
     smoothed = material.graph()
     graph.smooth(smoothed, material.largest, 0.9)
     graph.save(smoothed, tmp_path / "smooth.onnx")
@@ -146,21 +146,21 @@ def test_smoothing_brings_the_logits_closer_where_one_channel_is_an_outlier(
     monkeypatch.setattr(graph, "LARGE_TABLE", 10**6)  # The table in float, so that the products alone differ.
     errors = {}
     for smoothed in (False, True):
-        write_dynamic(Material(fp32, 8, feeds), tmp_path / "int8.onnx", smoothed=smoothed)
+        write_dynamic(RecipeInput(fp32, 8, feeds), tmp_path / "int8.onnx", smoothed=smoothed)
         errors[smoothed] = np.abs(logits_of(tmp_path / "int8.onnx", 64) - logits_of(fp32, 64)).mean()
     assert errors[True] < 0.5 * errors[False]
 
 
 def test_a_kept_matrix_stays_in_float(fp32: Path, tmp_path: Path) -> None:
     def integer_products(keep: list[str]) -> int:
-        write_dynamic(Material(fp32, 8, feeds), tmp_path / "int8.onnx", keep=keep)
+        write_dynamic(RecipeInput(fp32, 8, feeds), tmp_path / "int8.onnx", keep=keep)
         return sum(node.op_type == "MatMulInteger" for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node)
 
     assert [integer_products(keep) for keep in ([], ["gemm"], ["gemm", "product"])] == [2, 1, 0]
 
 
 def test_the_answer_of_a_static_file_does_not_depend_on_its_batch(fp32: Path, tmp_path: Path) -> None:
-    write_static(Material(fp32, 8, feeds), tmp_path / "static.onnx")
+    write_static(RecipeInput(fp32, 8, feeds), tmp_path / "static.onnx")
     run = session(tmp_path / "static.onnx")
     together = run.run(["logits"], {"input_ids": ids()})[0]
     alone = np.concatenate([run.run(["logits"], {"input_ids": ids()[[row]]})[0] for row in range(8)])
@@ -174,7 +174,7 @@ def test_every_recipe_is_near_float_and_leaves_one_file(
     fp32: Path, tmp_path: Path, recipe: object, request: pytest.FixtureRequest
 ) -> None:
     assert callable(recipe)
-    recipe(Material(fp32, 8, feeds), tmp_path / "small.onnx")
+    recipe(RecipeInput(fp32, 8, feeds), tmp_path / "small.onnx")
     expected = logits_of(fp32)
     assert np.abs(logits_of(tmp_path / "small.onnx") - expected).max() < 0.05 * np.ptp(expected)
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "small.onnx"}
@@ -210,7 +210,7 @@ def test_the_weights_of_an_lstm_are_quantized(tmp_path: Path) -> None:
     content = helper.make_graph(nodes, "toy", [x], [y], initializers)
     path = tmp_path / "lstm.onnx"
     onnx.save(helper.make_model(content, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
-    write_dynamic(Material(path, 8), tmp_path / "int8.onnx")
+    write_dynamic(RecipeInput(path, 8), tmp_path / "int8.onnx")
     assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(str(tmp_path / "int8.onnx")).graph.node}
     feed = {"x": random.normal(size=(5, 2, WIDTH)).astype(np.float32)}
     expected, actual = (session(file).run(["y"], feed)[0] for file in (path, tmp_path / "int8.onnx"))
@@ -233,6 +233,6 @@ def test_a_quantizer_that_fails_on_a_full_disk_says_so(
     )
     write = {"quantize_dynamic": write_dynamic, "quantize_static": write_static}[name]
     with pytest.raises(OSError, match="No space left on device") as caught:
-        write(Material(fp32, 8, feeds), tmp_path / "int8.onnx")
+        write(RecipeInput(fp32, 8, feeds), tmp_path / "int8.onnx")
     assert files.is_full_disk(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]

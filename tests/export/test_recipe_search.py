@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from distill.contracts import Scores
+from distill.core.contracts import Scores
 from distill.export import gate, graph
-from distill.export.quantization import RECIPES, Material
-from distill.export.recipe_search import Attempt, RecipeSearch, closest
-from distill.export.settings import ExportSettings
-from distill.tasks.class_scores import OneClass
+from distill.export.quantization import RECIPES, ExportSettings, RecipeInput
+from distill.export.recipe_search import RecipeAttempt, RecipeSearch, closest
+from distill.kinds.classification import OneClass
 
 EXAMPLES = 1000
 LABEL = np.arange(EXAMPLES) % 2
@@ -41,16 +40,16 @@ class Quantizer:
         for name, recipe in RECIPES.items():
             write = self._dynamic if recipe.keeps_matrices or recipe.retrains else self._recipe(name)
             monkeypatch.setitem(RECIPES, name, replace(recipe, write=write))
-        monkeypatch.setattr(Material, "products", PRODUCTS)
+        monkeypatch.setattr(RecipeInput, "products", PRODUCTS)
         products = [SimpleNamespace(name=name, source=f"input of {name}") for name in reversed(PRODUCTS)]
-        monkeypatch.setattr(Material, "graph", lambda material: None)
+        monkeypatch.setattr(RecipeInput, "graph", lambda material: None)
         monkeypatch.setattr(graph, "find_products", lambda model: products)
-        monkeypatch.setattr(Material, "largest", OUTLIERS)
+        monkeypatch.setattr(RecipeInput, "largest", OUTLIERS)
 
     def _recipe(self, name: str) -> Any:
         return lambda material, path: path.write_text(name)
 
-    def _dynamic(self, material: Material, path: Path, *, keep: list[str] = []) -> None:  # noqa: B006
+    def _dynamic(self, material: RecipeInput, path: Path, *, keep: list[str] = []) -> None:  # noqa: B006
         self.kept.append(list(keep))
         path.write_text("trained" if material.fp32.suffix == ".fp32" else "+".join(["mixed", *sorted(keep)]))
 
@@ -68,7 +67,7 @@ def search(
     *,
     target: str = "avx2",
     **settings: Any,
-) -> tuple[list[Attempt], Quantizer]:
+) -> tuple[list[RecipeAttempt], Quantizer]:
     quantizer = Quantizer(monkeypatch, errors)
     settings = {"max_probability_diff": 1.0, "min_agreement": 0.9, "max_ece_rise": 1.0, **settings}
 
@@ -77,13 +76,13 @@ def search(
 
     scoring = OneClass(("accuracy", "f1"))
     search = RecipeSearch(
-        Material(directory / "model.onnx", 7), target, scoring, {"dev": scores_with(0)}, quantizer.score,
+        RecipeInput(directory / "model.onnx", 7), target, scoring, {"dev": scores_with(0)}, quantizer.score,
         ExportSettings(**settings), gate.measure_resolution(scoring, scores_with(0)), retrain=retrain,
     )  # fmt: skip
     return search.run(directory / "int8.onnx", directory / "half.onnx"), quantizer
 
 
-def names(attempts: list[Attempt], *, chosen: bool = False) -> list[str]:
+def names(attempts: list[RecipeAttempt], *, chosen: bool = False) -> list[str]:
     return [attempt["recipe"] for attempt in attempts if attempt["chosen"] or not chosen]
 
 

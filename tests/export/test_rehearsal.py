@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, Gemma3TextModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
+from distill.core.errors import UserError
 from distill.export import rehearsal
-from distill.export.files import export_model
+from distill.export.onnx import export_model
 from tests.conftest import toy_bert
 
 

@@ -9,14 +9,14 @@ import pytest
 
 import distill as d
 from distill.chain.plan import check_export
-from distill.contracts import Scores
+from distill.core.contracts import Scores
+from distill.core.errors import OptionError, UserError
+from distill.core.files import write_json
 from distill.data.retrieval import Judgements
-from distill.edge.manifest import read_manifest
-from distill.errors import OptionError, UserError
-from distill.export.vectors import check_dimensions, judge_vectors, measure_vectors
-from distill.storage.files import write_json
-from distill.tasks.class_scores import OneClass
-from distill.tasks.vector_scores import PairScores, RankingScores
+from distill.edge.bundle_files import read_manifest
+from distill.export.gate import check_dimensions, judge_vectors, measure_vectors
+from distill.kinds.classification import OneClass
+from distill.kinds.vector_scores import PairScores, RankingScores
 from tests.edge.conftest import write_vector_bundle
 
 

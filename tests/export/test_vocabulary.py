@@ -18,11 +18,11 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill.data.vocabulary_texts import read_texts
-from distill.errors import OptionError, UserError
-from distill.export.settings import ExportSettings
-from distill.export.vocabulary import COMMON, check_cut, cut_vocabulary
-from distill.tasks import Classification
+from distill.core.errors import OptionError, UserError
+from distill.data.pool import read_texts
+from distill.export.quantization import ExportSettings
+from distill.kinds import Classification
+from distill.models.surgery.embeddings import COMMON, check_cut, cut_vocabulary
 from tests.conftest import toy_bert
 
 TEXTS = ["the cat sat on the mat", "a zebra ate the tall grass", "crocodiles eat cats, not zebras!"] * 3

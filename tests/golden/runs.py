@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from distill import console
-from distill.benchmark import latency
+from distill.core import console
+from distill.export import latency
 from tests.conftest import run_here
 from tests.golden.commands import list_options
 from tests.golden.toys import write_toys

@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.inspection.subjects import Subject, open_subject
-from distill.tasks import Classification
+from distill.kinds import Classification
 from students.distilbert import from_teacher
 from tests.conftest import LABELS, toy_bert
 

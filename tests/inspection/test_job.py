@@ -10,10 +10,9 @@ import pyarrow.parquet
 import pytest
 
 import distill as d
-from distill.errors import UserError
-from distill.inspection.inspection import inspect_models
-from distill.inspection.questions import Questions
-from distill.inspection.report import tables, write_inspection
+from distill.core.errors import UserError
+from distill.inspection.inspection import Questions, inspect_models
+from distill.inspection.inspection_report import tables, write_inspection
 from distill.inspection.subjects import Subject, open_subject
 from students import bilstm
 from tests.conftest import LABELS, toy_bert

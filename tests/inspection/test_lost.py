@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.contracts import Scores
-from distill.inspection.groups import find_lost_groups, text_groups
-from distill.inspection.lost import differences, item_scores, lost_groups
-from distill.tasks.class_scores import OneClass
-from distill.tasks.label_scores import LabelSets
-from distill.tasks.regression import NumberScores
-from distill.tasks.token_classification import TagScores
+from distill.core.contracts import Scores
+from distill.inspection.subjects import differences, find_lost_groups, item_scores, lost_groups, text_groups
+from distill.kinds.classification import LabelSets, OneClass
+from distill.kinds.regression import NumberScores
+from distill.kinds.token_classification import TagScores
 
 TAGS = ("B-a", "B-b", "O")
 

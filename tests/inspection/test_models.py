@@ -23,17 +23,19 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from distill.errors import UserError
-from distill.inspection.attributions import attribute
-from distill.inspection.cloze import Cloze, fill_gaps, read_clozes
-from distill.inspection.inspection import inspect_models
-from distill.inspection.masking import heads_of, masked_head, score_without_heads
-from distill.inspection.questions import Questions
-from distill.inspection.relations import find_syntactic_heads, read_parsed
-from distill.inspection.spans import probe_data, read_spans
-from distill.inspection.subjects import Subject, create_subject, look
-from distill.inspection.view import LEVELS
-from distill.models.layers import list_parts
+from distill.core.errors import UserError
+from distill.inspection.inspection import (
+    Questions,
+    find_syntactic_heads,
+    heads_of,
+    inspect_models,
+    masked_head,
+    read_parsed,
+    score_without_heads,
+)
+from distill.inspection.probes import Cloze, attribute, fill_gaps, probe_data, read_clozes, read_spans
+from distill.inspection.subjects import LEVELS, Subject, create_subject, look
+from distill.models.surgery.layers import list_parts
 from tests.conftest import toy_bert
 
 ALL = Questions(masked_rows=0, probes=False, attributions=False)
@@ -83,7 +85,7 @@ def test_the_score_without_each_head(
     layout: str, limit: int, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lower layers are not run again, as far as their outputs are kept, and the scores are those of whole passes."""
-    monkeypatch.setattr("distill.inspection.masking.KEPT_BYTES", limit)
+    monkeypatch.setattr("distill.inspection.inspection.KEPT_BYTES", limit)
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(ENCODERS[layout]).eval()
     batches = [tokenizer([text] * 2, return_tensors="pt") for text in ("good film", "bad", "a good bad film")]
@@ -274,7 +276,7 @@ def test_a_planted_syntactic_head_is_found(tmp_path: Path, tokenizer: PreTrained
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
         patch.setattr(
-            "distill.inspection.relations.run_model",
+            "distill.inspection.inspection.run_model",
             lambda of, batch, needs: _Output(Planted()(**batch, output_attentions=True)),
         )
         best, *_ = find_syntactic_heads(model, tokenizer, sentences)

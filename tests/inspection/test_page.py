@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from distill.inspection.inspection import inspect_models
-from distill.inspection.questions import Questions
-from distill.inspection.report import write_inspection
-from distill.inspection.subjects import Subject
-from distill.inspection.view import AttentionView
+from distill.inspection.inspection import Questions, inspect_models
+from distill.inspection.inspection_report import write_inspection
+from distill.inspection.subjects import AttentionView, Subject
 from tests.documentation.test_accessibility import SCHEMES, WIDTHS, find_clipped, find_serious
 from tests.edge.conftest import needs_browser
 

@@ -22,11 +22,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.inspection.inspection import Inspection, inspect_models
-from distill.inspection.questions import Questions
-from distill.inspection.report import tables, write_inspection
+from distill.inspection.inspection import Inspection, Questions, inspect_models
+from distill.inspection.inspection_report import tables, write_inspection
 from distill.inspection.subjects import Subject, open_subject
-from distill.tasks import CausalLM, MaskedLM, QuestionAnswering, Regression, Seq2Seq, TokenClassification
+from distill.kinds import CausalLM, MaskedLM, QuestionAnswering, Regression, Seq2Seq, TokenClassification
 from tests.conftest import BAD, GOOD, write_corpus
 from tests.tasks.test_question_answering import questions
 from tests.tasks.test_seq2seq import bart, t5

@@ -9,14 +9,29 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.false_losses import KINDS, share_of_false_losses
-from distill.errors import UserError
-from distill.inspection.contexts import Occurrence, find_occurrences, nearest
-from distill.inspection.groups import find_lost_groups, text_groups
-from distill.inspection.heads import HeadStatistics
-from distill.inspection.probes import PENALTIES, Mix, Probed, control_labels, hold_out, mix_layers, probe_layers
-from distill.inspection.relations import word_attention
-from distill.inspection.similarity import compare_layers, linear_cka
-from distill.inspection.view import LEVELS, AttentionView
+from distill.core.errors import UserError
+from distill.inspection.inspection import word_attention
+from distill.inspection.probes import (
+    PENALTIES,
+    Mix,
+    Occurrence,
+    Probed,
+    control_labels,
+    find_occurrences,
+    hold_out,
+    mix_layers,
+    nearest,
+    probe_layers,
+)
+from distill.inspection.subjects import (
+    LEVELS,
+    AttentionView,
+    HeadStatistics,
+    compare_layers,
+    find_lost_groups,
+    linear_cka,
+    text_groups,
+)
 
 IDS = torch.tensor([[101, 7, 8, 9, 102]])  # [CLS] a b c [SEP]
 WORDS = torch.tensor([[False, True, True, True, False]])

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.benchmark import peak
+from distill.export import bundle_benchmark
 from tests.edge.conftest import write_toy_bundle
 from tests.jobs.conftest import Command
 
@@ -18,7 +18,7 @@ QUICK = ("benchmark.batches=[1]", "benchmark.lengths=[4]", "benchmark.seconds=0.
 @pytest.fixture
 def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle in the directory of a run."""
-    monkeypatch.setattr(peak, "SIZES", ((8, 16, 24),))
+    monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
     bundle = tmp_path / "runs" / "sst2" / "large-small" / "2026" / "bundle"
     bundle.mkdir(parents=True)
     teacher = {"name": "large", "metrics": {"accuracy": 0.9}}

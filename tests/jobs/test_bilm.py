@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from distill.edge.bundle import Bundle
-from distill.teaching.language_model import TextTraining
-from distill.training.settings import TrainerSettings
+from distill.teachers.language_modeling import TextTraining
+from distill.training.hyperparameters import TrainerSettings
 from tests.conftest import write_corpus
 from tests.jobs.runs import Run, capture_runs, read_record, run_command, stop_at
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from distill import __main__ as command_line
+from distill.core.errors import UserError
+from distill.core.files import atomic_directory
+from distill.core.storage import LEASE, lease, leases
 from distill.data import docstrings
-from distill.errors import UserError
-from distill.jobs import cache
-from distill.jobs.cache import KINDS, remove, scan, select_for_removal
-from distill.storage.cache import LEASE, lease, leases
-from distill.storage.files import atomic_directory
+from distill.jobs import cache_entries
+from distill.jobs.cache_entries import KINDS, remove, scan, select_for_removal
 
 HEX = "0123456789abcdef"
 TEMPORARY = "0" * 32
@@ -41,7 +41,7 @@ def write(path: Path, *, days: float = 0.0, size: int = 1_000_000) -> Path:
 
 def age(path: Path, days: float) -> None:
     """Sets the times of a file and of its directories back."""
-    moment = time.time() - days * cache.DAY
+    moment = time.time() - days * cache_entries.DAY
     for changed in (path, *list(path.parents)[:3]):
         os.utime(changed, (moment, moment))
 
@@ -232,7 +232,7 @@ def test_an_entry_is_renamed_before_it_is_deleted(cache_dir: Path, monkeypatch: 
     def interrupted(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(cache.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(cache_entries.shutil, "rmtree", interrupted)
     with pytest.raises(UserError, match="cannot be removed .Operation not permitted.: check its permissions"):
         remove(entry)
     assert not entry.path.exists()

@@ -11,10 +11,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from distill import __main__ as command_line
+from distill.core.errors import UserError
 from distill.data.profile import print_rows_profile, profile_data
 from distill.data.sources import STEMS
-from distill.errors import UserError
-from distill.jobs.quoting import quote_overrides
+from distill.jobs.command_line import quote_overrides
 from tests.jobs.conftest import Command
 from tests.readers.test_profile import GERMAN, labelled, sentence, write_rows
 
@@ -93,7 +93,7 @@ def test_problems_that_stop_a_training_end_with_exit_code_2(command: Command, tm
 
 
 def test_the_verdict_is_that_of_the_training(command: Command, tmp_path: Path) -> None:
-    from distill.tasks import Classification
+    from distill.kinds import Classification
 
     rows = [["text", "label"], *([sentence(row), "positive"] for row in range(92)), [sentence(92), "positve"]]
     rows += [[sentence(100 + row), "negative"] for row in range(12)]
@@ -207,7 +207,7 @@ def test_a_check_imports_no_large_library(tmp_path: Path) -> None:
 
 
 def test_a_task_has_a_short_profile_of_its_own_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from distill.tasks import Classification
+    from distill.kinds import Classification
 
     rows = [[*row, sentence(number + 500)] for number, row in enumerate(labelled()[1:])]
     path = write_rows(tmp_path / "rows.csv", [["review", "stars", "text"], *rows])

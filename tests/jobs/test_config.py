@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import config_directory, expand_tasks
-from distill.jobs import build
-from distill.jobs.conf import list_bases, read_yaml
+from distill.jobs import execution
+from distill.jobs.preflight import list_bases, read_yaml
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 
@@ -138,7 +138,7 @@ def test_runs_with_different_seeds_share_one_teacher() -> None:
 )
 def test_a_teacher_is_not_named_after_weights_that_it_does_not_have(options: tuple[str, ...], name: str | None) -> None:
     config = compose_config(*options)
-    build.name_teacher(config)
+    execution.name_teacher(config)
     assert OmegaConf.select(config, "teacher.name") == name
 
 

@@ -7,12 +7,19 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from distill.console import print_notice
-from distill.credentials import describe_refusal, find_texts, has_secret, hide_secrets
-from distill.errors import DistillError, OptionError, UserError
-from distill.records.record import create_run_in
-from distill.records.tracking import tracked
-from distill.storage import mirror
+from distill.core import storage
+from distill.core.console import print_notice
+from distill.core.errors import (
+    DistillError,
+    OptionError,
+    UserError,
+    describe_refusal,
+    find_texts,
+    has_secret,
+    hide_secrets,
+)
+from distill.records.loggers import tracked
+from distill.records.run import create_run_in
 from tests.jobs.conftest import Command
 
 
@@ -115,7 +122,7 @@ def test_a_password_from_the_environment_is_refused_too(
 
 def test_no_directory_is_named_after_a_password() -> None:
     with pytest.raises(UserError, match="a directory has a URL with a password") as raised:
-        mirror.local_path(SECRET)
+        storage.local_path(SECRET)
     assert "secret" not in str(raised.value)
 
 

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
-from distill.jobs.dev_records import read_dev_records
+from distill.jobs.measuring_jobs import read_dev_records
 from tests.jobs.test_config import compose_config
 
 

@@ -15,17 +15,15 @@ from hydra.utils import get_class
 from omegaconf import DictConfig
 
 from distill import __main__ as command_line
+from distill import client, service
 from distill.chain.plan import check_plan, choose_augmentation, choose_for_text
-from distill.client import commands as client
-from distill.edge import command_options as edge_options
-from distill.jobs import build
-from distill.jobs.quoting import quote_overrides
-from distill.jobs.registry import find_job
-from distill.jobs.run import refuse_ignored
-from distill.models.word_replacement import MaskedLMAugmentation
+from distill.edge import __main__ as edge_options
+from distill.jobs import execution
+from distill.jobs.command_line import find_job, quote_overrides
+from distill.jobs.execution import refuse_ignored
+from distill.models.generator import MaskedLMAugmentation
 from distill.records.loggers import Tracking
 from distill.serve import __main__ as serve
-from distill.service import __main__ as service
 from tests import documents
 from tests.jobs.test_config import CONF
 
@@ -131,7 +129,7 @@ def check_run(overrides: list[str]) -> None:
     config = compose_run(overrides)
     command_line.check_added(config, overrides)
     job = find_job(config.job.name)
-    build.name_classes(config)
+    execution.name_classes(config)
     if config.resume not in (False, True):
         return
     if not job.creates_run:
@@ -145,10 +143,10 @@ def check_options(config: DictConfig, overrides: list[str]) -> None:
     name = str(config.job.name)
     is_text = getattr(get_class(config.task._target_), "raw_text", False)
     refuse_ignored(config, name, overrides, on_text=is_text)
-    plan = build.plan(config)
+    plan = execution.build_plan(config)
     if name == "distill":
-        source = build.source(config)
-        assert build.student(config).name == config.student.name
+        source = execution.build_source(config)
+        assert execution.build_student(config).name == config.student.name
         check_plan(source, choose_augmentation(choose_for_text(plan), source))
     elif name == "finetune":
-        build.single_source(config)
+        execution.build_single_source(config)

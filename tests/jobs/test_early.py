@@ -9,12 +9,11 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from distill.errors import UserError
-from distill.jobs.annotations import UnknownAnnotationError, find_annotation
-from distill.jobs.early import check_early
-from distill.options import describe, list_annotations
-from distill.readers.columns import SUFFIXES
-from distill.tasks import Classification
+from distill.core.errors import UserError
+from distill.core.options import describe, list_annotations
+from distill.jobs.preflight import UnknownAnnotationError, check_early, find_annotation
+from distill.kinds import Classification
+from distill.rows.columns import SUFFIXES
 from tests.documents import ROOT
 from tests.jobs.test_config import CONF, compose_config
 

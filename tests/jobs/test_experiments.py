@@ -10,8 +10,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import register_resolvers
-from distill.jobs.build import instantiate
-from distill.jobs.run import refuse_ignored
+from distill.jobs.execution import instantiate, refuse_ignored
 from distill.records.experiment import Experiment, fill_models, read_experiment
 from tests.jobs.test_config import CONF, compose_config
 

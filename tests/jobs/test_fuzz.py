@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from distill.errors import UserError
-from distill.jobs import run as jobs
-from distill.records.record import Run, open_run
+from distill.core.errors import UserError
+from distill.jobs import execution as jobs
+from distill.records.run import Run, open_run
 from tests.fuzzing import damages, fuzz
 from tests.jobs.test_config import compose_config
 

@@ -7,11 +7,10 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
-from distill.errors import UnreachableError
-from distill.records.experiment import Place
-from distill.records.experiment_runs import Outcome, TableRuns, write_runs
-from distill.records.record import Run, create_record
-from distill.storage import hub
+from distill.core import storage
+from distill.core.errors import UnreachableError
+from distill.records.experiment import Outcome, Place, TableRuns, write_runs
+from distill.records.run import Run, create_record
 from tests.edge.conftest import write_toy_bundle
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
@@ -80,14 +79,14 @@ def test_test_sets_are_those_of_the_hub_by_default(
         texts = ["sentence"] if hub_id.endswith("cola") else ["sentence1", "sentence2"]
         return [dict.fromkeys(texts, SHORT) | {"label": -1, "idx": 0}]
 
-    monkeypatch.setattr(hub, "load_dataset", load)
+    monkeypatch.setattr(storage, "load_dataset", load)
     assert command("job=glue_test", f"runs={table}")[0] == 0
     assert asked == [("nyu-mll/glue:cola", "test"), ("nyu-mll/glue:rte", "test"), ("nyu-mll/glue:stsb", "test")]
 
     def fail(*arguments: Any, **options: Any) -> None:
         raise UnreachableError("the Hub does not respond")
 
-    monkeypatch.setattr(hub, "load_dataset", fail)
+    monkeypatch.setattr(storage, "load_dataset", fail)
     code, _, error = command("job=glue_test", f"runs={table}")
     assert code == 2
     assert error.strip().endswith("cannot be downloaded from the Hub: add data=DIR, a directory with cola/test.tsv")

@@ -10,8 +10,8 @@ from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 
 from distill import __main__ as command_line
-from distill.installation import install_command
-from distill.records.collection import SWEEP_RUNS
+from distill.core.errors import install_command
+from distill.records.schema import SWEEP_RUNS
 from tests.conftest import run_here
 
 OPTIONS = (

@@ -1076,7 +1076,7 @@ def test_a_directory_is_removed_if_the_disk_is_full(user_files: UserFiles) -> No
     """Limits the size of a file so that only the second one of the directory fails."""
     program = (
         "import resource, pathlib, sys\n"
-        "from distill.storage.files import is_full_disk, atomic_directory\n"
+        "from distill.core.files import is_full_disk, atomic_directory\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"
         "    with atomic_directory(pathlib.Path('cache/teacher')) as draft:\n"

@@ -14,8 +14,8 @@ import yaml
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertForMaskedLM
 
-from distill.benchmark import latency
-from distill.installation import config_directory
+from distill.core.errors import config_directory
+from distill.export import latency
 from tests.conftest import run_here, sentences, toy_bert
 
 CONF = config_directory()

@@ -9,12 +9,11 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from distill.errors import NumericalError
-from distill.installation import install_command
+from distill.core.errors import NumericalError, install_command
+from distill.jobs import execution as jobs
 from distill.jobs import optuna_sweeper
-from distill.jobs import run as jobs
 from distill.records.loggers import TrackerEntry
-from distill.records.record import Run, create_record
+from distill.records.run import Run, create_record
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
 

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 
 from distill.chain.plan import Student
-from distill.contracts import Task
-from distill.errors import UserError
-from distill.jobs import build
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.jobs import execution
 
 TARGET = "students.mine.from_teacher"
 
@@ -33,7 +33,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def create(target: str = TARGET, **options: Any) -> Student:
-    return build.student(OmegaConf.create({"student": {"_target_": target, "name": "mine", **options}}))
+    return execution.build_student(OmegaConf.create({"student": {"_target_": target, "name": "mine", **options}}))
 
 
 @pytest.mark.parametrize("is_package", [False, True])

@@ -12,10 +12,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from distill.installation import WHEEL
-from distill.records.record import Run, create_record
+from distill.core.errors import WHEEL
+from distill.core.files import atomic_directory
 from distill.records.report import render_model_card
-from distill.storage.files import atomic_directory
+from distill.records.run import Run, create_record
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from distill.errors import UserError
-from distill.jobs.grid_sweeper import GridSweeper
-from distill.jobs.quoting import quote_overrides
+from distill.core.errors import UserError
+from distill.jobs.command_line import quote_overrides
+from distill.jobs.sweepers import GridSweeper
 from tests.jobs.conftest import Command
 
 

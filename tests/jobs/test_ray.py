@@ -18,12 +18,11 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from distill.errors import OptionError, UserError
-from distill.installation import install_command
-from distill.jobs.ray_launcher import RayLauncher
-from distill.records.collection import SWEEP_RUNS
-from distill.training.ray_workers import allot_resources, find_cause
-from distill.training.workers import WorkerError
+from distill.core.errors import OptionError, UserError, install_command
+from distill.jobs.sweepers import RayLauncher
+from distill.records.schema import SWEEP_RUNS
+from distill.training.processes import WorkerError
+from distill.training.strategies import allot_resources, find_cause
 from tests.conftest import MakeToy, equal, run_here, weights
 from tests.jobs.sweeps import LIMIT, ROOT, read_runs, start, wait_for_checkpoint
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from distill.errors import Interrupted, UserError
-from distill.jobs.run import _GROUPS, _check_paths, _load_config, _with_absolute_paths, digest
-from distill.records import record as record_module
-from distill.records.record import Run, create_run_in, open_run
-from distill.records.tracking import tracked
-from distill.storage.files import atomic_file
+from distill.core.errors import Interrupted, UserError
+from distill.core.files import atomic_file
+from distill.jobs.execution import _GROUPS, _check_paths, _load_config, _with_absolute_paths, digest
+from distill.records import run as record_module
+from distill.records.loggers import tracked
+from distill.records.run import Run, create_run_in, open_run
 from tests.jobs.conftest import Command
 
 FINETUNE = (

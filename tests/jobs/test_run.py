@@ -17,14 +17,14 @@ from transformers import AutoModelForSequenceClassification
 
 import distill.builtin  # noqa: F401  so that the auto classes know every student
 from distill import __main__ as command_line
-from distill.chain import baseline
-from distill.edge import cores
+from distill.chain import encoding
+from distill.core.errors import UserError
+from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from distill.errors import UserError
-from distill.jobs import run
-from distill.jobs.cache import scan
-from distill.records.record import Run, create_run
-from distill.teaching import preparation as teaching
+from distill.jobs import execution
+from distill.jobs.cache_entries import scan
+from distill.records.run import Run, create_run
+from distill.teachers import preparation as teaching
 from distill.training import fitting
 from tests.conftest import LARGEST_SHARE, LOOSE_OPTIONS, run_here, sentences
 from tests.jobs.sweeps import find_files
@@ -59,7 +59,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     )  # fmt: skip
     first = run_here(*arguments, "baseline=true", cwd=root)
     with pytest.MonkeyPatch.context() as patch:  # As the fixture `chosen_baseline` does for a test.
-        patch.setattr(baseline, "LARGEST_SHARE", LARGEST_SHARE)
+        patch.setattr(encoding, "LARGEST_SHARE", LARGEST_SHARE)
         second = run_here(*arguments, "logger=wandb", cwd=root)
     ignored = ("+student", "trainer", "export", "benchmark", "augment")
     finetune = ("job=finetune", *(argument for argument in arguments if not argument.startswith(ignored)))
@@ -483,9 +483,9 @@ def test_an_interrupted_run_names_the_command_that_goes_on_with_it_or_with_all_o
 ) -> None:
     created = create_run(tmp_path, job="distill", seed=0)
     monkeypatch.setattr(sys, "argv", ["distill", "-m", "seed=0,1", "task.text=[a b]", "resume=false"])
-    assert run._describe_resume(created) == f"python -m distill resume={created.directory}"
-    monkeypatch.setattr(run, "_sweep_directory", lambda: tmp_path)
-    assert run._describe_resume(created) == "python -m distill -m seed=0,1 'task.text=[a b]' resume=true"
+    assert execution._describe_resume(created) == f"python -m distill resume={created.directory}"
+    monkeypatch.setattr(execution, "_sweep_directory", lambda: tmp_path)
+    assert execution._describe_resume(created) == "python -m distill -m seed=0,1 'task.text=[a b]' resume=true"
 
 
 def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:
@@ -530,9 +530,9 @@ def test_torch_has_at_most_as_many_threads_as_the_process_may_use_cores(
     threads = [6]
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(cores, "count_cores", lambda: 2)
+    monkeypatch.setattr(bundle_files, "count_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    run.limit_threads()
+    execution.limit_threads()
     assert threads[-1] == expected

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from omegaconf import DictConfig
 
-from distill.errors import UserError
-from distill.jobs import run as jobs
-from distill.jobs.registry import Job
-from distill.records.record import Run
+from distill.core.errors import UserError
+from distill.jobs import execution as jobs
+from distill.jobs.command_line import Job
+from distill.records.run import Run
 from tests.jobs import sweeps
 from tests.jobs.conftest import Command
 from tests.records.test_report import record

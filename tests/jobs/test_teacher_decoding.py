@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
+from distill.core.files import write_json
 from distill.edge import Bundle
-from distill.export.generation import describe_generation
+from distill.export.onnx import describe_generation
 from distill.models.decoding import adopt_decoding, describe_rules, list_notices
-from distill.storage.files import write_json
-from distill.teaching.targets import BeamWriter
+from distill.teachers.writing import BeamWriter
 from tests.jobs.runs import read_record
 from tests.jobs.test_text_export import COMMON, EXPORT, make_teacher, run_in, write_pairs
 

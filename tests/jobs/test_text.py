@@ -18,16 +18,16 @@ from transformers import (
 )
 
 from distill import __main__ as command_line
-from distill.data.batching import evaluation_loader
+from distill.core.errors import WHEEL
+from distill.data.batches import evaluation_loader
 from distill.edge import Bundle
-from distill.installation import WHEEL
-from distill.records import record
-from distill.tasks import MaskedLM
-from distill.tasks.masked_lm import TokenScores
+from distill.kinds import MaskedLM
+from distill.kinds.masked_lm import TokenScores
+from distill.records import run as record
 from distill.text.masking import Masking
 from distill.text.packing import TokenSequence
 from distill.text.sequences import Sequences, join_sequences
-from distill.training.evaluate import evaluate
+from distill.training.module import evaluate
 from tests.conftest import LOOSE_OPTIONS, sentences, write_corpus
 from tests.jobs.runs import Run, read_record, stop_at
 

@@ -14,7 +14,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from distill.edge import Bundle
-from distill.edge.model_files import encoder_file
+from distill.edge.bundle_files import encoder_file
 from tests.conftest import write_corpus
 from tests.jobs.runs import Run, capture_runs, read_record, run_command
 

@@ -9,11 +9,10 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from omegaconf import OmegaConf
 
-from distill.errors import UserError
-from distill.jobs import run as jobs
-from distill.jobs.conf import known_targets
-from distill.jobs.trust import check_targets
-from distill.records.saved_config import read_config, read_plain, write_config
+from distill.core.errors import UserError
+from distill.jobs import execution as jobs
+from distill.jobs.preflight import check_targets, known_targets
+from distill.records.run import read_config, read_plain, write_config
 from tests.jobs.conftest import Command
 from tests.jobs.test_config import compose_config
 
@@ -51,7 +50,7 @@ def check(values: dict[str, Any], *trust: str) -> None:
 def test_the_known_names_are_those_of_our_files_and_all_of_them_are_ours() -> None:
     known = known_targets()
     assert {
-        "distill.tasks.Classification",
+        "distill.kinds.Classification",
         "distill.builtin.students.bilstm.from_teacher",
         "distill.losses.SoftTargets",
     } <= known
@@ -68,9 +67,9 @@ def test_the_known_names_are_those_of_our_files_and_all_of_them_are_ours() -> No
     "values",
     [
         {"task": {"_target_": "os.system", "command": "true"}},
-        {"task": {"_target_": "distill.storage.mirror.os.system"}},
-        {"task": {"_target_": "distill.storage.files.write_text"}},
-        {"task": {"_target_": "distill.tasks.Classification", "data": {"_target_": "pandas.read_pickle"}}},
+        {"task": {"_target_": "distill.core.storage.os.system"}},
+        {"task": {"_target_": "distill.core.files.write_text"}},
+        {"task": {"_target_": "distill.kinds.Classification", "data": {"_target_": "pandas.read_pickle"}}},
         {"student": {"model": {"_target_": "subprocess.run", "_partial_": True}}},
         {"objective": {"terms": [{"x": [{"_target_": "builtins.eval", "_args_": ["1"]}]}]}},
         {"augment": {"_target_": "hydra.utils.instantiate", "config": {}}},
@@ -206,13 +205,13 @@ def change(directory: Path, **changes: object) -> None:
 
 def test_resume_creates_no_strange_object(command: Command, tmp_path: Path) -> None:
     directory = create(tmp_path)
-    change(directory, record={"_target_": "distill.storage.mirror.os.system"})
+    change(directory, record={"_target_": "distill.core.storage.os.system"})
     digest = jobs.digest(read_config(directory / "config.yaml"))  # As a stranger can write it.
     jobs.open_run(directory).update(config_sha256=digest)
     code, _, error = command(f"resume={directory}")
     assert code == 2
     assert error == (
-        f"error: {directory}/config.yaml would run record._target_=distill.storage.mirror.os.system, which no YAML of "
+        f"error: {directory}/config.yaml would run record._target_=distill.core.storage.os.system, which no YAML of "
         "distill names: if you trust the run and that code, add trust=[distill]\n"
     )
     code, _, error = command(f"resume={directory}", "trust=[distill]")
@@ -252,7 +251,9 @@ def test_trust_is_a_list_for_commands_that_open_a_run(command: Command, tmp_path
 
 def test_a_run_saves_neither_what_its_command_trusts_nor_the_pruner_of_its_search(tmp_path: Path) -> None:
     directory = create(
-        tmp_path, "trust=[os]", "+logger.pruner={_target_:distill.jobs.pruning.Pruner,storage:'sqlite:///x',trial:1}"
+        tmp_path,
+        "trust=[os]",
+        "+logger.pruner={_target_:distill.jobs.training_jobs.TrialPruner,storage:'sqlite:///x',trial:1}",
     )
     saved = read_config(directory / "config.yaml")
     assert "trust" not in saved

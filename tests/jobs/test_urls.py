@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from distill.records.record import open_run
-from distill.storage import mirror
+from distill.core import storage
+from distill.records.run import open_run
 from tests.jobs import sweeps
 from tests.jobs.conftest import Command
 
@@ -120,7 +120,7 @@ def test_run_whose_end_could_not_be_sent_is_complete_here_and_sent_later(
     command: Command, finetune: tuple[str, ...], there: Path, on: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on("first")
-    put = mirror._put
+    put = storage._put
 
     def lose_connection(fs: Any, path: Path, target: str) -> None:
         if path.name == "run.json" and json.loads(path.read_text())["status"] == "finished":
@@ -128,7 +128,7 @@ def test_run_whose_end_could_not_be_sent_is_complete_here_and_sent_later(
         put(fs, path, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mirror, "_put", lose_connection)
+        patch.setattr(storage, "_put", lose_connection)
         code, output, error = command(*finetune)
     assert code == 2
     [run] = read_runs(there)

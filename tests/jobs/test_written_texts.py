@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from distill.edge import Bundle
-from distill.tasks.text_metrics import text_metrics
+from distill.kinds.scoring import text_metrics
 from tests.jobs.runs import capture_runs, read_record
 from tests.jobs.test_text_export import COMMON, EXPORT, make_teacher, run_in, write_pairs
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distill.contracts import AttentionVectors, Items, Outputs
+from distill.core.contracts import AttentionVectors, Items, Outputs
 from distill.losses import AttentionScoreMSE, MiniLM, MiniLMv2, Objective, Term
 from distill.losses.term import EncoderSize
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.contracts import IGNORED, Items, Outputs
-from distill.errors import OptionError
+from distill.core.contracts import IGNORED, Items, Outputs
+from distill.core.errors import OptionError
 from distill.losses import DecoupledKD, Objective, SoftTargets
 
 LN2, LN3, LN4 = math.log(2), math.log(3), math.log(4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.contracts import IGNORED, Items, Outputs
+from distill.core.contracts import IGNORED, Items, Outputs
 from distill.losses import GeneratorLoss, HardLabels, Objective, ReplacedTokens, SegmentOrder
 
 LN2, LN4 = math.log(2), math.log(4)

@@ -8,11 +8,10 @@ import torch
 
 import distill as d
 from distill.chain.plan import check_terms
-from distill.contracts import Outputs
-from distill.errors import OptionError, UserError
-from distill.losses.objective import take_prefix
-from distill.losses.term import EncoderSize
-from distill.tasks import Classification
+from distill.core.contracts import Outputs
+from distill.core.errors import OptionError, UserError
+from distill.kinds import Classification
+from distill.losses.term import EncoderSize, take_prefix
 from tests.conftest import sentences
 from tests.tasks.test_embedding import items_of
 

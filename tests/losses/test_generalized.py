@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.contracts import IGNORED, Items, Outputs
-from distill.errors import OptionError
+from distill.core.contracts import IGNORED, Items, Outputs
+from distill.core.errors import OptionError
 from distill.losses import GeneralizedKD, Objective, SoftTargets
 
 LN3 = math.log(3)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distill.contracts import Items, Outputs
-from distill.errors import OptionError, UserError
+from distill.core.contracts import Items, Outputs
+from distill.core.errors import OptionError, UserError
 from distill.losses import HiddenStateMSE, Objective, PatientKD, Term
-from distill.losses.layer_map import match_layers
+from distill.losses.hidden_states import match_layers
 from distill.losses.term import EncoderSize
 
 

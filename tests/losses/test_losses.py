@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from distill.contracts import IGNORED, Items, Outputs
-from distill.errors import OptionError
+from distill.core.contracts import IGNORED, Items, Outputs
+from distill.core.errors import OptionError
 from distill.losses import (
     Cosine,
     HardLabels,

@@ -10,13 +10,13 @@ from distill.builtin.students.distilbert import from_teacher
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
-from distill.contracts import IGNORED, Items, Outputs
-from distill.errors import OptionError
+from distill.core.contracts import IGNORED, Items, Outputs
+from distill.core.errors import OptionError
+from distill.kinds import MaskedLM
 from distill.losses import MaskedLanguageModelling, Objective, SoftTargets, SpanBoundary
-from distill.losses.spans import find_boundaries
+from distill.losses.logits import find_boundaries
 from distill.losses.term import EncoderSize
-from distill.models import checks
-from distill.tasks import MaskedLM
+from distill.models import compatibility
 from distill.training.module import DistillationModule
 from tests.conftest import live
 
@@ -178,7 +178,7 @@ def module_of(objective: Objective) -> DistillationModule:
     torch.manual_seed(0)
     teacher = BertForMaskedLM(BertConfig(**SMALL)).eval()
     student = from_teacher(teacher)
-    objective.connect(checks.encoder_size(student), checks.encoder_size(teacher))
+    objective.connect(compatibility.encoder_size(student), compatibility.encoder_size(teacher))
     signal = {"signal": live(teacher, objective, TASK)} if objective.needs_teacher else {}
     module = DistillationModule(student=student, objective=objective, task=TASK, **signal)
     module.eval()
@@ -200,7 +200,7 @@ def test_the_head_of_the_model_decodes_in_chunks(monkeypatch: pytest.MonkeyPatch
     expected = F.cross_entropy(model.vocab_projector(hidden), torch.tensor([1, 2, 3, 4, 5, 6]), reduction="sum")
     torch.testing.assert_close(sums[1], expected)
     gradients = torch.autograd.grad(loss, list(module.parameters()))
-    monkeypatch.setattr("distill.models.chunked_logits.CHUNK_LOGITS", 2 * 40)  # Two tokens in a chunk.
+    monkeypatch.setattr("distill.models.decoding.CHUNK_LOGITS", 2 * 40)  # Two tokens in a chunk.
     chunked_loss, chunked_sums = module.losses(batch)
     torch.testing.assert_close((chunked_loss, chunked_sums), (loss, sums))
     chunked = torch.autograd.grad(chunked_loss, list(module.parameters()))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distill.contracts import IGNORED, Items, Outputs
+from distill.core.contracts import IGNORED, Items, Outputs
 from distill.losses import ThreeWayOrder
 from distill.losses.term import EncoderSize
 

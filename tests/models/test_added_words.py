@@ -9,8 +9,9 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from distill.errors import OptionError, UserError
-from distill.models.added_words import (
+from distill.core.errors import OptionError, UserError
+from distill.models.loading import Start
+from distill.models.surgery.embeddings import (
     LEAST_COUNT,
     REDUCTION,
     check_option,
@@ -19,7 +20,6 @@ from distill.models.added_words import (
     grow_vocabulary,
     plan_growth,
 )
-from distill.models.loading import Start
 from tests.export.test_vocabulary import byte_bpe, unigram
 
 PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cell", ".", "gen", "##ome", "kin", "##ase", "##s", "a")

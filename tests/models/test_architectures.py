@@ -9,8 +9,8 @@ from pathlib import Path
 from distill.builtin.students import cnn
 from transformers import PreTrainedTokenizerBase
 
+from distill.kinds import Classification
 from distill.models.architectures import MODULES
-from distill.tasks import Classification
 from tests.conftest import toy_bert
 
 MODELS = Path(__file__).parents[2] / "distill" / "models"
@@ -41,5 +41,5 @@ def test_a_cnn_is_loaded_without_its_code(tokenizer: PreTrainedTokenizerBase, tm
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "cnn")], capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == "distill.models.modeling_cnn", done.stderr
+    assert done.stdout.strip() == "distill.models.architectures.modeling_cnn", done.stderr
     assert json.loads((tmp_path / "cnn" / "config.json").read_text())["model_type"] == "distill_cnn"

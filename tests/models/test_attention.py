@@ -10,15 +10,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain.plan import check_hooks
-from distill.contracts import AttentionVectors
-from distill.errors import UserError
+from distill.core.contracts import AttentionVectors
+from distill.core.errors import UserError
+from distill.kinds import Classification
 from distill.losses import AttentionScoreMSE, HiddenStateMSE, MiniLM, MiniLMv2, Objective, PatientKD, SoftTargets
 from distill.losses.term import EncoderSize
-from distill.models import checks, cpu_kernels
-from distill.models.attention import NAME, attention_width, find_projections, layers_of, record_attention
-from distill.models.forward import run_encoder, run_model
-from distill.tasks import Classification
-from distill.training.settings import TrainerSettings
+from distill.models import compatibility, cpu_kernels
+from distill.models.forward import (
+    NAME,
+    attention_width,
+    find_projections,
+    layers_of,
+    record_attention,
+    run_encoder,
+    run_model,
+)
+from distill.training.hyperparameters import TrainerSettings
 from tests.conftest import toy_bert
 
 SIZES: dict[str, Any] = {
@@ -186,8 +193,8 @@ def test_a_connected_objective_names_the_layers_of_each_model() -> None:
 
 
 def check(objective: Objective, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
-    checks.check_outputs(objective, teacher=teacher, student=student)
-    checks.check_sizes(objective, teacher=teacher, student=student)
+    compatibility.check_outputs(objective, teacher=teacher, student=student)
+    compatibility.check_sizes(objective, teacher=teacher, student=student)
 
 
 @every_family
@@ -290,7 +297,7 @@ def test_options_that_do_not_suit_the_sizes_are_refused(term: Any, message: str)
 
 
 def test_a_compiled_student_is_refused_for_terms_on_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.training.settings._has_compiler", lambda: True)
+    monkeypatch.setattr("distill.training.hyperparameters._has_compiler", lambda: True)
     settings = TrainerSettings(learning_rate=1e-3, batch_size=8, max_steps=1, compile=True)
     check_hooks(Objective(soft=SoftTargets(), pkd=PatientKD()), settings)
     with pytest.raises(UserError, match="the term v2 reads attention vectors, which torch.compile hides: set trainer"):
@@ -301,7 +308,7 @@ def test_relations_join_teacher_and_student_of_other_families_widths_and_heads()
     teacher, student = build("modernbert"), build("bert", hidden_size=24, num_attention_heads=4)
     objective = Objective(v2=MiniLMv2(relation_heads=8))
     check(objective, teacher, student)
-    objective.connect(checks.encoder_size(student), checks.encoder_size(teacher))
+    objective.connect(compatibility.encoder_size(student), compatibility.encoder_size(teacher))
     assert objective.terms["v2"].attention_layers(3, 3) == ((3, 3),)
 
 

@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
 
-from distill.edge.model_files import session
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
+from distill.kinds import TokenClassification
 from distill.losses import AttentionScoreMSE, HiddenStateMSE, MiniLM, MiniLMv2, Objective, Term
-from distill.models import checks
-from distill.models.forward import output_logits
-from distill.models.loading import auto_class_of
-from distill.models.modeling_bilm import (
+from distill.models import compatibility
+from distill.models.architectures.modeling_bilm import (
     BilmConfig,
     BilmForPreTraining,
     BilmForQuestionAnswering,
@@ -28,8 +27,13 @@ from distill.models.modeling_bilm import (
     BilmPreTrainedModel,
     ScalarMix,
 )
-from distill.models.modeling_bilstm import BilstmConfig, FeatureBilstmConfig, FeatureBilstmForTokenClassification
-from distill.tasks import TokenClassification
+from distill.models.architectures.modeling_bilstm import (
+    BilstmConfig,
+    FeatureBilstmConfig,
+    FeatureBilstmForTokenClassification,
+)
+from distill.models.forward import output_logits
+from distill.models.loading import auto_class_of
 from tests.models.elsewhere import check_loads_without_distill
 
 VOCABULARY, DIM = 60, 6
@@ -166,14 +170,14 @@ def test_attention_is_refused(term: Term) -> None:
         r"objective given: the term asked needs attention.*, which the teacher \(BilmForTokenClassification\) does"
     )
     with pytest.raises(UserError, match=expected):
-        checks.check_outputs(Objective(name="given", terms={"asked": term}), teacher=teacher, student=student)
+        compatibility.check_outputs(Objective(name="given", terms={"asked": term}), teacher=teacher, student=student)
 
 
 def test_hidden_states_of_all_layers_have_one_width() -> None:
     teacher, student = model(BilmForTokenClassification, layers=4), model(BilmForTokenClassification, layers=2)
     objective = Objective(name="given", terms={"hidden": HiddenStateMSE()})
-    checks.check_outputs(objective, teacher=teacher, student=student)
-    checks.check_sizes(objective, teacher=teacher, student=student)
+    compatibility.check_outputs(objective, teacher=teacher, student=student)
+    compatibility.check_sizes(objective, teacher=teacher, student=student)
 
 
 def tagger_on_features() -> FeatureBilstmForTokenClassification:

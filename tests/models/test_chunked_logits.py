@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
-from distill.contracts import IGNORED, Outputs
+from distill.core.contracts import IGNORED, Outputs
+from distill.kinds import Classification, MaskedLM
+from distill.kinds.masked_lm import TokenScores
 from distill.losses import Cosine, MaskedLanguageModelling, Objective, SegmentOrder, SoftTargets
-from distill.models import chunked_logits
+from distill.models import decoding
 from distill.models.forward import run_encoder, run_head, run_model
-from distill.tasks import Classification, MaskedLM
-from distill.tasks.masked_lm import TokenScores
 from distill.training.module import DistillationModule
 from tests.conftest import live, outputs_at_items, toy_bert
 
@@ -70,7 +70,7 @@ def test_a_head_over_some_tokens_equals_the_whole_model(family: str) -> None:
         whole = run_model(model, batch).logits[predicted]
         encoded = run_encoder(model, batch)
         torch.testing.assert_close(run_head(model, encoded, encoded.last_hidden_state[predicted]).logits[0], whole)
-        torch.testing.assert_close(chunked_logits.run_encoder_pass(model, batch, items).at(items).logits, whole)
+        torch.testing.assert_close(decoding.run_encoder_pass(model, batch, items).at(items).logits, whole)
     assert model.base_model is encoder
 
 
@@ -98,7 +98,7 @@ def test_a_head_reads_the_attributes_of_the_encoder_and_does_not_change_the_mode
 def test_chunks_have_the_loss_and_the_gradient_of_the_whole(
     positions: str, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked_logits, "CHUNK_LOGITS", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr(decoding, "CHUNK_LOGITS", tokens_at_once * VOCABULARY)
     teacher = BertForMaskedLM(BertConfig(**SMALL)).eval()
     student, batch, objective = from_teacher(teacher).eval(), batch_of(), language_model(positions)
     needs = frozenset({"hidden_states"})

@@ -13,12 +13,12 @@ from distill.builtin.students import distilbert
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.contracts import VECTOR_SETTINGS
-from distill.errors import UserError
+from distill.core.contracts import VECTOR_SETTINGS
+from distill.core.errors import UserError
 from distill.export.onnx import export_onnx
-from distill.models import checks
-from distill.models.modeling_chunked import ChunkedConfig, cut_chunks
-from distill.tasks import Classification, Embedding
+from distill.kinds import Classification, Embedding
+from distill.models import compatibility
+from distill.models.architectures.modeling_chunked import ChunkedConfig, cut_chunks
 from tests.models.test_families import OTHERS, SIZES, family_tokenizer
 
 CLS, SEP, PAD = 2, 3, 0
@@ -119,7 +119,7 @@ def test_a_student_is_saved_with_its_code_and_reads_any_length(tmp_path: Path) -
     student = distilbert.from_teacher(bert(), chunk=12, chunk_pooling="learned").eval()
     tokenizer = family_tokenizer("bert_large")
     tokenizer.model_max_length = 4096
-    assert checks.longest(student, tokenizer) == 4096
+    assert compatibility.longest(student, tokenizer) == 4096
     assert student.inherited.keys() <= dict(student.named_parameters()).keys()
     assert student.model.config.max_position_embeddings == 12
     assert sum(name.startswith("model.distilbert.transformer") for name in student.inherited) == 16

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from distill.models.continuation import continue_prompts, up_to_end
+from distill.models.decoding import continue_prompts, up_to_end
 
 END = 1
 

@@ -13,13 +13,11 @@ from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.vocabulary import train_bytes
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, XLNetConfig
 
+from distill.core.errors import UserError
 from distill.edge import Bundle
-from distill.errors import UserError
-from distill.models.causality import check_reads_both_sides
-from distill.models.forward import run_model
+from distill.models.forward import VectorSettings, check_reads_both_sides, pool, run_model
 from distill.models.loading import load_directory
-from distill.models.pooling import VectorSettings, pool
-from distill.models.tokenizer import separate_texts
+from distill.models.sentence_files import separate_texts
 from tests.conftest import LOOSE_OPTIONS, sentences
 from tests.jobs.runs import read_record, run_command
 

@@ -13,8 +13,8 @@ from distill.builtin.teachers.encoder_decoder import EncoderDecoder
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
-from distill.models.encoder_decoder import build_encoder_decoder
+from distill.core.errors import UserError
+from distill.models.surgery.initialization import build_encoder_decoder
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24,

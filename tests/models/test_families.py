@@ -17,13 +17,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.__main__ import config_directory
-from distill.data import tables
-from distill.errors import UserError
-from distill.models import checks, cpu_kernels
+from distill.core.errors import UserError
+from distill.data import splits
+from distill.kinds import Classification
+from distill.kinds.classification import OneClass
+from distill.models import compatibility, cpu_kernels
 from distill.models.forward import input_names
-from distill.models.tokenizer import adopt_special_tokens
-from distill.tasks import Classification
-from distill.tasks.class_scores import OneClass
+from distill.models.sentence_files import adopt_special_tokens
 from tests.conftest import LABELS, sentences
 from tests.teaching.test_teacher import write_model_cache
 
@@ -144,10 +144,10 @@ def test_max_length_above_the_limit_of_the_tokenizer_is_refused(family: Any) -> 
     _, teacher, tokenizer = family
     task = Classification(name="toy", text=["sentence"], max_length=81)
     with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
-        checks.check_length(teacher, tokenizer, task.info.max_length, who="teacher")
+        compatibility.check_length(teacher, tokenizer, task.info.max_length, who="teacher")
     task = Classification(name="toy", text=["sentence"], max_length=80)
-    split = tables.text_split(["film " * 200], labels=np.zeros(1, int))
-    data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="", scoring=OneClass(("accuracy",)))
+    split = splits.text_split(["film " * 200], labels=np.zeros(1, int))
+    data = splits.LabelledData(LABELS, {"train": split, "dev": split}, sha256="", scoring=OneClass(("accuracy",)))
     batch = task.encode(data, tokenizer, None)["train"][[0]]
     assert batch["input_ids"].shape == (1, 80)
     assert compute_logits(teacher, batch).shape == (1, 2)
@@ -214,7 +214,7 @@ def test_the_longest_text_that_a_family_reads_is_the_one_that_is_stated(name: st
     model = OTHERS[name](options | SIZES | {"num_hidden_layers": 1})
     tokenizer = family_tokenizer("roberta_base")
     tokenizer.model_max_length = 1_000_000  # As many tokenizers say.
-    limit = checks.longest(model, tokenizer)
+    limit = compatibility.longest(model, tokenizer)
     assert limit == (42 if name in ("bert", "distilbert") else 40)
     assert run_length(model, limit) == (1, 2)
     with pytest.raises((IndexError, RuntimeError)):
@@ -224,17 +224,17 @@ def test_the_longest_text_that_a_family_reads_is_the_one_that_is_stated(name: st
 def test_the_longest_text_of_a_family_is_read_and_no_longer_one(family: Any) -> None:
     name, teacher, tokenizer = family
     tokenizer.model_max_length = 1_000_000
-    limit = checks.longest(teacher, tokenizer)
+    limit = compatibility.longest(teacher, tokenizer)
     assert limit == 80
     student = teacher if name == "albert_base" else distilbert.from_teacher(teacher)
-    assert checks.longest(student, tokenizer) == limit
+    assert compatibility.longest(student, tokenizer) == limit
     for model in (teacher, student):
         assert run_length(model, limit) == (1, 2)
         if name not in UNLIMITED:
             with pytest.raises((IndexError, RuntimeError)):
                 run_length(model, limit + 1)
         with pytest.raises(UserError, match="task.max_length=81, but the teacher reads 80 tokens at most"):
-            checks.check_length(model, tokenizer, 81, who="teacher")
+            compatibility.check_length(model, tokenizer, 81, who="teacher")
 
 
 def test_cpu_kernels_give_the_logits_of_torch(family: Any) -> None:

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill.builtin  # noqa: F401  so that the auto classes know every student
-from distill.edge.model_files import session
+from distill.edge.bundle_files import session
+from distill.models.architectures.modeling_bilm import BilmConfig
 from distill.models.forward import input_names, output_logits
-from distill.models.modeling_bilm import BilmConfig
 from distill.training.module import DistillationModule
 from tests.conftest import LOOSE_OPTIONS, run_here, sentences
 from tests.models.test_families import FAMILIES, SIZES, family_tokenizer

@@ -29,9 +29,9 @@ from transformers import (
     RobertaForTokenClassification,
 )
 
-from distill.errors import OptionError, UserError
-from distill.models.generator import Generator, sample_tokens
-from distill.models.heads import SeveralHeads
+from distill.core.errors import OptionError, UserError
+from distill.models.generator import GeneratorOptions, sample_tokens
+from distill.models.wrappers import SeveralHeads
 from tests.conftest import sentences
 
 VOCABULARY = 60
@@ -69,7 +69,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 def join(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: object) -> SeveralHeads:
     torch.manual_seed(0)
-    return Generator(**options).join(model, tokenizer)  # type: ignore[arg-type]
+    return GeneratorOptions(**options).join(model, tokenizer)  # type: ignore[arg-type]
 
 
 def test_the_generator_is_a_quarter_as_wide_with_heads_of_the_same_size(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -163,7 +163,7 @@ def test_samples_depend_on_the_seed_alone_and_draw_nothing_from_the_common_gener
 )
 def test_sizes_out_of_range_are_refused(options: dict[str, float], expected: str) -> None:
     with pytest.raises(OptionError, match=expected):
-        Generator(**options)  # type: ignore[arg-type]
+        GeneratorOptions(**options)  # type: ignore[arg-type]
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> str:

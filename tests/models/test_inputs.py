@@ -8,13 +8,13 @@ import pytest
 from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batching import evaluation_loaders
+from distill.data.batches import evaluation_loaders
 from distill.edge.bundle import Bundle
-from distill.edge.model_files import session
-from distill.export.bundle import write_bundle
+from distill.edge.bundle_files import session
+from distill.export.bundle_writer import write_bundle
+from distill.kinds import Classification
 from distill.models.forward import input_names
-from distill.tasks import Classification
-from distill.training.evaluate import evaluate
+from distill.training.module import evaluate
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 
 

@@ -13,15 +13,15 @@ from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.data import tables
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.data import splits
+from distill.kinds import Classification
+from distill.kinds.classification import OneClass
 from distill.losses import AttentionScoreMSE, Cosine, MiniLMv2, Objective
-from distill.models import checks
+from distill.models import compatibility
+from distill.models.architectures.modeling_local import ATTENTION, LocalRobertaForMaskedLM  # type: ignore[attr-defined]
 from distill.models.forward import output_logits
-from distill.models.long_texts import LongTexts, repeat_rows
-from distill.models.modeling_local import ATTENTION, LocalRobertaForMaskedLM  # type: ignore[attr-defined]
-from distill.tasks import Classification
-from distill.tasks.class_scores import OneClass
+from distill.models.surgery.long_texts import LongTexts, repeat_rows
 from tests.conftest import LABELS
 from tests.models.test_families import OTHERS, SIZES, family_tokenizer
 
@@ -110,9 +110,9 @@ def test_a_student_reads_more_positions_than_its_teacher_and_the_first_ones_alik
     teacher = enlarge(OTHERS[name](dict(OPTIONS)))
     depth = teacher.config.num_hidden_layers
     full = distilbert.from_teacher(teacher, depth=depth).eval()
-    limit = checks.longest(full, tokenizer := _unlimited())
+    limit = compatibility.longest(full, tokenizer := _unlimited())
     student = distilbert.from_teacher(teacher, depth=depth, attention="local", window=2 * limit, positions=100).eval()
-    assert checks.longest(student, tokenizer) == 100
+    assert compatibility.longest(student, tokenizer) == 100
     assert student.inherited.keys() == full.inherited.keys()
     assert student.config.teacher_layers == list(range(depth))
     for length in (1, limit):
@@ -183,7 +183,7 @@ def test_a_teacher_with_repeated_positions_reads_them_and_has_another_fingerprin
     teachers = [Pretrained(name="t", path=str(tmp_path), **options) for options in every]
     assert len({teacher.fingerprint() for teacher in teachers}) == 3
     starts = [teacher.load("AutoModelForSequenceClassification", LABELS, []) for teacher in teachers]
-    assert [checks.longest(start.model, start.tokenizer) for start in starts] == [42, 60, 60]
+    assert [compatibility.longest(start.model, start.tokenizer) for start in starts] == [42, 60, 60]
     assert [type(start.model).__name__ for start in starts[1:]] == [
         "BertForSequenceClassification", "LocalBertForSequenceClassification",
     ]  # fmt: skip
@@ -239,14 +239,14 @@ def test_terms_on_attention_are_refused_for_local_attention_and_others_are_not(t
         r"\(LocalDistilBertForSequenceClassification\) attends to those nearby alone: set its weight to 0"
     )
     with pytest.raises(UserError, match=message):
-        checks.check_outputs(objective, teacher=teacher, student=student)
-    checks.check_outputs(Objective(name="toy", terms={"cosine": Cosine()}), teacher=teacher, student=student)
+        compatibility.check_outputs(objective, teacher=teacher, student=student)
+    compatibility.check_outputs(Objective(name="toy", terms={"cosine": Cosine()}), teacher=teacher, student=student)
 
 
 def test_a_text_of_a_hundred_thousand_tokens_is_cut_and_counted() -> None:
     task = Classification(name="toy", text=["sentence"], max_length=4096)
-    split = tables.text_split(["a lovely film " * 100_000, "dull"], labels=np.zeros(2, int))
-    data = tables.LabelledData(LABELS, {"train": split, "dev": split}, sha256="", scoring=OneClass(("accuracy",)))
+    split = splits.text_split(["a lovely film " * 100_000, "dull"], labels=np.zeros(2, int))
+    data = splits.LabelledData(LABELS, {"train": split, "dev": split}, sha256="", scoring=OneClass(("accuracy",)))
     examples = task.encode(data, _unlimited(), None)["train"]
     assert examples.truncated == 1
     assert examples[[0]]["input_ids"].shape == (1, 4096)

@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Task
+from distill.core.contracts import Task
 from tests.conftest import sentences, toy_bert
 
 pytestmark = pytest.mark.slow

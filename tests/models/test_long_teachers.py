@@ -10,9 +10,9 @@ from distill.builtin.students import distilbert
 from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 
-from distill.errors import UserError
+from distill.core.errors import UserError
 from distill.models.forward import run_encoder, run_head, run_model
-from distill.models.long_texts import check_exportable
+from distill.models.surgery.long_texts import check_exportable
 from tests.models.test_families import SIZES, family_tokenizer
 from tests.models.test_local_attention import OPTIONS, batch_of, longformer
 

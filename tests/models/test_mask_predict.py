@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
-from distill.contracts import DECODER_INPUTS, TARGET_MASK
+from distill.core.contracts import DECODER_INPUTS, TARGET_MASK
+from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
 from distill.models.forward import fills_targets, predicts_tokens, run_encoder, run_head, writes_targets
-from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
 from tests.mask_predict import SIZES, make_model
 
 REPLACED = 4  # The place of the token that is another one.

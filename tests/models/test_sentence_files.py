@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers import BertTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import VECTOR_SETTINGS
-from distill.errors import UserError
+from distill.core.contracts import VECTOR_SETTINGS
+from distill.core.errors import UserError
 from distill.models.loading import Start, check_directory, load_directory
 from tests.conftest import toy_bert
 

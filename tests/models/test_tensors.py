@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
+from distill.core.errors import UserError
 from distill.models.loading import Start, load_directory
 from tests.conftest import LABELS, toy_bert
 

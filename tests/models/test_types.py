@@ -17,13 +17,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.chain.plan import default_objective
-from distill.errors import UserError
-from distill.models import checks
+from distill.core.errors import UserError
+from distill.kinds import Classification
+from distill.models import compatibility
 from distill.models.forward import model_class, run_model
 from distill.models.loading import load_directory
-from distill.models.long_texts import check_exportable
-from distill.models.tokenizer import adopt_special_tokens
-from distill.tasks import Classification
+from distill.models.sentence_files import adopt_special_tokens
+from distill.models.surgery.long_texts import check_exportable
 from tests.conftest import LABELS, LOOSE_OPTIONS, sentences
 from tests.jobs.runs import read_record, run_command
 
@@ -186,11 +186,11 @@ def train_step(directory: Path) -> PreTrainedModel:
     adopt_special_tokens(start.model, start.tokenizer)
     teacher, objective = start.model.eval(), default_objective(Classification(text="sentence"))
     student = distilbert.from_teacher(teacher)
-    checks.check_vocabulary(teacher, student, start.tokenizer)
-    checks.check_length(student, start.tokenizer, 40, who="student")
-    checks.check_outputs(objective, teacher=teacher, student=student)
-    checks.check_sizes(objective, teacher=teacher, student=student)
-    checks.check_head(student, teacher, name="distilbert", likelihood="softmax")
+    compatibility.check_vocabulary(teacher, student, start.tokenizer)
+    compatibility.check_length(student, start.tokenizer, 40, who="student")
+    compatibility.check_outputs(objective, teacher=teacher, student=student)
+    compatibility.check_sizes(objective, teacher=teacher, student=student)
+    compatibility.check_head(student, teacher, name="distilbert", likelihood="softmax")
     check_exportable(student, "distilbert")
     batch = start.tokenizer(
         ["a lovely film", "dull"], padding=True, return_tensors="pt", return_attention_mask=True
@@ -218,10 +218,10 @@ def test_a_model_type_teaches_or_is_refused_with_its_reason(
 def test_a_family_of_any_length_reads_as_many_tokens_as_its_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     model = transformers.XLNetModel(transformers.XLNetConfig(vocab_size=200, **TYPES["xlnet"].sizes))
     assert model.config.max_position_embeddings == -1
-    assert checks.longest(model, tokenizer) == LONGEST
+    assert compatibility.longest(model, tokenizer) == LONGEST
     sizes = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 16, "attention_window": 8}
     led = transformers.LEDModel(transformers.LEDConfig(vocab_size=200, **TYPES["led"].sizes | sizes))
-    assert (checks.longest(led, tokenizer), checks.longest(led, tokenizer, writes=True)) == (64, 16)
+    assert (compatibility.longest(led, tokenizer), compatibility.longest(led, tokenizer, writes=True)) == (64, 16)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_positions_are_advised_where_there_are_any(
     config = transformers.AutoConfig.for_model(family, vocab_size=200, **TYPES[family].sizes)
     model = transformers.AutoModel.from_config(config)
     with pytest.raises(UserError) as caught:
-        checks.check_length(model, tokenizer, 96, who="teacher", lengthens=lengthens)
+        compatibility.check_length(model, tokenizer, 96, who="teacher", lengthens=lengthens)
     assert str(caught.value).startswith("task.max_length=96, but the teacher reads 80 tokens at most: set task.")
     assert advice in str(caught.value)
     assert ("positions" in str(caught.value)) == ("positions" in advice)

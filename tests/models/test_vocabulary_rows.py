@@ -10,10 +10,10 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase
 
 from distill.chain.task_run import save_model
-from distill.contracts import Outputs, Scores
-from distill.models.checks import match_spare_rows
-from distill.tasks import MaskedLM
-from distill.tasks.masked_lm import TokenScores
+from distill.core.contracts import Outputs, Scores
+from distill.kinds import MaskedLM
+from distill.kinds.masked_lm import TokenScores
+from distill.models.compatibility import match_spare_rows
 from tests.conftest import toy_bert
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.data.augmentation import make_copies
-from distill.data.tables import LabelledData, text_split
-from distill.errors import UserError
-from distill.models import word_replacement
+from distill.data.splits import LabelledData, text_split
+from distill.models import generator
+from distill.models.generator import MaskedLMAugmentation, whole_words
 from distill.models.loading import Start, load_directory
-from distill.models.word_replacement import MaskedLMAugmentation, whole_words
 from tests.conftest import GOOD
 
 TEXTS = ["a dull film", *GOOD, "one"]
@@ -65,7 +65,7 @@ def test_words_are_replaced_by_the_likeliest_ones(
         start.model.train()  # Its dropout is not of the words.
         return start
 
-    monkeypatch.setattr(word_replacement, "load_directory", load)
+    monkeypatch.setattr(generator, "load_directory", load)
     augmentation = MaskedLMAugmentation(model=model_dir, copies=300, p_replace=1.0, candidates=3)
     [texts] = make_copies(rows(TEXTS), augmentation, None, "cpu")
     for row, text in enumerate(TEXTS):

@@ -5,19 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from distill.data.bank import BankSource
-from distill.errors import OptionError, UserError
-from distill.readers.cleaning import (
-    BOILERPLATE,
-    BRACES,
-    ENDING,
-    REPEATED,
-    WORDS,
-    WebCleaner,
-    describe_cleaning,
-    failed_rule,
-)
-from distill.tasks import Classification
+from distill.core.errors import OptionError, UserError
+from distill.data.pool import BankSource
+from distill.data.prose import BOILERPLATE, BRACES, ENDING, REPEATED, WORDS, WebCleaner, describe_cleaning, failed_rule
+from distill.kinds import Classification
 
 FIRST, SECOND, THIRD, FOURTH = (
     "The first sentence has five words.", "The second one is here too.", "A third one ends this span.",

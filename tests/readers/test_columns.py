@@ -8,12 +8,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from distill.data.readers import read_file
-from distill.errors import UserError
-from distill.readers.columns import SUFFIXES, read_columns
-from distill.readers.parquet import open_parquet
-from distill.readers.rows import read_rows
-from distill.text.readers import has_rows, read_chunks
+from distill.core.errors import UserError
+from distill.data.sources import read_file
+from distill.rows.columns import SUFFIXES, read_columns
+from distill.rows.formats import open_parquet, read_rows
+from distill.text.corpus import has_rows, read_chunks
 
 ROWS = [{"text": "a film", "label": "good", "id": "1"}, {"text": "a dull film", "label": "bad", "id": "2"}]
 

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from distill.data.readers import read_file
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.readers.columns import read_columns
-from distill.readers.profile import profile_files
-from distill.readers.rows import read_rows
-from distill.readers.splits import Chosen
-from distill.tasks import Regression
+from distill.core.errors import UserError
+from distill.data.check import Chosen, profile_files
+from distill.data.sources import read_file
+from distill.data.splits import LabelledData
+from distill.kinds import Regression
+from distill.rows.columns import read_columns
+from distill.rows.formats import read_rows
 
 EXCEL = 'Satz;Note;Tag\n"gut; sehr gut";3,5;1,5\nschlecht, leider;2;-\nes geht;-1,25;3\n'
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas
 import pytest
 
-from distill.data.tables import LabelledData
-from distill.errors import UserError
-from distill.tasks import Classification, Regression
+from distill.core.errors import UserError
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, Regression
 
 NOWHERE = Path("nowhere")
 VECTORS = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1]]

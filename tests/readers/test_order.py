@@ -1,6 +1,6 @@
 """Tests of the order of texts with numbers in them."""
 
-from distill.readers.order import natural_key, sort_classes
+from distill.rows.labels import natural_key, sort_classes
 
 
 def test_classes_that_are_numbers_are_in_the_order_of_their_values() -> None:

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from distill.readers import missing, problems
+from distill.data import problems
+from distill.rows import formats
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_rows_without_a_label_are_counted_with_their_lines():
 
 def test_a_mark_that_counts_as_no_label_is_named():
     values = ["yes", "NA", "no", "NA"]
-    problem = problems.find_unlabelled(values, marks=missing.find_marks(values))
+    problem = problems.find_unlabelled(values, marks=formats.find_marks(values))
     assert problem is not None
     assert problem.summary == "2 of 4 rows have no label, for which NA counts too (examples 2 and 4)"
     assert problem.advice.endswith("; if NA is a class, name all with task.labels=[NA,...]")
@@ -54,7 +55,7 @@ def test_a_mark_that_counts_as_no_label_is_named():
     ],
 )
 def test_marks_are_told_from_classes(values: list[object], marks: set[str]):
-    assert missing.find_marks(values) == marks
+    assert formats.find_marks(values) == marks
 
 
 def test_rows_without_text_are_those_in_which_every_column_is_empty():
@@ -140,7 +141,7 @@ def test_all_problems_of_a_table_are_one_line():
 
 
 def test_problems_are_found_without_numpy():
-    code = "import sys; import distill.readers.problems; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys; import distill.data.problems; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from distill.errors import UserError
-from distill.readers.columns import read_columns
-from distill.readers.kinds import describe_column
-from distill.readers.lengths import measure_lengths
-from distill.readers.profile import Profile, profile_files
-from distill.readers.scripts import find_scripts, is_like_english
-from distill.readers.splits import Chosen
+from distill.core.errors import UserError
+from distill.data.check import Chosen, Profile, profile_files
+from distill.data.problems import describe_column
+from distill.data.prose import find_scripts, is_like_english, measure_lengths
+from distill.rows.columns import read_columns
 
 WORDS = [
     "the",

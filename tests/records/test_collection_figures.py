@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from distill.records import curve_plots
-from distill.records.collection import find_runs
-from distill.records.collection_report import write_collection
+from distill.records import plots
+from distill.records.pages import write_collection
+from distill.records.schema import find_runs
 from tests.records.test_collection_report import save_sweep
 from tests.records.test_run_report import CLASSES, write
 
@@ -56,10 +56,10 @@ def test_a_term_of_one_run_and_the_total_are_not_compared() -> None:
         "dev/accuracy": [(2, 0.1)],
     }
     other = {"train/hard": [(1, 1.0)], "train/soft": [(1, 0.0)], "train/loss": [(1, 9.0)], "dev/f1": [(2, 0.75)]}
-    found = curve_plots.compare_trainings({"a": one, "b": other}, metric="f1")
+    found = plots.compare_trainings({"a": one, "b": other}, metric="f1")
     assert [figure.caption for figure in found] == [
         "f1 on dev over the training, of several rows, one run each with their first seed, without intervals",
         "Loss soft over the training, of several rows, one run each with their first seed, without intervals",
     ]  # fmt: skip
     assert all(f">{name}</text>" in figure.svg for figure in found for name in ("a", "b"))
-    assert curve_plots.compare_trainings({"a": one}, metric="f1") == []
+    assert plots.compare_trainings({"a": one}, metric="f1") == []

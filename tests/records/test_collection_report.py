@@ -10,13 +10,13 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from distill.errors import UserError
-from distill.jobs.report import run_report
-from distill.records import collection, comparison, report
-from distill.records import run_report as run_reports
-from distill.records.collection_report import write_collection
+from distill.core.errors import UserError
+from distill.jobs.publishing_jobs import run_report
+from distill.records import comparison, report, schema
+from distill.records import pages as run_reports
 from distill.records.headline import describe_result
-from distill.records.record import Run, create_record, digest
+from distill.records.pages import write_collection
+from distill.records.run import Run, create_record, digest
 from tests.conftest import CHROMIUM
 from tests.records.test_report import record
 
@@ -60,7 +60,7 @@ def save_sweep(root: Path) -> None:
 
 
 def report_of(root: Path) -> str:
-    assert write_collection(collection.find_runs(root), root).page == root / "report.html"
+    assert write_collection(schema.find_runs(root), root).page == root / "report.html"
     return (root / "report.md").read_text()
 
 
@@ -136,7 +136,7 @@ def test_no_wrong_value_in_a_record_ends_a_report(tmp_path: Path, monkeypatch: p
         place[name] = wrong
         write_record(path, changed)
         try:
-            runs = collection.Runs([(path, collection.read_record(path))], ["a/run.json is damaged"])
+            runs = schema.Runs([(path, schema.read_record(path))], ["a/run.json is damaged"])
         except UserError:
             continue
         write_collection(runs, tmp_path)
@@ -149,7 +149,7 @@ def test_a_headline_has_what_was_kept_and_says_when_no_file_passed(tmp_path: Pat
     files = record()["export"]
     files["fp32"]["gate"] = "failed"
     path = save(tmp_path / "run", export=files)
-    [row] = comparison.compare_runs([(path, collection.read_record(path))])
+    [row] = comparison.compare_runs([(path, schema.read_record(path))])
     assert describe_result(row, subject="small") == (
         "**small has accuracy 0.9000, level with its teacher (0.900; 95% interval -19.2 to +19.2), on 24 "
         "examples of dev, one seed; no exported file passed its gate, so these numbers are those in torch.**"
@@ -228,7 +228,7 @@ def test_a_headline_report_and_card_say_why_a_file_did_not_pass(tmp_path: Path) 
     files["int8"] |= {"gate": "undecided", "reason": "dev has 24 examples, at least 148 are needed"}
     content = record() | {"export": files}
     path = save(tmp_path / "run", export=files)
-    [row] = comparison.compare_runs([(path, collection.read_record(path))])
+    [row] = comparison.compare_runs([(path, schema.read_record(path))])
     headline = describe_result(row, subject="small")
     assert headline is not None
     words = "model.int8.onnx is undecided: dev has 24 examples, at least 148 are needed."

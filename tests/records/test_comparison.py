@@ -10,9 +10,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from distill.errors import UserError
-from distill.records import collection, comparison, row_table
-from distill.records.record import Run, create_record
+from distill.core.errors import UserError
+from distill.records import comparison, row_tables, schema
+from distill.records.run import Run, create_record
 
 
 def write_run(
@@ -56,7 +56,7 @@ def write_run(
 
 
 def rows_of(root: Path) -> list[comparison.Row]:
-    return comparison.compare_runs(collection.find_runs(root).readable)
+    return comparison.compare_runs(schema.find_runs(root).readable)
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_row(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path
     write_run(tmp_path, 1, "supervised", {0: 0.70, 1: 0.71, 2: 0.72})
     write_run(tmp_path, 2, "broken", {}, error="UserError: it cannot learn this")
     rows = rows_of(tmp_path)
-    header, *cells = row_table.table(rows)
+    header, *cells = row_tables.table(rows)
     assert header == (
         "run", "accuracy", "95% interval", "seeds", "against the first", "against the teacher", "against supervised",
         "seconds", "error",
@@ -97,10 +97,10 @@ def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path
          "-9.0 (-11.5 to -6.5)", "-", "11", ""),
         broken,
     ]  # fmt: skip
-    table = row_table.terminal_table(rows)
+    table = row_tables.terminal_table(rows)
     assert [column.header for column in table.columns] == [name for name in header if name != "95% interval"]
     assert list(zip(*(column.cells for column in table.columns), strict=True))[2] == broken[:2] + broken[3:]
-    read = list(csv.DictReader(row_table.to_csv(rows, tmp_path).splitlines()))
+    read = list(csv.DictReader(row_tables.to_csv(rows, tmp_path).splitlines()))
     assert [float(read[0][name]) for name in ("mean", "std", "difference")] == pytest.approx([0.74, 0.02, 0.03])
     assert (read[0]["seeds"], read[2]["error"], read[2]["mean"]) == ("0 1 2", "UserError: it cannot learn this", "")
 
@@ -112,11 +112,11 @@ FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\n-1", "\uff
 def test_a_spreadsheet_reads_the_texts_of_the_table_as_texts(tmp_path: Path, text: str) -> None:
     for number, objective in enumerate(("hinton", "supervised")):
         directory = write_run(tmp_path, number, objective, {0: 0.7})
-        record = collection.read_record(directory)
+        record = schema.read_record(directory)
         task = {**record["task"], "name": text}
         Run(directory, {**record, "task": task, "status": "failed", "error": text}).save()
-    rows = comparison.compare_runs(collection.find_runs(tmp_path).readable)
-    for row in csv.DictReader(io.StringIO(row_table.to_csv(rows, tmp_path), newline="")):
+    rows = comparison.compare_runs(schema.find_runs(tmp_path).readable)
+    for row in csv.DictReader(io.StringIO(row_tables.to_csv(rows, tmp_path), newline="")):
         expected = "'" + re.sub(r"\s", " ", text)
         assert (row["task"], row["error"]) == (expected, expected)
         assert row["run"].startswith("objective=")
@@ -179,9 +179,9 @@ def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: P
     sweep.mkdir(parents=True)
     paths = [write_run(tmp_path, number, "hinton", {number: 0.7}) for number in range(3)]
     (sweep / "runs.txt").write_text("".join(f"../../toy/{path.name}\n" for path in (paths[0], paths[2], paths[0])))
-    assert [path.name for path, _ in collection.find_runs(sweep).readable] == [paths[0].name, paths[2].name]
+    assert [path.name for path, _ in schema.find_runs(sweep).readable] == [paths[0].name, paths[2].name]
     (paths[0] / "run.json").write_text("{")
-    found = collection.find_runs(sweep)
+    found = schema.find_runs(sweep)
     assert [path.name for path, _ in found.readable] == [paths[2].name]
     [message] = found.unreadable
     assert f"{paths[0].name}/run.json is damaged" in message
@@ -192,4 +192,4 @@ def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: P
 )
 def test_directory_without_runs_is_refused(name: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=expected):
-        collection.find_runs(tmp_path / name)
+        schema.find_runs(tmp_path / name)

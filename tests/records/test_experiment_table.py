@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from distill.records.experiment import Place, read_experiment
-from distill.records.experiment_report import describe_table
-from distill.records.experiment_runs import Outcome
-from distill.records.experiment_table import NOISE, NOT_SEEN, SEEN, UNTESTED, Effect, ExperimentTable
+from distill.records.experiment import Outcome, Place, read_experiment
+from distill.records.experiment_table import NOISE, NOT_SEEN, SEEN, UNTESTED, Effect, ExperimentTable, describe_table
 from tests.records.test_collection_report import save
 from tests.records.test_report import record
 

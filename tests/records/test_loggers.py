@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from distill.errors import UserError
-from distill.installation import install_command
+from distill.core.errors import UserError, install_command
 from distill.records import loggers
 from distill.records.loggers import Csv, LoggerSettings, MLflow, TensorBoard, Tracking, Wandb
 from tests.jobs.test_config import compose_config

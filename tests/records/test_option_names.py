@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from distill.jobs.report import write
-from distill.records.collection import find_runs
-from distill.records.collection_report import write_collection
-from distill.records.option_names import describe_names, select_options, shorten_names
+from distill.jobs.publishing_jobs import write
+from distill.records.pages import write_collection
+from distill.records.schema import find_runs
+from distill.records.verdict import describe_names, select_options, shorten_names
 from tests.records.test_collection_report import save
 
 

@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from distill.jobs.report import write
-from distill.records.collection import find_runs
-from distill.records.collection_report import write_collection
-from distill.records.figures import draw
-from distill.records.latex import Table, escape, render_figure, render_table
-from distill.records.paper_files import name_figures, read_tables, render_csv
+from distill.jobs.publishing_jobs import write
+from distill.records.pages import write_collection
+from distill.records.plots import draw
+from distill.records.row_tables import (
+    LatexTable,
+    escape,
+    name_figures,
+    read_tables,
+    render_csv,
+    render_figure,
+    render_table,
+)
+from distill.records.schema import find_runs
 from tests.records.test_collection_report import save, save_sweep
 from tests.records.test_run_report import CLASSES
 from tests.records.test_run_report import write as write_predictions
@@ -57,7 +64,7 @@ def test_texts_have_no_meaning_in_latex() -> None:
 
 def test_a_table_has_a_column_for_each_cell_and_no_cell_ends_a_row() -> None:
     cells = [("run", "a_b", "n"), ("[x]", "-", "1,000"), ("*y & \\\\", "long " * 20, "-2.5"), ("z", "", "-")]
-    text = render_table(Table("x", "100% of them", cells, notes=["a\nb"]))
+    text = render_table(LatexTable("x", "100% of them", cells, notes=["a\nb"]))
     assert check_table(text)[1:] == [
         ["{}[x]", "--", "1,000"], [r"{}*y \& \textbackslash{}\textbackslash{}", ("long " * 20).strip(), "$-$2.5"],
         ["z", "", "--"],
@@ -72,7 +79,7 @@ def test_the_tables_of_a_report_are_those_of_its_markdown() -> None:
         "# Report\n\nThe first.\n\n| a |\n| --- |\n| 1 |\n\n## B: c\n\n### D\n\nIts *own*\nwords `x`.\n\n"
         "| a | b |\n| --- | ---: |\n| 1 \\| 2 | [run](<x>) |\n\n### E\n\n| a |\n| --- |\n\n## F\n\n| a |\n| --- |\n"
     )
-    other = Table("f", "the caption", [("other",)])
+    other = LatexTable("f", "the caption", [("other",)])
     tables = list(read_tables(markdown, replaced={"F": other}))
     assert [(table.name, table.caption) for table in tables] == [
         ("summary", "Report. The first."), ("b-c-d", "B: c. D. Its own words x."), ("b-c-e", "B: c. E"),
@@ -84,7 +91,7 @@ def test_the_tables_of_a_report_are_those_of_its_markdown() -> None:
 
 
 def test_csv_has_numbers_as_numbers_and_no_formulas() -> None:
-    table = Table("x", "", [("a", "b"), ("-2.5", "=1+1"), ("+3.0 (a)", "one, two"), ("-", "-x")])
+    table = LatexTable("x", "", [("a", "b"), ("-2.5", "=1+1"), ("+3.0 (a)", "one, two"), ("-", "-x")])
     assert render_csv(table) == "a,b\n-2.5,'=1+1\n'+3.0 (a),\"one, two\"\n,'-x\n"
 
 
@@ -178,7 +185,7 @@ def test_one_run_leaves_its_files_too_and_other_files_stay(tmp_path: Path, capsy
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles_every_figure_and_table(sweep: Path) -> None:
     names = sorted(path.stem for path in sweep.glob("*.tex"))
-    strange = Table("strange", "all % of $ & them_", [("a", "*b"), ("[c]", "~^\\{}#|<>\"'é…×−"), ("* d", "%")])  # noqa: RUF001
+    strange = LatexTable("strange", "all % of $ & them_", [("a", "*b"), ("[c]", "~^\\{}#|<>\"'é…×−"), ("* d", "%")])  # noqa: RUF001
     (sweep / "strange.tex").write_text(render_table(strange), encoding="utf-8")
     content = DOCUMENT % "\n".join(rf"\input{{{name}}}\clearpage" for name in [*names, "strange"])
     (sweep / "main.tex").write_text(content + render_figure("cost", "after the end"))

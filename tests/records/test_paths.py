@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from distill.records import paths, report, row_table
-from distill.records.collection import find_runs, read_record
-from distill.records.collection_report import write_collection
-from distill.records.run_report import write_report
+from distill.records import report, row_tables, run
+from distill.records.pages import write_collection, write_report
+from distill.records.schema import find_runs, read_record
 from tests.records.test_collection_report import save
 from tests.records.test_report import record
 
 
 def test_paths_are_told_apart_by_as_few_of_their_last_parts_as_needed() -> None:
-    assert paths.shorten_paths(["/home/me/bert", "/data/a/student", "/data/b/student", "/student"]) == {
+    assert run.shorten_paths(["/home/me/bert", "/data/a/student", "/data/b/student", "/student"]) == {
         "/home/me/bert": "…/bert", "/data/a/student": "…/a/student", "/data/b/student": "…/b/student",
         "/student": "…/student",
     }  # fmt: skip
@@ -30,25 +29,25 @@ def test_paths_are_told_apart_by_as_few_of_their_last_parts_as_needed() -> None:
     ],
 )
 def test_absolute_paths_in_a_text_are_shortened_and_nothing_else(text: str, expected: str | None) -> None:
-    assert paths.hide_in_text(text) == (expected or text)
+    assert run.hide_in_text(text) == (expected or text)
 
 
 def test_values_of_an_option_still_differ_without_their_paths() -> None:
     values = ["/runs/a/student", "/runs/b/student", "owner/name", 3, ["/my data/x.csv", "b"]]
-    assert paths.hide_values(values) == ["…/a/student", "…/b/student", "owner/name", 3, ["…/x.csv", "b"]]
+    assert run.hide_values(values) == ["…/a/student", "…/b/student", "owner/name", 3, ["…/x.csv", "b"]]
 
 
 def test_a_command_can_still_be_read_as_one() -> None:
     command = ["python", "task.text=[a]", "teacher.path=/home/my self/bert", "task.data_dir=/home/a,/home/b"]
-    hidden = paths.hide_paths({"command": command})["command"]
+    hidden = run.hide_paths({"command": command})["command"]
     assert hidden == ["python", "task.text=[a]", "teacher.path=…/bert", "task.data_dir=…/a,…/b"]
-    assert paths.show_command(hidden) == "python 'task.text=[a]' teacher.path=…/bert task.data_dir=…/a,…/b"
+    assert run.show_command(hidden) == "python 'task.text=[a]' teacher.path=…/bert task.data_dir=…/a,…/b"
 
 
 def test_a_report_elsewhere_names_runs_by_their_last_part(tmp_path: Path) -> None:
-    assert paths.relative_path(tmp_path / "a" / "b", tmp_path) == "a/b"
-    assert paths.relative_path(tmp_path / "a", tmp_path / "c") == "../a"
-    assert paths.relative_path(Path("/nowhere/runs/a"), Path("/elsewhere")) == "…/a"
+    assert run.relative_path(tmp_path / "a" / "b", tmp_path) == "a/b"
+    assert run.relative_path(tmp_path / "a", tmp_path / "c") == "../a"
+    assert run.relative_path(Path("/nowhere/runs/a"), Path("/elsewhere")) == "…/a"
 
 
 SECRET = "/home/somebody"
@@ -95,7 +94,7 @@ def test_no_page_card_or_table_has_a_path_of_the_disk(tmp_path: Path) -> None:
         "overview": report.render_overview_card(content | sections), "title": str(report.summary_table(content).title),
         "collection.md": (tmp_path / "report.md").read_text(), "finetuned": report.render_report(finetuned),
         "finetuned card": report.render_model_card(finetuned, ["no", "yes"], auto_class="AutoModel"),
-        "table": str(row_table.table(groups[0].rows)),
+        "table": str(row_tables.table(groups[0].rows)),
     }  # fmt: skip
     for name, text in shown.items():
         for path in (SECRET, str(tmp_path)):
@@ -112,11 +111,11 @@ def test_teachers_in_other_directories_have_different_names(tmp_path: Path) -> N
     members = [{"resolved": f"{SECRET}/{name}/student", "origin": "", "share": 0.5, "metrics": {}} for name in "ab"]
     whole = f"the mean of {SECRET}/a/student, {SECRET}/b/student"
     teacher = record()["teacher"] | {"resolved": whole, "members": members}
-    hidden = paths.hide_paths(record(teacher=teacher))["teacher"]
+    hidden = run.hide_paths(record(teacher=teacher))["teacher"]
     assert hidden["resolved"] == "the mean of a/student, b/student"
     assert [member["resolved"] for member in hidden["members"]] == ["a/student", "b/student"]
     local = tmp_path / "models" / "bert"
     local.mkdir(parents=True)
     for name, expected in ((str(local), "bert"), ("runs/toy/1/student", "student"), ("google/bert", "google/bert")):
-        found = paths.hide_paths(record(teacher=record()["teacher"] | {"resolved": name}))
+        found = run.hide_paths(record(teacher=record()["teacher"] | {"resolved": name}))
         assert found["teacher"]["resolved"] == expected

@@ -12,20 +12,19 @@ from sklearn.metrics import accuracy_score, f1_score
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Scores
-from distill.data.tables import LabelledData, text_split
-from distill.data.tagged import tagged_split
-from distill.errors import UserError
-from distill.records.predictions import FILE, write_predictions
-from distill.records.record import create_run_in
-from distill.records.settings import RecordSettings
-from distill.records.tracking import tracked
-from distill.tasks import MaskedLM
-from distill.tasks.class_scores import OneClass
-from distill.tasks.masked_lm import TokenScores
-from distill.tasks.regression import NumberScores
-from distill.tasks.scoring import Scoring
-from distill.tasks.token_classification import TagScores
+from distill.core.contracts import Scores
+from distill.core.errors import UserError
+from distill.data.splits import LabelledData, text_split
+from distill.kinds import MaskedLM
+from distill.kinds.classification import OneClass
+from distill.kinds.masked_lm import TokenScores
+from distill.kinds.regression import NumberScores
+from distill.kinds.scoring import Scoring
+from distill.kinds.token_classification import TagScores, tagged_split
+from distill.records.loggers import tracked
+from distill.records.prediction_analysis import FILE, write_predictions
+from distill.records.run import create_run_in
+from distill.records.verdict import RecordSettings
 from tests.conftest import LABELS, LOOSE, sentences
 
 LOGITS = np.log([[0.9, 0.1], [0.2, 0.8]])

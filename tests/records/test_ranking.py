@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from distill.records import row_table
-from distill.records.comparison import Row, compare_runs
+from distill.records import row_tables
+from distill.records.comparison import Row, compare_runs, describe_ranking
 from distill.records.headline import describe_result
-from distill.records.ranking import describe_ranking
-from distill.records.record import Run, open_run
+from distill.records.run import Run, open_run
 from tests.records.test_comparison import rows_of, write_run
 
 SEEDS = (0, 1, 2)
@@ -33,11 +32,11 @@ def test_no_row_is_the_best_within_noise(tmp_path: Path) -> None:
         "No best row: 1 of 2 other rows is not told apart from the first, objective=a (accuracy 0.8200 ± 0.0200 on "
         "dev, 95% interval 0.7703 to 0.8697, 3 seeds (0, 1, 2)): objective=b."
     )
-    cells = [row[4] for row in row_table.table(rows)]
+    cells = [row[4] for row in row_tables.table(rows)]
     assert cells[:2] == ["against the first", "first"]
     assert cells[2].endswith("undecided")
     assert cells[3] == "-20.0 (-20.1 to -19.8)"
-    read = list(csv.DictReader(row_table.to_csv(rows, tmp_path).splitlines()))
+    read = list(csv.DictReader(row_tables.to_csv(rows, tmp_path).splitlines()))
     assert [row["within_noise_of_first"] for row in read] == ["", "True", "False"]
 
 
@@ -68,7 +67,7 @@ def test_the_first_row_of_errors_has_the_least_and_the_next_one_is_the_nearest(t
     assert text is not None
     assert text.startswith("The first row is ahead of the others beyond noise: objective=a (rmse 0.7203 ± ")
     assert "; the nearest one, objective=b, has +0.100 (" in text
-    assert row_table.table(rows)[3][4].startswith("+0.200 (")
+    assert row_tables.table(rows)[3][4].startswith("+0.200 (")
 
 
 def test_a_row_of_fewer_errors_on_test_is_ahead_there(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_test_compares_rows_that_dev_orders(tmp_path: Path) -> None:
         Run(directory, content).save()
     rows = rows_of(tmp_path)
     assert [(row.label, row.split) for row in rows] == [("objective=a", "test"), ("objective=b", "test")]
-    assert (row_table.table(rows)[0][1:4], row_table.table(rows)[1][1:4]) == (
+    assert (row_tables.table(rows)[0][1:4], row_tables.table(rows)[1][1:4]) == (
         ("accuracy on test", "95% interval", "on dev"),
         ("0.6100 ± 0.0100", "0.5852 to 0.6348", "0.9000 ± 0.0000"),
     )
@@ -130,13 +129,13 @@ def test_the_baseline_of_the_runs_themselves_is_compared_by_seed(tmp_path: Path)
     Run(directory, content).save()
     [row] = rows_of(tmp_path)
     assert row.baselines["dev"] == {0: 0.78, 1: 0.79, 2: 0.80}
-    header, cells = row_table.table([row])
+    header, cells = row_tables.table([row])
     place = header.index("baseline")
     assert header[place : place + 2] == ("baseline", "against the baseline")
     # The differences 2, 5 and 2 points have a deviation of sqrt(3), so the interval is 3 +- 4.303.
     assert cells[place : place + 2] == ("0.7900 ± 0.0100", "+3.0 (-1.3 to +7.3)")
     assert "against supervised" not in header
-    [read] = csv.DictReader(row_table.to_csv([row], tmp_path).splitlines())
+    [read] = csv.DictReader(row_tables.to_csv([row], tmp_path).splitlines())
     found = [float(read[name]) for name in ("baseline_mean", "baseline_difference", "baseline_low", "baseline_high")]
     assert found == pytest.approx([0.79, 0.03, -0.0130, 0.0730], abs=1e-4)
     assert read["directories"] == f"toy/{directory.name}"

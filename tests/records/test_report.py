@@ -8,8 +8,9 @@ import yaml
 from huggingface_hub import ModelCard
 from rich.console import Console
 
-from distill.records import report, tables
-from distill.records.plain_text import warn_of_text
+from distill.records import report
+from distill.records import report as tables
+from distill.records.headline import warn_of_text
 
 
 def record(**changes: Any) -> dict[str, Any]:

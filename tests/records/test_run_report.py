@@ -9,14 +9,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from distill.errors import UserError
-from distill.records import curve_plots, figures, run_plots, sweep_plots
-from distill.records.collection import read_record
-from distill.records.curves import read_curves
-from distill.records.intervals import Estimate
+from distill.core.errors import UserError
+from distill.kinds.scoring import expected_calibration_error
+from distill.records import plots, prediction_analysis
+from distill.records.pages import write_report
+from distill.records.plots import read_curves
 from distill.records.prediction_analysis import analyze_predictions
-from distill.records.run_report import write_report
-from distill.tasks.scoring import expected_calibration_error
+from distill.records.schema import read_record
+from distill.training.statistics import Estimate
 from tests.records.test_collection_report import save
 from tests.records.test_report import record
 
@@ -161,9 +161,9 @@ def test_curves_join_the_files_of_a_resumed_run_and_leave_out_what_was_cut_off(t
 
 def test_the_pareto_front_has_no_point_that_another_one_beats() -> None:
     values = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
-    points = [sweep_plots.Point(cost, metric, "") for cost, metric in values]
-    assert [point.metric for point in sweep_plots.find_pareto(points)] == [0.5, 0.7, 0.9]
-    front = sweep_plots.find_pareto(points, lower_is_better=True)
+    points = [plots.Point(cost, metric, "") for cost, metric in values]
+    assert [point.metric for point in plots.find_pareto(points)] == [0.5, 0.7, 0.9]
+    front = plots.find_pareto(points, lower_is_better=True)
     assert [(point.cost, point.metric) for point in front] == [(1.0, 0.5), (2.0, 0.4)]
 
 
@@ -171,34 +171,34 @@ def test_the_pareto_front_has_no_point_that_another_one_beats() -> None:
 def test_a_point_that_costs_more_for_the_same_metric_is_not_on_the_pareto_front(lower_is_better: bool) -> None:
     sign = -1.0 if lower_is_better else 1.0
     values = [(3.0, 0.9), (2.0, 0.7), (1.0, 0.5), (1.0, 0.7), (3.0, 0.9), (4.0, 0.9)]
-    points = [sweep_plots.Point(cost, sign * metric, "") for cost, metric in values]
-    front = sweep_plots.find_pareto(points, lower_is_better=lower_is_better)
+    points = [plots.Point(cost, sign * metric, "") for cost, metric in values]
+    front = plots.find_pareto(points, lower_is_better=lower_is_better)
     assert [(point.cost, sign * point.metric) for point in front] == [(1.0, 0.7), (3.0, 0.9)]
 
 
 def test_points_within_noise_of_the_front_are_not_behind_it() -> None:
     """The third point costs more than the first one and is worse by more than both bars, the second one by less."""
     values = [(1.0, 0.8, (0.75, 0.85)), (2.0, 0.75, (0.7, 0.8)), (3.0, 0.7, (0.65, 0.75)), (4.0, 0.1, None)]
-    points = [sweep_plots.Point(cost, metric, "", interval) for cost, metric, interval in values]
-    assert [point.cost for point in sweep_plots.find_behind(points)] == [3.0]
+    points = [plots.Point(cost, metric, "", interval) for cost, metric, interval in values]
+    assert [point.cost for point in plots.find_behind(points)] == [3.0]
     mirrored = [
-        sweep_plots.Point(of.cost, -of.metric, "", of.interval and (-of.interval[1], -of.interval[0])) for of in points
+        plots.Point(of.cost, -of.metric, "", of.interval and (-of.interval[1], -of.interval[0])) for of in points
     ]
-    assert [point.cost for point in sweep_plots.find_behind(mirrored, lower_is_better=True)] == [3.0]
-    drawn = sweep_plots.draw_cost(points, metric="accuracy", cost="ms", caption="Cost")
+    assert [point.cost for point in plots.find_behind(mirrored, lower_is_better=True)] == [3.0]
+    drawn = plots.draw_cost(points, metric="accuracy", cost="ms", caption="Cost")
     assert drawn.caption == "Cost; faint points are behind the Pareto front beyond noise"
-    near = sweep_plots.draw_cost(points[:2], metric="accuracy", cost="ms", caption="Cost")
+    near = plots.draw_cost(points[:2], metric="accuracy", cost="ms", caption="Cost")
     assert near.caption == "Cost; no point is behind the Pareto front beyond noise"
-    unknown = sweep_plots.draw_cost(points[3:], metric="accuracy", cost="ms", caption="Cost")
+    unknown = plots.draw_cost(points[3:], metric="accuracy", cost="ms", caption="Cost")
     assert unknown.caption == "Cost"
 
 
 def test_an_axis_shows_all_values_and_cuts_wide_intervals() -> None:
-    assert figures.find_range([0.5, 0.6], [0.45, 0.65]) == (pytest.approx(0.44), pytest.approx(0.66), False)
-    low, high, is_cut = figures.find_range([0.5, 0.6], [0.0, 1.0])
+    assert plots.find_range([0.5, 0.6], [0.45, 0.65]) == (pytest.approx(0.44), pytest.approx(0.66), False)
+    low, high, is_cut = plots.find_range([0.5, 0.6], [0.0, 1.0])
     assert is_cut
     assert 0.0 < low < 0.5 < 0.6 < high < 1.0
-    assert figures.find_range([0.5], [])[:2] == (0.475, 0.525)
+    assert plots.find_range([0.5], [])[:2] == (0.475, 0.525)
 
 
 @pytest.mark.usefixtures("drawn")
@@ -243,20 +243,20 @@ def test_a_run_has_its_metric_and_its_time_by_the_length_of_the_text(tmp_path: P
 
 def test_times_at_two_lengths_have_no_figure_against_the_length() -> None:
     rows = [{"model": "student", "format": "torch", "length": length, "p50_ms": 1.0} for length in (32, 128)]
-    assert run_plots.draw_cost_by_length(rows, conditions="") is None
+    assert prediction_analysis.draw_cost_by_length(rows, conditions="") is None
 
 
 @pytest.mark.usefixtures("drawn")
 def test_a_figure_has_the_colours_of_paper_after_one_of_a_page() -> None:
     """matplotlib keeps the colours that it has looked up, and a page has marks in their place."""
-    figure = run_plots.draw_lengths([1, 2])
+    figure = prediction_analysis.draw_lengths([1, 2])
     assert figure.create_canvas().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 24), (3, 27), (2, 50), (5, 71), (0, 600)])
 def test_every_bar_of_lengths_has_as_many_numbers(shortest: int, longest: int) -> None:
     """Before, bars of one and of two numbers took turns, and equally frequent lengths had every other bar lower."""
-    edges = run_plots.bin_lengths(shortest, longest)
+    edges = prediction_analysis.bin_lengths(shortest, longest)
     counts, _ = np.histogram(np.arange(shortest, longest + 1), edges)
     assert len(set(np.diff(edges))) == 1
     assert len(set(counts[:-1])) <= 1
@@ -278,48 +278,46 @@ def test_figures_of_several_seeds_name_them(tmp_path: Path) -> None:
 
 
 def test_only_parameters_that_were_varied_have_a_figure() -> None:
-    def settings(*values: tuple[int, int]) -> list[sweep_plots.Setting]:
-        return [sweep_plots.Setting({"a": a, "b": b}, 0.5) for a, b in values]
+    def settings(*values: tuple[int, int]) -> list[plots.Setting]:
+        return [plots.Setting({"a": a, "b": b}, 0.5) for a, b in values]
 
-    assert sweep_plots.is_varied(settings((1, 1), (2, 1)), "a")
-    assert not sweep_plots.is_varied(settings((1, 1), (2, 2)), "a")
-    assert sweep_plots.order_values([2, 10, 1, 2]) == [1, 2, 10]
-    assert sweep_plots.order_values(["b", None, "b", 1]) == ["b", None, 1]
+    assert plots.is_varied(settings((1, 1), (2, 1)), "a")
+    assert not plots.is_varied(settings((1, 1), (2, 2)), "a")
+    assert plots.order_values([2, 10, 1, 2]) == [1, 2, 10]
+    assert plots.order_values(["b", None, "b", 1]) == ["b", None, 1]
 
 
 @pytest.mark.usefixtures("drawn")
 def test_every_figure_is_drawn_with_any_names() -> None:
     name = "_<b>&$x$ \x00" + "long " * 30
-    settings = [sweep_plots.Setting({name: a, "b": b}, 0.5 + a / 10, (0.1, 0.2)) for a in (1, 2) for b in ("x", None)]
+    settings = [plots.Setting({name: a, "b": b}, 0.5 + a / 10, (0.1, 0.2)) for a in (1, 2) for b in ("x", None)]
     drawn = [
-        run_plots.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7, caption=name),
-        run_plots.draw_models(
+        prediction_analysis.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7, caption=name),
+        prediction_analysis.draw_models(
             {name: Estimate(0.5, (0.4, 0.6), "seeds"), "b": Estimate(0.5, None, "examples")},
             metric=name,
             split="dev",
             bars="",
         ),
-        curve_plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
-        curve_plots.draw_dev([(1, 0.5)], metric=name),
-        run_plots.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),
-        run_plots.draw_numbers(np.array([[1.0, 1.0]]), model=name),
-        run_plots.draw_lengths([0]),
-        run_plots.draw_by_length({name: {name: {name: 0.5, "number": 3}}}, metric=name, split="dev"),
-        run_plots.draw_cost_by_length(
+        plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
+        plots.draw_dev([(1, 0.5)], metric=name),
+        prediction_analysis.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),
+        prediction_analysis.draw_numbers(np.array([[1.0, 1.0]]), model=name),
+        prediction_analysis.draw_lengths([0]),
+        prediction_analysis.draw_by_length({name: {name: {name: 0.5, "number": 3}}}, metric=name, split="dev"),
+        prediction_analysis.draw_cost_by_length(
             [{"model": name, "format": name, "length": length, "p50_ms": 1.0} for length in (1, 2, 3)], conditions=name
         ),
-        sweep_plots.draw_cost(
-            [sweep_plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, references={name: 0.6}
-        ),
-        sweep_plots.draw_parameter(settings, name, metric=name, caption=name, references={name: 0.5}),
-        sweep_plots.draw_parameter(settings, "b", metric=name, caption=name),
-        sweep_plots.draw_heat_map(settings, (name, "b"), caption=name),
+        plots.draw_cost([plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, references={name: 0.6}),
+        plots.draw_parameter(settings, name, metric=name, caption=name, references={name: 0.5}),
+        plots.draw_parameter(settings, "b", metric=name, caption=name),
+        plots.draw_heat_map(settings, (name, "b"), caption=name),
     ]
     for figure in drawn:
         assert figure is not None
         assert figure.svg.startswith("<svg ")
         assert "<b>" not in figure.svg
         assert "mathdefault" not in figure.svg
-    again = run_plots.draw_lengths([0])
+    again = prediction_analysis.draw_lengths([0])
     assert again in drawn
-    assert figures.label("_a\x00b") == " _a b"
+    assert plots.label_axes("_a\x00b") == " _a b"

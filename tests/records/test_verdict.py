@@ -12,10 +12,11 @@ from rich.console import Console
 
 from distill.chain.task_run import TaskRun, measure_retention
 from distill.export.gate import recommended
-from distill.records import report, tables, verdict
+from distill.records import report, verdict
+from distill.records import report as tables
 from distill.records.headline import describe_verdict, render_headline
-from distill.records.record import Run
-from distill.records.shape import check_record, fill_record
+from distill.records.run import Run
+from distill.records.schema import check_record, fill_record
 from tests.records.test_report import record
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from distill.records.word_table import WordTable
+from distill.records.headline import WordTable
 
 HEADER = ("run", "accuracy on test", "seconds", "against the baseline", "error")
 ROWS = [

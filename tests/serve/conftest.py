@@ -13,10 +13,10 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge.decoder import Prediction, Record
-from distill.serve.app import Service, create_app
-from distill.serve.models import load_models
-from distill.serve.server import Server
-from distill.serve.settings import Limits
+from distill.serve.bundles.app import BundleService, create_app
+from distill.serve.bundles.served_models import load_models
+from distill.serve.http import Server
+from distill.serve.limits import Limits
 from tests.edge.conftest import write_toy_bundle
 
 PATIENCE = 60  # Seconds after which a test fails, where it waits for an event.
@@ -35,7 +35,7 @@ class Answer:
 class Running:
     """A server with its address and what it said."""
 
-    service: Service
+    service: BundleService
     server: Server
     thread: threading.Thread
     said: "queue.Queue[str]"
@@ -111,7 +111,9 @@ def start() -> Iterator[Any]:
         chosen = Limits(**limits)
         models = load_models([str(entry) for entry in bundles], model=None, threads=1, limits=chosen)
         said: queue.Queue[str] = queue.Queue()
-        service = Service(models, limits=chosen, token=token, hosts=hosts, reload_seconds=reload_seconds, log=said.put)
+        service = BundleService(
+            models, limits=chosen, token=token, hosts=hosts, reload_seconds=reload_seconds, log=said.put
+        )
         server = Server(service, create_app(service), host="127.0.0.1", port=0)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

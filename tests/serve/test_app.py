@@ -13,7 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle
-from distill.edge.manifest import fingerprint, read_manifest
+from distill.edge.bundle_files import fingerprint, read_manifest
 from tests.edge.conftest import write_mask_bundle, write_ranking_bundle, write_toy_bundle
 from tests.serve.conftest import PATIENCE, Running, hold
 

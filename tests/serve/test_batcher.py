@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distill.edge.bundle import RecordError
-from distill.serve.batcher import SHARE, Batcher
+from distill.serve.bundles.served_models import SHARE, Batcher
 from tests.serve.conftest import PATIENCE
 
 

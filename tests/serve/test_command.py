@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.installation import install_command
+from distill.core.errors import install_command
 from distill.serve.__main__ import TOKEN, main
 from tests.serve.conftest import PATIENCE
 
@@ -121,6 +121,6 @@ def test_the_server_needs_no_torch(bundle: Path) -> None:
         "import sys\n"
         "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets'):\n"
         "    sys.modules[name] = None\n"
-        "import distill.serve.server\n"
+        "import distill.serve.http\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

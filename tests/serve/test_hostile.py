@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge import Bundle
-from distill.errors import UserError
 from distill.serve import __main__ as command
-from distill.serve import server
-from distill.serve.hosts import is_known_host
-from distill.serve.middleware import is_allowed
-from distill.serve.models import load_models
-from distill.serve.settings import Limits
+from distill.serve import http
+from distill.serve.bundles.served_models import load_models
+from distill.serve.http import is_allowed
+from distill.serve.limits import Limits, is_known_host
 from tests.edge.conftest import (
     write_choice_bundle,
     write_mask_bundle,
@@ -217,8 +216,8 @@ def test_few_requests_wait_on_one_connection(bundle: Path, start: Start) -> None
 def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
-    assert server.most_connections(512) == 36
-    assert server.most_connections(20) == 20
+    assert http.most_connections(512) == 36
+    assert http.most_connections(20) == 20
 
 
 # Who may ask

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from distill.edge.generation_options import GenerationOptions
-from distill.edge.prompts import Prompt
-from distill.serve.batcher import FullError, ModelError
-from distill.serve.scheduler import Job, Scheduler, Stepper
+from distill.edge.generation import Prompt
+from distill.edge.sampling import GenerationOptions
+from distill.serve.bundles.served_models import FullError, GenerationJob, ModelError, Scheduler, Stepper
 from tests.serve.conftest import PATIENCE
 
 
@@ -71,11 +70,13 @@ class Counter:
         self.running = [other for other in self.running if other is not text]
 
 
-def job(stepper: Counter, *lengths: int, beams: int = 1) -> Job:
-    return Job(cast(Stepper, stepper), [Prompt([length]) for length in lengths], GenerationOptions(beams=beams))
+def job(stepper: Counter, *lengths: int, beams: int = 1) -> GenerationJob:
+    return GenerationJob(
+        cast(Stepper, stepper), [Prompt([length]) for length in lengths], GenerationOptions(beams=beams)
+    )
 
 
-async def collect(of: Job) -> list[str]:
+async def collect(of: GenerationJob) -> list[str]:
     """Returns the pieces of each text of a job, one after the other."""
     texts = [""] * len(of.texts)
     async for piece in of.pieces():

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from distill.serve.server import Server
-from distill.serve.settings import Limits
-from distill.service.accounts import Accounts
-from distill.service.app import Service, Settings
-from distill.service.engine import Attempt, EngineState, Work
-from distill.service.paths import create_app
-from distill.service.planning import Plan
-from distill.service.queue import Job, Queue, State
-from distill.storage.files import write_json
+from distill.core.files import write_json
+from distill.serve.http import Server
+from distill.serve.jobs.accounts import Accounts
+from distill.serve.jobs.attempts import Attempt, AttemptWork, EngineState
+from distill.serve.jobs.job_service import Service, Settings
+from distill.serve.jobs.paths import create_app
+from distill.serve.jobs.queue import Queue, QueuedJob, State
+from distill.serve.jobs.results import DryRun
+from distill.serve.limits import Limits
 from tests.serve.conftest import PATIENCE, Answer
 from tests.service.programs import wait_for
 
@@ -30,9 +30,9 @@ class FakeEngine:
 
     directory: Path
     seconds_between_checks: float = 0.01
-    works: list[Work] = field(default_factory=list)
+    works: list[AttemptWork] = field(default_factory=list)
 
-    def submit(self, work: Work) -> str:
+    def submit(self, work: AttemptWork) -> str:
         Attempt(self.directory, work.job, work.attempt).path.mkdir(parents=True)
         self.works.append(work)
         return work.name
@@ -56,10 +56,10 @@ class FakeEngine:
 class FakePlanner:
     """Dry runs that end at once, with what a test wants."""
 
-    result: Plan | Exception = field(default_factory=lambda: Plan("10 steps", 12.5, ("one epoch",)))
+    result: DryRun | Exception = field(default_factory=lambda: DryRun("10 steps", 12.5, ("one epoch",)))
     asked: list[tuple[Sequence[str], Mapping[str, str]]] = field(default_factory=list)
 
-    async def plan(self, overrides: Sequence[str], names: Mapping[str, str]) -> Plan:
+    async def plan(self, overrides: Sequence[str], names: Mapping[str, str]) -> DryRun:
         self.asked.append((overrides, names))
         if isinstance(self.result, Exception):
             raise self.result
@@ -99,7 +99,7 @@ class Running:
             response.status, json.loads(answer) if "json" in kind and answer else answer, dict(response.getheaders())
         )
 
-    def submit(self, *overrides: str, **more: Any) -> Job:
+    def submit(self, *overrides: str, **more: Any) -> QueuedJob:
         """Adds a job."""
         answer = self.ask(
             "POST", "/jobs", {"overrides": list(overrides) or ["+teacher=minilm", "+student=bilstm"]}, **more
@@ -107,17 +107,17 @@ class Running:
         assert answer.status == 201, answer.body
         return self.job(answer.body["id"])
 
-    def job(self, id: str) -> Job:
+    def job(self, id: str) -> QueuedJob:
         job = self.service.queue.get(id)
         assert job is not None
         return job
 
-    def wait(self, id: str, state: State) -> Job:
+    def wait(self, id: str, state: State) -> QueuedJob:
         """Returns a job once it is in a state."""
         wait_for(lambda: self.job(id).state == state)
         return self.job(id)
 
-    def end(self, id: str, *, code: int = 0, error: str | None = None) -> Job:
+    def end(self, id: str, *, code: int = 0, error: str | None = None) -> QueuedJob:
         """Lets the attempt of a job end."""
         job = self.wait(id, State.RUNNING)
         wait_for(lambda: Attempt(self.service.directory, id, job.attempt).path.is_dir())

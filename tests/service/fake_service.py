@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from distill.service.page import load_page
+from distill.serve.jobs.paths import load_page
 
 Json = dict[str, Any]
 ENDS = ("cancelled", "failed", "finished")

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import psutil
 
-from distill.service.engine import Attempt
-from distill.service.queue import Job
+from distill.serve.jobs.attempts import Attempt
+from distill.serve.jobs.queue import QueuedJob
 
 T = TypeVar("T")
 LIMIT = 180.0  # Seconds, for what hangs.
@@ -36,7 +36,7 @@ time.sleep(1000)
 ESCAPED = ("child", "session", "bare", "daemon")
 
 
-def run_override(job: Job, attempt: Attempt) -> tuple[str, ...]:
+def run_override(job: QueuedJob, attempt: Attempt) -> tuple[str, ...]:
     """Returns the command of a job whose only override is a program in Python."""
     return (sys.executable, "-c", job.overrides[0])
 

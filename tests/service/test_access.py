@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from distill.serve.refusals import refuse_path
-from distill.service.access import AccessMiddleware
-from distill.service.accounts import Account, Accounts
+from distill.serve.http import refuse_path
+from distill.serve.jobs.accounts import Account, AccountMiddleware, Accounts
 
 
 async def tell_account(scope: Scope, receive: Receive, send: Send) -> None:
@@ -28,7 +27,7 @@ class Asked:
     """A service that tells the account of a request."""
 
     def __init__(self, accounts: Accounts, *, is_local: bool = True, hosts: Collection[str] | None = ("box",)) -> None:
-        self.app = AccessMiddleware(tell_account, accounts=accounts, is_local=is_local, hosts=hosts)
+        self.app = AccountMiddleware(tell_account, accounts=accounts, is_local=is_local, hosts=hosts)
 
     def get(self, path: str = "/jobs", *, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
         sent: list[Any] = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distill.errors import UserError
-from distill.service.accounts import Account, Accounts
+from distill.core.errors import UserError
+from distill.serve.jobs.accounts import Account, Accounts
 
 
 @pytest.fixture

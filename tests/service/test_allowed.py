@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import expand_tasks, register_resolvers
-from distill.errors import UserError
-from distill.installation import config_directory
-from distill.service.allowed import TABLE, Kind, check_overrides, find_verdict
-from distill.service.grammar import DEEPEST, LONGEST, MOST_VALUES, OverrideError, is_sweep
+from distill.core.errors import UserError, config_directory
+from distill.serve.jobs.allowed_options import (
+    DEEPEST,
+    LONGEST_OVERRIDE,
+    MOST_VALUES,
+    TABLE,
+    OverrideError,
+    ValueKind,
+    check_overrides,
+    find_verdict,
+    is_sweep,
+)
 from tests.composition import quick_composition
 from tests.fuzzing import fuzz
 
@@ -107,12 +115,12 @@ def test_every_key_that_may_name_code_or_a_path_is_refused(keys: set[tuple[str, 
         verdict = find_verdict(key)
         assert verdict is not None
         if key[-1] in ("_target_", "trust_remote_code", "trust") or key[0] == "hydra":
-            assert verdict.kind == Kind.NEVER, key
+            assert verdict.kind == ValueKind.NEVER, key
         if (
             key[-1] in ("path", "paths", "data_dir", "encoder", "tokenizer", "model", "bank", "texts")
             and key[0] != "record"
         ):
-            assert verdict.kind in (Kind.DATA, Kind.TEACHER, Kind.NEVER), key
+            assert verdict.kind in (ValueKind.DATA, ValueKind.TEACHER, ValueKind.NEVER), key
         if key[-1] in ("id", "hub_id", "revision", "cache_dir", "output_dir", "tracking_uri"):
             assert not verdict.is_for_all, key
 
@@ -249,7 +257,7 @@ def test_many_overrides_are_refused() -> None:
 
 def test_each_limit_is_itself_taken() -> None:
     start, items = "task.text=", ["a"] * MOST_VALUES
-    taken = ("seed=range(1,201)", f"{start}{'a' * (LONGEST - len(start))}", f"{start}[{','.join(items)}]",
+    taken = ("seed=range(1,201)", f"{start}{'a' * (LONGEST_OVERRIDE - len(start))}", f"{start}[{','.join(items)}]",
              f"{start}{'[' * DEEPEST}a{']' * DEEPEST}")  # fmt: skip
     for override in taken:
         assert len(check(override)) == 1
@@ -293,7 +301,7 @@ def check_with_hydra(text: str) -> bool:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 
-    from distill.service.grammar import Scalar, parse_override
+    from distill.serve.jobs.allowed_options import Scalar, parse_override
 
     def plain(element: Any) -> Any:
         if isinstance(element, list):

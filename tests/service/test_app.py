@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from distill.errors import UserError
-from distill.serve.refusals import RefusedError
-from distill.service.accounts import Account
-from distill.service.app import Service, Settings
-from distill.service.planning import Plan
-from distill.service.queue import State
+from distill.core.errors import UserError
+from distill.serve.http import RefusedError
+from distill.serve.jobs.accounts import Account
+from distill.serve.jobs.job_service import Service, Settings
+from distill.serve.jobs.queue import State
+from distill.serve.jobs.results import DryRun
 from tests.serve.conftest import PATIENCE
 from tests.service.conftest import Running
 from tests.service.programs import wait_for
@@ -190,11 +190,11 @@ def test_data_is_not_deleted_while_the_job_that_reads_it_is_checked(
     assert running.ask("PUT", "/data/films?format=csv", FILMS).status == 201
     refused = []
 
-    async def plan(overrides: object, names: object) -> Plan:
+    async def plan(overrides: object, names: object) -> DryRun:
         with pytest.raises(RefusedError, match="a job reads the data set films") as caught:
             running.service.data.delete("local", "films")
         refused.append(caught.value.status)
-        return Plan("10 steps", None, ())
+        return DryRun("10 steps", None, ())
 
     monkeypatch.setattr(running.service.planner, "plan", plan)
     body = {"overrides": [*TRAINING, "task.data_dir=data:films"]}

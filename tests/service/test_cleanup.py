@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from distill.service.cleanup import DAY_SECONDS, Keeping
-from distill.service.queue import Job, State
+from distill.serve.jobs.accounts import DAY_SECONDS, Keeping
+from distill.serve.jobs.queue import QueuedJob, State
 from tests.service.conftest import Running
 
 Start = Callable[..., Running]
 FILMS = b"text,label\na lovely film,good\na dull mess,bad\n"
 
 
-def end_job(running: Running, *overrides: str, size: int = 0) -> Job:
+def end_job(running: Running, *overrides: str, size: int = 0) -> QueuedJob:
     """Returns a job that has ended and has left a file."""
     job = running.end(running.submit(*overrides).id)
     path = running.service.directory / "jobs" / job.id / "runs" / "file"
@@ -30,12 +30,12 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def move(days: float) -> None:
         now = time.time() + days * DAY_SECONDS
-        monkeypatch.setattr("distill.service.cleanup.time.time", lambda: now)
+        monkeypatch.setattr("distill.serve.jobs.accounts.time.time", lambda: now)
 
     return move
 
 
-def make_ended(running: Running, owner: str) -> Job:
+def make_ended(running: Running, owner: str) -> QueuedJob:
     """Returns a job that was cancelled before it began."""
     queue = running.service.queue
     return queue.cancel(queue.add(owner, []).id)
@@ -73,7 +73,7 @@ def test_the_oldest_are_removed_where_there_is_too_much(start: Start) -> None:
 
 def test_hours_are_those_of_the_last_days_and_of_one_owner(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     running, now = start(), 100 * DAY_SECONDS
-    monkeypatch.setattr("distill.service.usage.time.time", lambda: now)
+    monkeypatch.setattr("distill.serve.jobs.accounts.time.time", lambda: now)
     for owner, first, last in (("ada", 60, 71), ("ada", 98, 99), ("ada", 50, 60), ("ben", 99, 100)):
         job = replace(make_ended(running, owner), started=first * DAY_SECONDS, ended=last * DAY_SECONDS)
         running.service.usage.note(job)

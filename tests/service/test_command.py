@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from distill.installation import install_command
-from distill.service.__main__ import main
-from distill.service.accounts import Account, Accounts
+from distill.core.errors import install_command
+from distill.serve.jobs.accounts import Account, Accounts
+from distill.service import main
 from tests.serve.conftest import PATIENCE
 
 
@@ -90,7 +90,7 @@ def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, st
 def test_the_process_of_a_service_has_neither_torch_nor_onnxruntime(tmp_path: Path) -> None:
     """It has answered for data, options, metrics, a page and a check by then."""
     program = (
-        "import sys, distill.service.__main__ as command\n"
+        "import sys, distill.service as command\n"
         "code = command.main(sys.argv[1:])\n"
         "heavy = {'torch', 'onnxruntime', 'transformers', 'lightning', 'hydra', 'numpy', 'pandas', 'datasets'}\n"
         "print(sorted(heavy & set(sys.modules)), flush=True)\n"

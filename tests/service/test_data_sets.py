@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 from starlette.requests import ClientDisconnect
 
-from distill.errors import UserError
-from distill.serve.refusals import RefusedError
-from distill.service import data_sets, inspection, row_previews
-from distill.service.data_sets import DataSets
-from distill.service.row_previews import preview_rows
+from distill.core.errors import UserError
+from distill.serve.http import RefusedError
+from distill.serve.jobs import data_sets, previews, uploads
+from distill.serve.jobs.data_sets import DataSets
+from distill.serve.jobs.previews import preview_rows
 
 T = TypeVar("T")
 ROWS = "".join(f"this is the film that was number {n} of the year,{'good' if n % 3 else 'bad'}\n" for n in range(60))
@@ -48,7 +48,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSets:
     """Returns data sets that are looked through in this process, which is quicker."""
 
     async def look(path: Path, format: str, limit: int) -> dict[str, Any]:
-        return inspection.answer(path, format, limit)
+        return uploads.answer(path, format, limit)
 
     found = DataSets(tmp_path / "data")
     monkeypatch.setattr(found, "_look", look)
@@ -375,8 +375,8 @@ def test_the_other_formats_are_previewed(data: DataSets, tmp_path: Path) -> None
 def test_of_a_large_file_the_first_rows_are_looked_through_and_all_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_previews, "LARGEST", 1_000)
-    monkeypatch.setattr(row_previews, "_PARQUET_ROWS", 20)
+    monkeypatch.setattr(previews, "LARGEST", 1_000)
+    monkeypatch.setattr(previews, "_PARQUET_ROWS", 20)
     rows = [f"this is the film that was number {number} of the year" for number in range(60)]
     table = pyarrow.table({"text": rows, "label": ["good", "bad"] * 30})
     files = {

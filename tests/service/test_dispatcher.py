@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from distill.errors import UserError
-from distill.service.dispatcher import BuildCommand, Dispatcher, build_command
-from distill.service.engine import Attempt, Work, read_log
-from distill.service.engines.local import LocalEngine
-from distill.service.processes import find_marked
-from distill.service.queue import LOSSES, Job, Queue, State
+from distill.core.errors import UserError
+from distill.serve.jobs.attempts import Attempt, AttemptWork, BuildCommand, Dispatcher, build_command, read_log
+from distill.serve.jobs.engines import LocalEngine, find_marked
+from distill.serve.jobs.queue import LOSSES, Queue, QueuedJob, State
 from tests.service.programs import ESCAPING, is_running, list_running, read_pids, run_override, wait_for
 
 WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
@@ -59,24 +57,24 @@ def start(tmp_path: Path, queue: Queue) -> Iterator[Start]:
     last.stop()
 
 
-def state_of(queue: Queue, job: Job) -> State:
+def state_of(queue: Queue, job: QueuedJob) -> State:
     found = queue.get(job.id)
     assert found is not None
     return found.state
 
 
-def wait_for_end(queue: Queue, job: Job) -> Job:
+def wait_for_end(queue: Queue, job: QueuedJob) -> QueuedJob:
     wait_for(lambda: state_of(queue, job).is_end)
     found = queue.get(job.id)
     assert found is not None
     return found
 
 
-def wait_for_begin(directory: Path, job: Job) -> None:
+def wait_for_begin(directory: Path, job: QueuedJob) -> None:
     wait_for(lambda: b"begun" in read_log(directory, job.id))
 
 
-def directory_of(directory: Path, job: Job) -> Path:
+def directory_of(directory: Path, job: QueuedJob) -> Path:
     return directory / "jobs" / job.id
 
 
@@ -156,7 +154,7 @@ class SlowEngine(LocalEngine):
         super().__init__(directory)
         self.submitting, self.go_on = threading.Event(), threading.Event()
 
-    def submit(self, work: Work) -> str:
+    def submit(self, work: AttemptWork) -> str:
         self.submitting.set()
         assert self.go_on.wait(60)
         return super().submit(work)
@@ -246,7 +244,7 @@ def test_logs_survive_a_cancel_and_a_restart(tmp_path: Path, queue: Queue, start
     assert second.engine.log(f"{job.id}/1", 2) == b"gun\n"
 
 
-def kill_runner(directory: Path, job: Job, attempt: int = 1) -> None:
+def kill_runner(directory: Path, job: QueuedJob, attempt: int = 1) -> None:
     pid = Attempt(directory, job.id, attempt).read_process()
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -290,7 +288,7 @@ def test_a_late_runner_of_an_attempt_that_is_over_does_not_begin(tmp_path: Path,
     engine = LocalEngine(tmp_path)
     assert attempt.close()
     assert attempt.read_exit() is not None
-    engine.submit(Work(job.id, 1, run_override(claimed, attempt), tmp_path, {}, 1.0))
+    engine.submit(AttemptWork(job.id, 1, run_override(claimed, attempt), tmp_path, {}, 1.0))
     wait_for(lambda: engine.state(f"{job.id}/1") == "lost")
     assert not (directory_of(tmp_path, job) / "ran").exists()
     assert not attempt.process.exists()
@@ -301,7 +299,7 @@ def test_two_attempts_of_a_job_never_run_at_once(tmp_path: Path, queue: Queue) -
     engine = LocalEngine(tmp_path)
     for number in (1, 2):
         attempt = Attempt(tmp_path, job.id, number)
-        engine.submit(Work(job.id, number, run_override(job, attempt), tmp_path, {}, 1.0))
+        engine.submit(AttemptWork(job.id, number, run_override(job, attempt), tmp_path, {}, 1.0))
         wait_for(lambda: b"begun" in read_log(tmp_path, job.id))
     assert engine.state(f"{job.id}/1") == "running"
     assert engine.state(f"{job.id}/2") == "waiting"
@@ -406,7 +404,7 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path, queue: Queue, sta
 def test_a_step_goes_on_after_an_error_of_the_disk(
     tmp_path: Path, queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("distill.service.dispatcher._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("distill.serve.jobs.attempts._RETRY_SECONDS", 0.05)
     other, job = queue.add("ada", [WAIT_FOR_GO]), queue.add("ada", [WAIT_FOR_GO])
     start(2)
     for begun in (other, job):
@@ -533,7 +531,7 @@ def test_a_cancel_ends_the_processes_of_ray(tmp_path: Path, queue: Queue, start:
 def test_a_runner_that_does_not_react_to_a_cancel_is_killed(
     tmp_path: Path, queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.service.engines.local._PATIENCE", 0.3)
+    monkeypatch.setattr("distill.serve.jobs.engines._PATIENCE", 0.3)
     job = queue.add("ada", [WAIT])
     dispatcher = start()
     wait_for_begin(tmp_path, job)

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from distill.errors import UserError
-from distill.installation import install_command
-from distill.service.dispatcher import Dispatcher
-from distill.service.engine import Attempt, Engine, Work
-from distill.service.engines import ENGINES, create_engine
-from distill.service.queue import Queue, State
+from distill.core.errors import UserError, install_command
+from distill.serve.jobs.attempts import Attempt, AttemptWork, Dispatcher, Engine
+from distill.serve.jobs.queue import Queue, State
+from distill.service import ENGINES, create_engine
 from tests.service.programs import ESCAPING, is_running, read_pids, run_override, wait_for
 
 WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
@@ -55,20 +53,20 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> CreateEngine:
     if request.param == "local":
         return lambda: create_engine("local", tmp_path)
     if request.param == "ray":
-        from distill.service.engines.ray import RayEngine
+        from distill.serve.jobs.engines import RayEngine
 
         address = request.getfixturevalue("ray_dashboard")
         return lambda: RayEngine(tmp_path, address=address)
     if request.param == "slurm":
         pytest.importorskip("submitit", reason="needs the extra slurm")
-        from distill.service.engines.slurm import SlurmEngine
+        from distill.serve.jobs.engines import SlurmEngine
 
         return lambda: SlurmEngine(tmp_path, cluster="local")
     types = pytest.importorskip("kubeflow.trainer.types.types", reason="needs the extra kubernetes")
     from kubeflow.trainer import LocalProcessBackendConfig
     from kubeflow.trainer.backends.localprocess.constants import local_runtimes
 
-    from distill.service.engines.kubernetes import KubernetesEngine
+    from distill.serve.jobs.engines import KubernetesEngine
 
     runtime = types.Runtime(name=local_runtimes[0].name, trainer=local_runtimes[0].trainer, kind=local_runtimes[0].kind)
     runtime.trainer.framework = "plain"  # With torch it would be installed for each job.
@@ -85,7 +83,7 @@ def job() -> str:
 
 
 def submit(engine: Engine, directory: Path, job: str, program: str, **environment: str) -> str:
-    return engine.submit(Work(job, 1, (sys.executable, "-c", program), directory, environment, 0.2))
+    return engine.submit(AttemptWork(job, 1, (sys.executable, "-c", program), directory, environment, 0.2))
 
 
 def test_a_command_ends_well_with_its_output_and_environment(create: CreateEngine, tmp_path: Path, job: str) -> None:
@@ -192,14 +190,14 @@ def test_slurm_needs_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_ray_needs_a_cluster(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra ray")
-    from distill.service.engines.ray import RayEngine
+    from distill.serve.jobs.engines import RayEngine
 
     with pytest.raises(UserError, match="--engine ray finds no Ray dashboard .*: start one with `ray start --head`"):
         RayEngine(tmp_path, address="http://127.0.0.1:9")
 
 
 def test_the_package_of_engines_imports_no_engine() -> None:
-    program = "import distill.service.engines, sys; print(sorted({'ray', 'submitit', 'kubeflow'} & set(sys.modules)))"
+    program = "import distill.service, sys; print(sorted({'ray', 'submitit', 'kubeflow'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -210,7 +208,7 @@ def test_a_job_that_ray_refuses_fails_with_its_reason(
     pytest.importorskip("ray", reason="needs the extra ray")
     from ray.job_submission import JobSubmissionClient
 
-    from distill.service.engines.ray import RayEngine
+    from distill.serve.jobs.engines import RayEngine
 
     def refuse(*arguments: object, **options: object) -> None:
         raise RuntimeError("Request failed with status code 400: no such resource\nTraceback")

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distill.service import feed
-from distill.service.feed import Feeds
-from distill.service.queue import Queue, State
+from distill.serve.jobs import results
+from distill.serve.jobs.queue import Queue, State
+from distill.serve.jobs.results import Feeds
 from tests.service.conftest import Running
 from tests.service.programs import wait_for
 
@@ -117,10 +117,10 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue(tmp_path: Path) -> Non
         feeds, numbers = Feeds(queue, tmp_path), list[int]()
         stream = feeds.watch(job.id, 0, lambda: True)
         numbers += [number for number, _, _ in parse(await anext(stream))]
-        queue.record(job.id, 1, *({"kind": "step", "step": step} for step in range(3 * feed.RECENT)))
+        queue.record(job.id, 1, *({"kind": "step", "step": step} for step in range(3 * results.RECENT)))
         quick = feeds.watch(job.id, 2, lambda: True)  # It drives the feed on.
         last = 2
-        while last < 3 * feed.RECENT + 2:
+        while last < 3 * results.RECENT + 2:
             last = parse(await anext(quick))[-1][0]
         await quick.aclose()
         queue.finish(job.id, 1, State.FINISHED)
@@ -129,7 +129,7 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue(tmp_path: Path) -> Non
         assert feeds.watched == 0
         return numbers
 
-    assert asyncio.run(watch()) == list(range(1, 3 * feed.RECENT + 4))
+    assert asyncio.run(watch()) == list(range(1, 3 * results.RECENT + 4))
     queue.close()
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from distill.core.errors import UserError
 from distill.edge import Bundle
-from distill.errors import UserError
 from distill.records.headline import describe_verdict
-from distill.records.record import Run, create_record
-from distill.service.deployment import Target
-from distill.service.queue import State
-from distill.service.results import name_runs
+from distill.records.run import Run, create_record
+from distill.serve.jobs.deployment import Target
+from distill.serve.jobs.queue import State
+from distill.serve.jobs.results import name_runs
 from tests.edge.conftest import write_toy_bundle
 from tests.records.test_report import record
 from tests.serve.conftest import Running as Server
@@ -191,7 +191,7 @@ def test_children_end_with_the_service_and_a_damaged_bundle_is_named(
 
 def test_a_child_ends_when_its_service_is_killed(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     write_toy_bundle(tmp_path, tokenizer)
-    command = [sys.executable, "-m", "distill.service.predictor", f"bundle={tmp_path}"]
+    command = [sys.executable, "-m", "distill.serve.jobs.deployment", f"bundle={tmp_path}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdin is not None

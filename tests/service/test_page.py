@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distill.service.page import load_page
-from distill.service.queue import State
+from distill.serve.jobs.paths import load_page
+from distill.serve.jobs.queue import State
 from tests.conftest import sentences
 from tests.documentation.test_accessibility import AXE, CLIPPED
 from tests.edge.conftest import needs_browser

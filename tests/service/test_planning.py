@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distill.serve.refusals import RefusedError
-from distill.service import planning
-from distill.service.planning import Planner, read_events
+from distill.serve.http import RefusedError
+from distill.serve.jobs import results
+from distill.serve.jobs.results import Planner, read_events
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def test_the_line_of_the_command_is_the_reason(planner: Planner) -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> list[Sequence[str]]:
     """Runs a program in place of each command; returns the list of the commands."""
     commands: list[Sequence[str]] = []
-    run = planning._run_command
+    run = results._run_command
 
     async def run_program(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str, str]:
         commands.append(command)
         return await run((sys.executable, "-c", program), environment)
 
-    monkeypatch.setattr(planning, "_run_command", run_program)
+    monkeypatch.setattr(results, "_run_command", run_program)
     return commands
 
 
@@ -53,7 +53,7 @@ def test_a_plan_has_the_summary_the_time_and_the_notices(planner: Planner, monke
     )
     commands = stand_in(monkeypatch, program)
     plan = asyncio.run(planner.plan(("-m", "seed=1,2"), {"/data/local/films/films.csv": "data:films"}))
-    assert plan == planning.Plan("task   data:films\n steps  10", 30.5, ("data:films is small",))
+    assert plan == results.DryRun("task   data:films\n steps  10", 30.5, ("data:films is small",))
     [command] = commands
     assert command[1:5] == ("-m", "distill", "-m", "seed=1,2")
     assert command[-1] == "dry_run=true"
@@ -89,10 +89,10 @@ def test_a_check_that_hangs_is_ended_and_too_many_are_refused(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, "import time; time.sleep(1000)")
-    monkeypatch.setattr(planning, "SECONDS", 0.2)
-    monkeypatch.setattr(planning, "WAITING", 3)
+    monkeypatch.setattr(results, "SECONDS", 0.2)
+    monkeypatch.setattr(results, "WAITING", 3)
 
-    async def plan_many() -> list[BaseException | planning.Plan]:
+    async def plan_many() -> list[BaseException | results.DryRun]:
         return await asyncio.gather(*(planner.plan((), {}) for _ in range(4)), return_exceptions=True)
 
     refusals = asyncio.run(plan_many())

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from distill.service.queue import (
+from distill.core.files import is_full_disk
+from distill.serve.jobs.queue import (
     LOSSES,
     FullQueueError,
-    Job,
     LiveJobError,
     Queue,
+    QueuedJob,
     StaleAttemptError,
     State,
     UnknownJobError,
 )
-from distill.storage.files import is_full_disk
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
     queue.close()
 
 
-def claim(queue: Queue) -> Job:
+def claim(queue: Queue) -> QueuedJob:
     job = queue.claim()
     assert job is not None
     return job

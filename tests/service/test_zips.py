@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.errors import UserError
-from distill.service.zips import ZipLimits, unpack, unpack_gzip
+from distill.core.errors import UserError
+from distill.serve.jobs.uploads import ZipLimits, unpack, unpack_gzip
 from tests.fuzzing import damages, fuzz
 
 ROWS = "text,label\n" + "a film,good\n" * 20

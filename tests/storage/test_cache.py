@@ -14,17 +14,17 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from distill.chain.task_run import TaskRun
-from distill.errors import UserError
-from distill.export.settings import ExportSettings
-from distill.storage import cache, locks
-from distill.storage.cache import LEASE, entry_key, has_entry, leases, new_entry, open_cache
-from distill.storage.files import CHECKSUMS
+from distill.core import files, storage
+from distill.core.errors import UserError
+from distill.core.files import CHECKSUMS
+from distill.core.storage import LEASE, entry_key, has_entry, leases, new_entry, open_cache
+from distill.export.quantization import ExportSettings
 from tests.conftest import toy_bert
 
 # A process that reads an entry until it is killed.
 READER = """
 import pathlib, sys, time
-from distill.storage.cache import has_entry
+from distill.core.storage import has_entry
 print(has_entry(pathlib.Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """
@@ -76,41 +76,41 @@ def test_an_entry_of_another_version_is_not_read_and_stays(tmp_path: Path) -> No
 
 def test_an_entry_is_leased_from_its_reading_to_the_end_of_the_run(tmp_path: Path) -> None:
     entry = write_entry(tmp_path / "tokens" / "one")
-    assert not locks.is_held(entry / LEASE)
+    assert not files.is_locked(entry / LEASE)
     with leases():
         assert has_entry(entry)
         assert has_entry(entry)
-        assert locks.is_held(entry / LEASE)
+        assert files.is_locked(entry / LEASE)
         with leases():  # Of a run in a run.
             assert has_entry(entry)
             other = tmp_path / "tokens" / "two"
             with new_entry(other) as temporary:
                 (temporary / "weights").write_text("1")
-            assert locks.is_held(other / LEASE)
-        assert locks.is_held(entry / LEASE)
-        assert not locks.is_held(other / LEASE)
-    assert not locks.is_held(entry / LEASE)
+            assert files.is_locked(other / LEASE)
+        assert files.is_locked(entry / LEASE)
+        assert not files.is_locked(other / LEASE)
+    assert not files.is_locked(entry / LEASE)
 
 
 def test_leases_of_several_processes_end_with_them_however_they_end(tmp_path: Path) -> None:
     entry = write_entry(tmp_path / "tokens" / "one")
     with reading(entry) as first:
         with reading(entry):
-            assert locks.is_held(entry / LEASE)
-        assert locks.is_held(entry / LEASE)
+            assert files.is_locked(entry / LEASE)
+        assert files.is_locked(entry / LEASE)
         first.kill()
         first.wait()
-        assert not locks.is_held(entry / LEASE)
+        assert not files.is_locked(entry / LEASE)
 
 
 def test_an_entry_that_is_removed_while_its_reader_waits_is_missing(tmp_path: Path) -> None:
     entry = write_entry(tmp_path / "tokens" / "one")
-    removing, found = locks.acquire(entry / LEASE), list[bool]()
+    removing, found = files.acquire_lock(entry / LEASE), list[bool]()
     assert removing is not None
     reader = threading.Thread(target=lambda: found.append(has_entry(entry)))
     reader.start()
     os.replace(entry, tmp_path / "aside")
-    locks.release(removing)
+    files.release_lock(removing)
     reader.join()
     assert found == [False]
 
@@ -121,16 +121,16 @@ def test_an_entry_that_was_replaced_or_damaged_is_leased_anew(tmp_path: Path) ->
         assert has_entry(entry)
         (entry / "weights").write_text("damaged")
         assert not has_entry(entry)
-        assert not locks.is_held(entry / LEASE)
+        assert not files.is_locked(entry / LEASE)
         with new_entry(entry) as temporary:
             (temporary / "weights").write_text("1")
         assert has_entry(entry)
-        assert locks.is_held(entry / LEASE)
+        assert files.is_locked(entry / LEASE)
 
 
 def test_what_a_killed_process_left_of_an_entry_is_swept_by_the_next_attempt(tmp_path: Path) -> None:
     entry = tmp_path / "tokens" / "one"
-    program = "import os, pathlib, sys; from distill.storage.cache import new_entry\n"
+    program = "import os, pathlib, sys; from distill.core.storage import new_entry\n"
     program += "with new_entry(pathlib.Path(sys.argv[1])): os._exit(9)"
     assert subprocess.run([sys.executable, "-c", program, str(entry)], check=False).returncode == 9
     [left] = entry.parent.iterdir()
@@ -179,7 +179,7 @@ def test_a_complete_cache_that_is_read_only_is_read(
     open_cache(tmp_path / "cache")
     with leases():
         assert has_entry(entry)
-        assert (entry in cache._held) is was_leased
+        assert (entry in storage._held) is was_leased
     assert {path.name for path in entry.iterdir()} == {"weights", CHECKSUMS, *([LEASE] if was_leased else [])}
 
 

@@ -17,17 +17,17 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.chain import task_run
-from distill.data import token_cache
-from distill.data.tables import LabelledData
-from distill.export.settings import ExportSettings
-from distill.storage.cache import LEASE
-from distill.storage.files import CHECKSUMS
-from distill.tasks import Classification, MaskedLM
-from distill.teaching import output_cache
-from distill.teaching import preparation as teaching
-from distill.teaching.computation import Computation, cache_outputs
-from distill.teaching.output_cache import HiddenLayers, OutputCache
-from distill.teaching.source import TeacherSource
+from distill.core.files import CHECKSUMS
+from distill.core.storage import LEASE
+from distill.data import tokenization
+from distill.data.splits import LabelledData
+from distill.export.quantization import ExportSettings
+from distill.kinds import Classification, MaskedLM
+from distill.teachers import output_cache
+from distill.teachers import preparation as teaching
+from distill.teachers.computation import Computation, cache_outputs
+from distill.teachers.output_cache import HiddenLayers, OutputCache
+from distill.teachers.source import TeacherSource
 from distill.text.masking import Masking
 from tests.conftest import SETTINGS, sentences, stored_logits, toy_bert
 
@@ -104,7 +104,7 @@ def remember(patch: pytest.MonkeyPatch, root: Path, name: str) -> None:
 
 
 def read_tokens(root: Path, splits: LabelledData, tokenizer: PreTrainedTokenizerBase) -> str:
-    tokens = token_cache.tokenize_split(splits.splits["train"], tokenizer, 16, root / "tokens" / "cache")
+    tokens = tokenization.tokenize_split(splits.splits["train"], tokenizer, 16, root / "tokens" / "cache")
     return digest_of(*tokens.columns.values(), tokens.offsets, tokens.truncated)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.errors import UserError
-from distill.storage import files
+from distill.core import files
+from distill.core.errors import UserError
 
 
 def test_a_search_for_a_name_finds_no_file_that_is_being_written(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
 # A process that is killed while it writes a file and a directory.
 KILLED = """
 import os, pathlib, signal, sys
-from distill.storage.files import atomic_directory, atomic_file
+from distill.core.files import atomic_directory, atomic_file
 root = pathlib.Path(sys.argv[1])
 with atomic_file(root / "run" / "last.ckpt") as file, atomic_directory(root / "run" / "bundle") as directory:
     file.write_text("half")

@@ -3,8 +3,8 @@
 import datasets
 import pytest
 
-from distill.errors import UnreachableError
-from distill.storage import hub
+from distill.core import storage
+from distill.core.errors import UnreachableError
 
 
 def test_one_timeout_does_not_leave_later_runs_offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,17 +19,17 @@ def test_one_timeout_does_not_leave_later_runs_offline(monkeypatch: pytest.Monke
         return "data"
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "check_file", check_file)
+    monkeypatch.setattr(storage, "check_file", check_file)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert [hub.load_dataset("owner/name", "data set", advice="") for _ in range(2)] == ["data", "data"]
+    assert [storage.load_hub_dataset("owner/name", "data set", advice="") for _ in range(2)] == ["data", "data"]
     assert asked == [True, False]
 
 
 def test_a_data_set_may_have_a_revision_and_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(hub, "check_file", lambda *names, **options: calls.append((names, options)))
+    monkeypatch.setattr(storage, "check_file", lambda *names, **options: calls.append((names, options)))
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: calls.append((names, options)))
-    hub.load_dataset("owner/name@refs/convert/parquet:small", "data set", advice="")
+    storage.load_hub_dataset("owner/name@refs/convert/parquet:small", "data set", advice="")
     assert calls == [
         (("owner/name", ".gitattributes"), {"kind": "dataset", "revision": "refs/convert/parquet"}),
         (("owner/name", "small"), {"revision": "refs/convert/parquet"}),

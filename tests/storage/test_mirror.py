@@ -12,9 +12,9 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from distill.errors import UserError
-from distill.storage import mirror
-from distill.storage.cache import has_entry, new_entry
+from distill.core import storage
+from distill.core.errors import UserError
+from distill.core.storage import has_entry, new_entry
 
 
 class Machine:
@@ -27,7 +27,7 @@ class Machine:
     def copy(self) -> Path:
         """The copy of the URL on this machine, on which all calls work until that of another one is asked for."""
         self.monkeypatch.setenv("DISTILL_MIRROR", str(self.root))
-        return mirror.local_path(self.url)
+        return storage.local_path(self.url)
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
@@ -36,7 +36,7 @@ class Machine:
             path.write_text(text)
 
     def read(self) -> dict[str, str]:
-        paths = [path for path in self.copy.rglob("*") if path.is_file() and path.name != mirror.STATE]
+        paths = [path for path in self.copy.rglob("*") if path.is_file() and path.name != storage.STATE]
         return {path.relative_to(self.copy).as_posix(): path.read_text() for path in paths}
 
 
@@ -70,20 +70,20 @@ def test_a_path_says_what_url_it_is_a_copy_of(
     url: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
-    path = mirror.local_path(url)
+    path = storage.local_path(url)
     assert path == tmp_path / below
-    assert (mirror.address(path), mirror.address(path / "sst2" / "run")) == (url, f"{url}/sst2/run")
-    assert mirror.is_copy(path)
+    assert (storage.address(path), storage.address(path / "sst2" / "run")) == (url, f"{url}/sst2/run")
+    assert storage.is_copy(path)
 
 
 def test_paths_are_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path / "mirror"))
-    assert mirror.local_path("~/runs") == Path.home() / "runs"
-    assert not mirror.is_copy(tmp_path / "mirror")
-    assert not mirror.is_copy(tmp_path / "mirror" / "outputs")
-    assert (mirror.local_path("runs"), mirror.address(Path("runs"))) == (Path("runs"), "runs")
+    assert storage.local_path("~/runs") == Path.home() / "runs"
+    assert not storage.is_copy(tmp_path / "mirror")
+    assert not storage.is_copy(tmp_path / "mirror" / "outputs")
+    assert (storage.local_path("runs"), storage.address(Path("runs"))) == (Path("runs"), "runs")
     (tmp_path / "file").write_text("here")
-    for copy in (mirror.fetch, mirror.send, mirror.send_changes, mirror.check):
+    for copy in (storage.fetch, storage.send, storage.send_changes, storage.check):
         copy(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -93,17 +93,17 @@ def test_only_what_changed_is_copied_and_what_was_removed_is_removed(
 ) -> None:
     first, second = machines
     first.write(metrics="1", checkpoints__last="a", gone="b", **{".hidden": "c"})
-    mirror.send(first.copy)
-    mirror.fetch(second.copy)
+    storage.send(first.copy)
+    storage.fetch(second.copy)
     assert second.read() == {"metrics": "1", "checkpoints/last": "a", "gone": "b"}
     second.write(metrics="1 2")
     (second.copy / "gone").unlink()
     copied: list[str] = []
-    put = mirror._put
-    monkeypatch.setattr(mirror, "_put", lambda fs, path, target: (copied.append(path.name), put(fs, path, target)))
-    mirror.send(second.copy)
+    put = storage._put
+    monkeypatch.setattr(storage, "_put", lambda fs, path, target: (copied.append(path.name), put(fs, path, target)))
+    storage.send(second.copy)
     assert copied == ["metrics"]
-    mirror.fetch(first.copy)
+    storage.fetch(first.copy)
     assert first.read() == {"metrics": "1 2", "checkpoints/last": "a", ".hidden": "c"}
     assert list_there(url) == ["checkpoints/last", "metrics"]
 
@@ -111,42 +111,42 @@ def test_only_what_changed_is_copied_and_what_was_removed_is_removed(
 def test_changes_that_were_not_sent_stay_until_another_machine_goes_on(machines: tuple[Machine, Machine]) -> None:
     first, second = machines
     first.write(metrics="1", last="1")
-    mirror.send(first.copy)
+    storage.send(first.copy)
     first.write(metrics="not sent", last="not sent")
-    mirror.fetch(first.copy)
+    storage.fetch(first.copy)
     assert first.read() == {"metrics": "not sent", "last": "not sent"}
-    mirror.fetch(second.copy)
+    storage.fetch(second.copy)
     second.write(metrics="1 2")
-    mirror.send(second.copy)
-    mirror.fetch(first.copy)  # Files of two machines would not fit each other.
+    storage.send(second.copy)
+    storage.fetch(first.copy)  # Files of two machines would not fit each other.
     assert first.read() == {"metrics": "1 2", "last": "1"}
 
 
 def test_files_that_are_skipped_come_later_and_are_not_removed(machines: tuple[Machine, Machine], url: str) -> None:
     first, second = machines
     first.write(record="1", checkpoints__last="a")
-    mirror.send(first.copy)
-    mirror.fetch(second.copy, skip=mirror.BELOW)
+    storage.send(first.copy)
+    storage.fetch(second.copy, skip=storage.BELOW)
     assert second.read() == {"record": "1"}
     second.write(record="2")
-    mirror.send(second.copy)
-    mirror.fetch(second.copy)
+    storage.send(second.copy)
+    storage.fetch(second.copy)
     assert second.read() == {"record": "2", "checkpoints/last": "a"}
     (second.copy / "checkpoints" / "last").unlink()
-    mirror.send(second.copy, skip=mirror.BELOW)
+    storage.send(second.copy, skip=storage.BELOW)
     assert list_there(url) == ["checkpoints/last", "record"]
 
 
 def test_files_of_several_processes_are_each_on_their_own(machines: tuple[Machine, Machine]) -> None:
     first, second = machines
     first.write(**{"runs.1.txt": "a", "optuna.db": "1"})
-    mirror.send(first.copy)
+    storage.send(first.copy)
     first.write(**{"runs.1.txt": "a b", "optuna.db": "not sent"})
-    mirror.fetch_files(second.copy, "runs*.txt")
+    storage.fetch_files(second.copy, "runs*.txt")
     assert second.read() == {"runs.1.txt": "a"}
     second.write(**{"runs.2.txt": "c", "sweep__runs.3.txt": "d"})
-    mirror.send(second.copy)
-    mirror.fetch_files(first.copy, "runs*.txt")
+    storage.send(second.copy)
+    storage.fetch_files(first.copy, "runs*.txt")
     assert first.read() == {"runs.1.txt": "a b", "runs.2.txt": "c", "optuna.db": "not sent"}
 
 
@@ -154,10 +154,10 @@ def test_each_directory_with_a_file_of_a_name_is_fetched(machines: tuple[Machine
     first, second = machines
     first.write(a__run="1", a__sub__part="2", b__run="3", c__other="4")
     for name in "abc":
-        mirror.send(first.copy / name)
-    mirror.fetch_holders(second.copy, "run", skip=("*part",))
+        storage.send(first.copy / name)
+    storage.fetch_holders(second.copy, "run", skip=("*part",))
     assert second.read() == {"a/run": "1", "b/run": "3"}
-    mirror.fetch(second.copy / "a")
+    storage.fetch(second.copy / "a")
     assert second.read() == {"a/run": "1", "a/sub/part": "2", "b/run": "3"}
 
 
@@ -167,11 +167,11 @@ def test_checksums_and_the_record_are_copied_after_what_they_describe(
     first, second = machines
     first.write(**{"weights": "1", "run.json": "1", "SHA256SUMS": "1", "z__SHA256SUMS": "1", "z__weights": "1"})
     sent, fetched = [], []
-    put, atomic_file = mirror._put, mirror.atomic_file
-    monkeypatch.setattr(mirror, "_put", lambda fs, path, target: (sent.append(path), put(fs, path, target)))
-    mirror.send(first.copy)
-    monkeypatch.setattr(mirror, "atomic_file", lambda path: (fetched.append(path), atomic_file(path))[1])
-    mirror.fetch(second.copy)
+    put, atomic_file = storage._put, storage.atomic_file
+    monkeypatch.setattr(storage, "_put", lambda fs, path, target: (sent.append(path), put(fs, path, target)))
+    storage.send(first.copy)
+    monkeypatch.setattr(storage, "atomic_file", lambda path: (fetched.append(path), atomic_file(path))[1])
+    storage.fetch(second.copy)
     for machine, paths in ((first, sent), (second, fetched)):
         names = [path.relative_to(machine.copy).as_posix() for path in paths]
         assert names == ["weights", "z/weights", "SHA256SUMS", "z/SHA256SUMS", "run.json"]
@@ -182,7 +182,7 @@ def test_an_upload_that_fails_leaves_the_old_file_and_is_sent_later(
 ) -> None:
     first, second = machines
     first.write(**{"a": "1", "b": "1", "run.json": "1"})
-    mirror.send(first.copy)
+    storage.send(first.copy)
     first.write(**{"a": "2", "b": "2", "run.json": "2"})
     file_system = type(fsspec.url_to_fs(url)[0])
     moved: Any = file_system.mv
@@ -197,14 +197,14 @@ def test_an_upload_that_fails_leaves_the_old_file_and_is_sent_later(
         with pytest.raises(
             UserError, match=r"cannot be written \(OSError: the connection\); its copy is .*first"
         ) as info:
-            mirror.send(first.copy)
+            storage.send(first.copy)
         assert "\n" not in str(info.value)
         assert list_there(url) == ["a", "b", "run.json"]
-        mirror.send_changes(first.copy / "checkpoints")  # It prints the same as a notice.
-    mirror.fetch(second.copy)
+        storage.send_changes(first.copy / "checkpoints")  # It prints the same as a notice.
+    storage.fetch(second.copy)
     assert second.read() == {"a": "2", "b": "1", "run.json": "1"}  # The record never is the first.
-    mirror.send(first.copy)
-    mirror.fetch(second.copy)
+    storage.send(first.copy)
+    storage.fetch(second.copy)
     assert second.read() == {"a": "2", "b": "2", "run.json": "2"}
 
 
@@ -233,7 +233,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine whose copy of `there` is complete."""
     machine = Machine(tmp_path / "first", f"file://{tmp_path}/there", monkeypatch)
     machine.write(metrics="1", checkpoints__last="a")
-    mirror.send(machine.copy)
+    storage.send(machine.copy)
     return machine
 
 
@@ -245,22 +245,22 @@ def test_an_error_of_the_storage_removes_nothing_here_and_is_raised(
     error: Exception, where: str, copied: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs = Failing(error, where)
-    monkeypatch.setattr(mirror, "_connect", lambda directory: (fs, mirror.address(directory).removeprefix("file://")))
+    monkeypatch.setattr(storage, "_connect", lambda directory: (fs, storage.address(directory).removeprefix("file://")))
     before = copied.read()
-    for fetch in (mirror.fetch, lambda directory: mirror.fetch_holders(directory, "metrics")):
-        if where == "there" and isinstance(error, FileNotFoundError) and fetch is not mirror.fetch:
+    for fetch in (storage.fetch, lambda directory: storage.fetch_holders(directory, "metrics")):
+        if where == "there" and isinstance(error, FileNotFoundError) and fetch is not storage.fetch:
             fetch(copied.copy)  # It is not there, so that no directory is.
         else:
             with pytest.raises(UserError, match=r"there cannot be read \(|there has none of the 2 files"):
                 fetch(copied.copy)
         assert copied.read() == before
-    mirror.try_fetch(copied.copy)  # It prints the same as a notice.
+    storage.try_fetch(copied.copy)  # It prints the same as a notice.
     assert copied.read() == before
     if where == "there" and not isinstance(error, FileNotFoundError):
         with pytest.raises(UserError, match="cannot be read"):
-            mirror.fetch_files(copied.copy, "metrics")
+            storage.fetch_files(copied.copy, "metrics")
         with pytest.raises(UserError, match="cannot be read"):
-            mirror.check(copied.copy)
+            storage.check(copied.copy)
 
 
 @pytest.mark.parametrize(("where", "refused"), [("there", True), ("checkpoints", False)])
@@ -268,13 +268,13 @@ def test_an_empty_listing_removes_nothing_here(
     where: str, refused: bool, copied: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FTP lists a directory as empty after some of its errors."""
-    monkeypatch.setattr(mirror, "_connect", lambda path: (Failing(None, where), str(mirror.address(path))[7:]))
+    monkeypatch.setattr(storage, "_connect", lambda path: (Failing(None, where), str(storage.address(path))[7:]))
     with (
         pytest.raises(UserError, match=f"^{re.escape(copied.url)} has none of the 2 files that were copied: check")
         if refused
         else contextlib.nullcontext()
     ):
-        mirror.fetch(copied.copy)
+        storage.fetch(copied.copy)
     assert copied.read() == {"metrics": "1", "checkpoints/last": "a"}
 
 
@@ -283,11 +283,11 @@ def test_a_directory_that_was_removed_there_is_refused_and_its_copy_stays(
 ) -> None:
     first, _ = machines
     first.write(metrics="1", checkpoints__last="a")
-    mirror.send(first.copy)
+    storage.send(first.copy)
     fs, there = fsspec.url_to_fs(url)
     fs.rm(there, recursive=True)
     with pytest.raises(UserError, match=f"if they were removed there, remove their copy {re.escape(str(first.copy))}"):
-        mirror.fetch(first.copy)
+        storage.fetch(first.copy)
     assert first.read() == {"metrics": "1", "checkpoints/last": "a"}
 
 
@@ -304,7 +304,7 @@ def test_a_directory_here_that_cannot_be_read_removes_nothing_there(
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", deny)
         with pytest.raises(UserError, match="cannot be written .PermissionError: .*Permission denied"):
-            mirror.send(copied.copy)
+            storage.send(copied.copy)
     assert list_there(copied.url) == ["checkpoints/last", "metrics"]
 
 
@@ -315,17 +315,17 @@ def test_a_directory_is_sent_at_the_start_at_the_end_and_after_an_error(machines
         first.write(run="1")
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), mirror.sent(first.copy):
+    with pytest.raises(ZeroDivisionError), storage.sent(first.copy):
         fail()
-    mirror.fetch(second.copy)
+    storage.fetch(second.copy)
     assert second.read() == {"run": "1"}
-    with mirror.sent(first.copy):
+    with storage.sent(first.copy):
         first.write(run="2")
-        mirror.send_changes(first.copy / "seeds" / "1")  # From any directory inside.
-        mirror.fetch(second.copy)
+        storage.send_changes(first.copy / "seeds" / "1")  # From any directory inside.
+        storage.fetch(second.copy)
         assert second.read() == {"run": "2"}
         first.write(run="3")
-    mirror.fetch(second.copy)
+    storage.fetch(second.copy)
     assert second.read() == {"run": "3"}
 
 
@@ -334,11 +334,11 @@ def test_uploads_that_a_killed_process_did_not_finish_are_removed_by_the_next_on
 ) -> None:
     first, _ = machines
     first.write(run="1", checkpoints__last="1")
-    mirror.send(first.copy)
+    storage.send(first.copy)
     fs, there = fsspec.url_to_fs(url)
     for name in (f".run.{'0' * 32}", f"checkpoints/.last.{'a' * 32}", ".ours", f"checkpoints/.{'0' * 31}"):
         fs.pipe_file(f"{there}/{name}", b"half")
-    with mirror.sent(first.copy):
+    with storage.sent(first.copy):
         assert list_there(url) == [".ours", f"checkpoints/.{'0' * 31}", "checkpoints/last", "run"]
 
 
@@ -352,7 +352,7 @@ def test_entries_of_a_shared_cache_are_fetched_and_damaged_ones_are_made_again(
     assert has_entry(second.copy / "teacher")
     assert (second.copy / "teacher" / "weights").read_text() == "1"
     with monkeypatch.context() as patch:  # What is here needs no connection.
-        patch.setattr(mirror, "_connect", lambda directory: 1 / 0)
+        patch.setattr(storage, "_connect", lambda directory: 1 / 0)
         assert has_entry(second.copy / "teacher")
     fs, there = fsspec.url_to_fs(url)
     fs.pipe_file(f"{there}/teacher/weights", b"damaged")
@@ -367,10 +367,10 @@ def test_entries_of_a_shared_cache_are_fetched_and_damaged_ones_are_made_again(
 def test_a_bucket_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
     store = SimpleNamespace(exists=lambda path: path == "bucket", info=lambda path: {"name": path})
-    monkeypatch.setattr(mirror, "_connect", lambda path: (store, mirror.address(path).removeprefix("s3://")))
-    mirror.check(mirror.local_path("s3://bucket/runs"))
+    monkeypatch.setattr(storage, "_connect", lambda path: (store, storage.address(path).removeprefix("s3://")))
+    storage.check(storage.local_path("s3://bucket/runs"))
     with pytest.raises(UserError, match="^s3://typo/runs cannot be read .*: there is no bucket typo"):
-        mirror.check(mirror.local_path("s3://typo/runs"))
+        storage.check(storage.local_path("s3://typo/runs"))
 
 
 @pytest.mark.parametrize(
@@ -386,4 +386,4 @@ def test_a_url_that_cannot_be_read_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("DISTILL_MIRROR", str(tmp_path))
     with pytest.raises(UserError, match=f"^{re.escape(message)}.*$"):
-        mirror.check(mirror.local_path(url))
+        storage.check(storage.local_path(url))

@@ -13,14 +13,15 @@ from transformers import (
     PreTrainedModel,
 )
 
-from distill.errors import UserError
-from distill.models import checks
-from distill.models.attention import NAME
-from distill.models.forward import run_encoder, run_model
-from distill.models.layers import list_parts
-from distill.models.modeling_shared_albert import SharedAlbertConfig, SharedAlbertForSequenceClassification
-from distill.models.padding import choose_padding_side
-from distill.training.fake_quantization import fake_quantized
+from distill.core.errors import UserError
+from distill.models import compatibility
+from distill.models.architectures.modeling_shared_albert import (
+    SharedAlbertConfig,
+    SharedAlbertForSequenceClassification,
+)
+from distill.models.forward import NAME, choose_padding_side, run_encoder, run_model
+from distill.models.surgery.layers import list_parts
+from distill.training.lightning_callbacks import fake_quantized
 
 VOCABULARY = 60
 SIZES: dict[str, Any] = {
@@ -125,13 +126,13 @@ def test_shared_weights_count_once_and_stand_once_in_the_file(
     attention = 4 * 32 * 33 + 2 * 32
     network = (32 * 48 + 48) + (48 * 32 + 32) + 2 * 32
     total = embeddings + 9 * 32 + attentions * attention + networks * network + head
-    assert checks.count_parameters(student) == total
+    assert compatibility.count_parameters(student) == total
     student.save_pretrained(tmp_path)
     size = (tmp_path / "model.safetensors").stat().st_size
     assert 4 * total < size < 4 * total + 8000  # The names.
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert type(loaded) is type(student)
-    assert checks.count_parameters(loaded) == total
+    assert compatibility.count_parameters(loaded) == total
     torch.testing.assert_close(logits(loaded), logits(student), rtol=0, atol=0)
     assert (tmp_path / "modeling_shared_albert.py").is_file() is not is_albert
 
@@ -182,7 +183,7 @@ def test_a_student_that_leaves_nothing_out_has_its_teachers_states(family: str) 
     teacher = toy(family, **options, **({"attention_window": 20} if family == "Longformer" else {}))
     shared = {"groups": 1} if family == "Albert" else {"share": "none"}
     student = albert.from_teacher(teacher, embedding_dim=None, depth=4, **shared)
-    assert checks.longest(student, toy_tokenizer()) == 40
+    assert compatibility.longest(student, toy_tokenizer()) == 40
     assert_close(states(student), states(teacher))
     if family not in ("Electra", "Longformer"):  # Heads without tanh, and with attention of its own to the first token.
         assert_close(logits(student), logits(teacher))
@@ -394,7 +395,7 @@ def test_the_same_teacher_gives_the_same_start(bert: PreTrainedModel) -> None:
 
 
 def bilstm() -> PreTrainedModel:
-    from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+    from distill.models.architectures.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
 
     return BilstmForSequenceClassification(BilstmConfig(vocab_size=20, embedding_dim=8, hidden_dim=8))
 

@@ -13,10 +13,10 @@ from onnx import numpy_helper
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.edge.model_files import session
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
-from distill.models.checks import count_parameters
+from distill.export.quantization import RecipeInput, write_dynamic
+from distill.models.compatibility import count_parameters
 from tests.conftest import LOOSE, toy_bert
 
 CITIES = ("boston", "denver", "dallas")
@@ -37,7 +37,7 @@ def test_shared_weights_stand_once_in_exported_files_which_equal_torch(options: 
             parameter += 0.01 * torch.randn_like(parameter)  # Equal tensors, such as norms, would be stored once.
     files = {name: tmp_path / f"{name}.onnx" for name in ("fp32", "int8")}
     export_onnx(student, files["fp32"])
-    write_dynamic(Material(files["fp32"], 7), files["int8"])
+    write_dynamic(RecipeInput(files["fp32"], 7), files["int8"])
     parameters = count_parameters(student)
     assert 4 * parameters <= count_weights(files["fp32"]) < 4 * parameters + 4000  # Positions and shapes.
     assert parameters < count_weights(files["int8"]) < 1.25 * parameters  # Small tables and biases stay in float.

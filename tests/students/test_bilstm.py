@@ -17,12 +17,12 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill.edge.model_files import session
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
-from distill.models.forward import output_logits
-from distill.models.modeling_bilstm import (
+from distill.export.quantization import RecipeInput, write_dynamic
+from distill.kinds import Classification, MaskedLM
+from distill.models.architectures.modeling_bilstm import (
     BilstmConfig,
     BilstmForQuestionAnswering,
     BilstmForSequenceClassification,
@@ -31,7 +31,7 @@ from distill.models.modeling_bilstm import (
     BilstmModel,
     BilstmPreTrainedModel,
 )
-from distill.tasks import Classification, MaskedLM
+from distill.models.forward import output_logits
 from tests.models.elsewhere import check_loads_without_distill
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
@@ -217,7 +217,7 @@ def test_the_exported_files_equal_torch(tmp_path: Path, head: type[BilstmPreTrai
     fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     export_onnx(model(layers=1, pair=pair), tmp_path / "another.onnx")  # The first export must not fix this one.
     export_onnx(network, fp32)
-    write_dynamic(Material(fp32, 7), int8)
+    write_dynamic(RecipeInput(fp32, 7), int8)
     sessions = {path: session(path) for path in (fp32, int8)}
     for batch in (1, 3):
         for length in (1, 7, 64, 300):
@@ -242,5 +242,5 @@ def test_the_embedding_table_is_quantized(tmp_path: Path, teacher: PreTrainedMod
     torch.manual_seed(0)
     config = BilstmConfig(vocab_size=5000, embedding_dim=64, hidden_dim=8, classifier_dim=8, num_labels=2)
     export_onnx(BilstmForSequenceClassification(config), tmp_path / "model.onnx")
-    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
+    write_dynamic(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
     assert (tmp_path / "model.int8.onnx").stat().st_size < 0.35 * (tmp_path / "model.onnx").stat().st_size

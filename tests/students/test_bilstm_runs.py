@@ -9,9 +9,9 @@ from distill.builtin.students import bilstm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Task
-from distill.errors import UserError
-from distill.models.checks import check_sizes
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.models.compatibility import check_sizes
 from tests.conftest import sentences, toy_bert
 
 CITIES = ("boston", "denver", "dallas")

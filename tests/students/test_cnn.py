@@ -12,27 +12,20 @@ from distill.builtin.students import bilstm, cnn
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from distill.contracts import Task
-from distill.edge.model_files import session
-from distill.errors import UserError
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.edge.bundle_files import session
 from distill.export import graph
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_dynamic
-from distill.models.modeling_cnn import (
+from distill.export.quantization import RecipeInput, write_dynamic
+from distill.kinds import Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, TokenClassification
+from distill.models.architectures.modeling_cnn import (
     CnnConfig,
     CnnForSequenceClassification,
     CnnForTokenClassification,
     CnnPreTrainedModel,
     DilatedLayer,
     Windows,
-)
-from distill.tasks import (
-    Classification,
-    Embedding,
-    MaskedLM,
-    MultipleChoice,
-    QuestionAnswering,
-    TokenClassification,
 )
 from tests.models.elsewhere import check_loads_without_distill
 
@@ -250,7 +243,7 @@ def test_the_exported_files_equal_torch(tmp_path: Path, head: type[CnnPreTrained
     network = model(head, pair=pair)
     fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     export_onnx(network, fp32)
-    write_dynamic(Material(fp32, 7), int8)
+    write_dynamic(RecipeInput(fp32, 7), int8)
     sessions = {path: session(path) for path in (fp32, int8)}
     for batch in (1, 3):
         for length in (1, 7, 64, 300):
@@ -272,7 +265,7 @@ def test_the_exported_files_equal_torch(tmp_path: Path, head: type[CnnPreTrained
 def test_every_product_is_computed_in_int8(tmp_path: Path, head: type[CnnPreTrainedModel], products: int) -> None:
     export_onnx(model(head), tmp_path / "model.onnx")
     assert len(graph.find_products(graph.load(tmp_path / "model.onnx"))) == products
-    write_dynamic(Material(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
+    write_dynamic(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
     counts = Counter(node.op_type for node in onnx.load(str(tmp_path / "model.int8.onnx")).graph.node)
     assert counts["MatMulInteger"] == products
     assert not {"MatMul", "Gemm", "Conv", "ConvInteger"} & counts.keys()

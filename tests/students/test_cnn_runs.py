@@ -8,7 +8,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Task
+from distill.core.contracts import Task
 from tests.conftest import sentences, toy_bert
 
 TEXTS = [text for text, _ in sentences(24)]

@@ -31,7 +31,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from distill.errors import UserError
+from distill.core.errors import UserError
 from tests.conftest import LABELS, toy_bert
 
 VOCABULARY = 40

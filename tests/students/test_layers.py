@@ -12,9 +12,9 @@ from distill.builtin.students.layers import from_teacher
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from distill.errors import UserError
-from distill.models.layers import find_layer_prefix
-from distill.tasks import CausalLM
+from distill.core.errors import UserError
+from distill.kinds import CausalLM
+from distill.models.surgery.layers import find_layer_prefix
 
 VOCABULARY, LENGTH = 40, 16
 TASK = CausalLM()

@@ -15,11 +15,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from distill.contracts import Task
-from distill.errors import UserError
-from distill.models.checks import check_filling
-from distill.models.modeling_mask_predict import MaskPredictForConditionalGeneration
-from distill.tasks import MaskedLM, MaskPredict, Seq2Seq
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.kinds import MaskedLM, MaskPredict, Seq2Seq
+from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
+from distill.models.compatibility import check_filling
 from tests.mask_predict import SIZES
 
 PAIRS = [{"source": "w1", "target": "w2"}, {"source": "w3", "target": "w4"}]

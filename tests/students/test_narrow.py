@@ -14,16 +14,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.errors import UserError
-from distill.models import checks
-from distill.models.attention import NAME
-from distill.models.forward import run_model
-from distill.models.modeling_narrow import (
+from distill.core.errors import UserError
+from distill.models import compatibility
+from distill.models.architectures.modeling_narrow import (
     NarrowDistilBertConfig,
     NarrowDistilBertForSequenceClassification,
 )
-from distill.models.narrowing import Importance, Sizes, narrow, share_out, take_strongest
-from distill.models.origins import Origins
+from distill.models.forward import NAME, run_model
+from distill.models.surgery.initialization import Origins
+from distill.models.surgery.layers import Importance, Sizes, narrow, share_out, take_strongest
 from tests.students.test_albert import BATCH, assert_close, count, logits, states, toy
 
 ALL = [0, 1, 2, 3]
@@ -176,8 +175,11 @@ def test_a_narrow_model_loads_with_its_code_and_can_teach(bert: PreTrainedModel,
 
 def test_heads_that_differ_by_layer_have_no_attention_vectors_to_compare(bert: PreTrainedModel) -> None:
     even, uneven = from_teacher(bert, heads=2), from_teacher(bert, heads=[1, 2])
-    assert (checks.encoder_size(even).heads, checks.encoder_size(even).attention_width) == (2, 16)
-    assert (checks.encoder_size(uneven).heads, checks.encoder_size(uneven).attention_width) == (None, None)
+    assert (compatibility.encoder_size(even).heads, compatibility.encoder_size(even).attention_width) == (2, 16)
+    assert (compatibility.encoder_size(uneven).heads, compatibility.encoder_size(uneven).attention_width) == (
+        None,
+        None,
+    )
     assert run_model(even.eval(), BATCH, frozenset({NAME}))[NAME][1].queries.shape == (3, 2, 9, 8)
     assert run_model(uneven.eval(), BATCH, frozenset({NAME}))[NAME] == {}
 

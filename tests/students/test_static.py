@@ -13,17 +13,17 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Task
-from distill.edge.model_files import session
-from distill.errors import UserError
+from distill.core.contracts import Task
+from distill.core.errors import UserError
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
-from distill.export.quantization import Material, write_rows
-from distill.export.vocabulary import cut_vocabulary
+from distill.export.quantization import RecipeInput, write_rows
+from distill.kinds import Classification, MaskedLM
+from distill.models.architectures.modeling_static import StaticConfig, StaticForSequenceClassification, StaticModel
+from distill.models.architectures.modeling_texts import mark_texts
 from distill.models.forward import output_logits
-from distill.models.modeling_static import StaticConfig, StaticForSequenceClassification, StaticModel
-from distill.models.modeling_texts import mark_texts
-from distill.models.origins import Origins, encode_pieces
-from distill.tasks import Classification, MaskedLM
+from distill.models.surgery.embeddings import cut_vocabulary
+from distill.models.surgery.initialization import Origins, encode_pieces
 from tests.conftest import toy_bert
 from tests.models.elsewhere import check_loads_without_distill
 
@@ -231,7 +231,7 @@ def test_the_exported_files_equal_torch(tmp_path: Path, head: type[Any], pair: b
     network = model(head, pair=pair, buckets=buckets)
     fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
     export_onnx(network, fp32)
-    write_rows(Material(fp32, 7), int8)
+    write_rows(RecipeInput(fp32, 7), int8)
     for batch in (1, 3):
         for length in (1, 7, 64, 300):
             for padded in (False, True):
@@ -251,7 +251,7 @@ def test_tables_are_quantized_by_rows_and_matrices_are_not(tmp_path: Path) -> No
     network = StaticForSequenceClassification(config).eval()
     torch.nn.init.normal_(network.pairs.weight)
     export_onnx(network, tmp_path / "model.onnx")
-    write_rows(Material(tmp_path / "model.onnx", 7), tmp_path / "int8.onnx")
+    write_rows(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "int8.onnx")
     tables, rest = 2 * 2000 * (64 + 4), 512 * 129 + 513 * 2 + 3 * 2000
     constants = onnx.load(str(tmp_path / "int8.onnx")).graph.initializer
     assert sum(numpy_helper.to_array(constant).nbytes for constant in constants) == pytest.approx(
@@ -265,7 +265,7 @@ def test_tables_are_quantized_by_rows_and_matrices_are_not(tmp_path: Path) -> No
 
 def test_weights_of_many_pieces_stay_in_float(tmp_path: Path) -> None:
     export_onnx(StaticModel(StaticConfig(vocab_size=60_000, embedding_dim=2)), tmp_path / "model.onnx")
-    write_rows(Material(tmp_path / "model.onnx", 7), tmp_path / "int8.onnx")
+    write_rows(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "int8.onnx")
     constants = onnx.load(str(tmp_path / "int8.onnx")).graph.initializer
     shapes = {tuple(tensor.dims) for tensor in constants if tensor.data_type == onnx.TensorProto.INT8}
     assert shapes == {(60_000, 2)}

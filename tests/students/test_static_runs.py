@@ -9,7 +9,7 @@ import torch
 from transformers import BertModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.errors import UserError
+from distill.core.errors import UserError
 from tests.conftest import LABELS, sentences, toy_bert
 
 TEXTS = ["a lovely and moving film", "stale , cold and stupid", "zzqx i hated every minute"]

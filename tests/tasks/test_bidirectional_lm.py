@@ -13,11 +13,11 @@ from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
-from distill.contracts import Items, Outputs, Scores
-from distill.errors import OptionError, UserError
-from distill.models.modeling_bilm import BilmConfig, BilmForPreTraining
-from distill.tasks import BidirectionalLM
-from distill.tasks.bidirectional_lm import BothDirections
+from distill.core.contracts import Items, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.kinds import BidirectionalLM
+from distill.kinds.autoregressive import BothDirections
+from distill.models.architectures.modeling_bilm import BilmConfig, BilmForPreTraining
 from tests.conftest import write_corpus
 
 VOCABULARY = 40

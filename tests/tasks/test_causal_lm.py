@@ -19,11 +19,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from distill.contracts import IGNORED, Items, Outputs, Scores
-from distill.errors import UserError
+from distill.core.contracts import IGNORED, Items, Outputs, Scores
+from distill.core.errors import UserError
+from distill.kinds import CausalLM
+from distill.kinds.autoregressive import NextTokenScores
 from distill.models.loading import auto_class_of, load_directory
-from distill.tasks import CausalLM
-from distill.tasks.causal_lm import NextTokenScores
 from distill.text.corpus import Document
 from distill.text.packing import measure_tokens
 from distill.text.sequences import SequenceSettings, make_packer

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from sklearn.utils.class_weight import compute_class_weight
 
-from distill.contracts import IGNORED, Outputs, Task
-from distill.data.tables import LabelledData
-from distill.errors import OptionError
+from distill.core.contracts import IGNORED, Outputs, Task
+from distill.core.errors import OptionError
+from distill.data.splits import LabelledData
+from distill.kinds import Classification, TokenClassification
+from distill.kinds.labelled_rows import resolve_class_weights, weight_column
 from distill.losses import HardLabels, Objective, SoftTargets
-from distill.tasks import Classification, TokenClassification
-from distill.tasks.class_weights import resolve_class_weights, weight_column
 
 NOWHERE = Path("nowhere")
 TERM = HardLabels()

@@ -23,12 +23,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from distill.contracts import IGNORED, Items, Scores, Task
-from distill.data.reranking import Lists
+from distill.core.contracts import IGNORED, Items, Scores, Task
 from distill.data.retrieval import Judgements
-from distill.models.generator import Generator
-from distill.models.pooling import configure
-from distill.tasks import (
+from distill.kinds import (
     CausalLM,
     Classification,
     Embedding,
@@ -39,18 +36,18 @@ from distill.tasks import (
     Reranking,
     TokenClassification,
 )
-from distill.tasks.causal_lm import NextTokenScores
-from distill.tasks.class_scores import OneClass
-from distill.tasks.label_scores import LabelSets
-from distill.tasks.masked_lm import TokenScores
-from distill.tasks.multiple_choice import ChoiceScores
-from distill.tasks.regression import NumberScores
-from distill.tasks.replaced_tokens import DetectionScores
-from distill.tasks.reranking import CandidateScores
-from distill.tasks.scoring import Scoring
-from distill.tasks.token_classification import TagScores
-from distill.tasks.vector_scores import PairScores
-from distill.training.evaluate import evaluate
+from distill.kinds.autoregressive import NextTokenScores
+from distill.kinds.classification import LabelSets, OneClass
+from distill.kinds.masked_lm import DetectionScores, TokenScores
+from distill.kinds.multiple_choice import ChoiceScores
+from distill.kinds.regression import NumberScores
+from distill.kinds.reranking import CandidateScores, Lists
+from distill.kinds.scoring import Scoring
+from distill.kinds.token_classification import TagScores
+from distill.kinds.vector_scores import PairScores
+from distill.models.forward import configure
+from distill.models.generator import GeneratorOptions
+from distill.training.module import evaluate
 
 VOCABULARY = 60
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -90,7 +87,7 @@ def gpt2() -> PreTrainedModel:
 def detector() -> PreTrainedModel:
     """Returns a discriminator with its generator."""
     discriminator = BertForTokenClassification(BertConfig(**SMALL, num_labels=2))
-    return Generator().join(discriminator, train_word_pieces(["a word"], VOCABULARY))
+    return GeneratorOptions().join(discriminator, train_word_pieces(["a word"], VOCABULARY))
 
 
 # Three queries with at most four candidates, as `batch_of` has them.

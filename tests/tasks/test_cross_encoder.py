@@ -11,12 +11,12 @@ import torch
 from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import CROSS_SCORES, Items, Outputs
-from distill.data.tables import text_split
-from distill.errors import UserError
+from distill.core.contracts import CROSS_SCORES, Items, Outputs
+from distill.core.errors import UserError
+from distill.data.splits import text_split
+from distill.kinds import Embedding, Reranking, embedding
+from distill.kinds.embedding import CrossEncoder
 from distill.models.loading import load_directory
-from distill.tasks import Embedding, Reranking, frozen_outputs
-from distill.tasks.cross_encoder import CrossEncoder
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.tasks.test_embedding import SETTINGS, pairs
 
@@ -54,13 +54,13 @@ def test_the_scores_are_those_of_the_model_and_computed_once(
     loaded = load_directory(tmp_path / "model", "AutoModelForSequenceClassification", None, trust_remote_code=False)
     loaded.model.train()  # Its dropout is not of the scores.
     texts = text_split(*(list(side) for side in zip(*PAIRS, strict=True)))
-    fresh = frozen_outputs.cached_outputs(loaded, tmp_path / "model", texts, 48, None, "a")
+    fresh = embedding.cached_outputs(loaded, tmp_path / "model", texts, 48, None, "a")
     np.testing.assert_allclose(fresh, logits_of(model, tokenizer, PAIRS), atol=1e-5)
     odds = [np.diff(logits_of(model, tokenizer, [(of[0], of[side]) for of in TRIPLES]))[:, 0] for side in (1, 2)]
     np.testing.assert_allclose(margins, odds[0] - odds[1], atol=1e-5)
     [entry, _] = (cache / "frozen_outputs").iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr(frozen_outputs, "_compute_outputs", None)
+        patched.setattr(embedding, "_compute_outputs", None)
         assert encoder.score(PAIRS, 0.0, 1.0, cache).tolist() == scores.tolist()
     for entry in (cache / "frozen_outputs").iterdir():
         (entry / "outputs.npy").write_bytes(b"damaged")

@@ -11,10 +11,10 @@ from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.vocabulary import train_bytes, train_sentinels
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED, TARGET_MASK
-from distill.errors import UserError
-from distill.models.tokenizer import load_tokenizer
-from distill.tasks import Denoising
+from distill.core.contracts import IGNORED, TARGET_MASK
+from distill.core.errors import UserError
+from distill.kinds import Denoising
+from distill.models.sentence_files import load_tokenizer
 from distill.text.sequences import Sequences
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden_size": 32, "heads": 4, "pieces": "sentinels", "vocabulary": 400}

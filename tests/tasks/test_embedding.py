@@ -31,23 +31,22 @@ from transformers import (
 )
 
 import distill as d
-from distill.chain.summary import describe_student, warn_of_parts
-from distill.contracts import PAIR_CLASSES, VECTOR_SETTINGS, Examples, Items, Outputs, Scores
+from distill.chain.student_setup import describe_student, warn_of_parts
+from distill.core.contracts import PAIR_CLASSES, VECTOR_SETTINGS, Examples, Items, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.edge.bundle_files import session
 from distill.edge.decode import Vectors
-from distill.edge.model_files import session
-from distill.errors import OptionError, UserError
 from distill.export.onnx import export_onnx
+from distill.kinds import Embedding
 from distill.losses.term import EncoderSize
-from distill.models.checks import check_data
-from distill.models.forward import run_model
+from distill.models.compatibility import check_data
+from distill.models.forward import configure, pool, run_model, write_modules
 from distill.models.loading import load_directory
-from distill.models.pooling import configure, pool, write_modules
-from distill.tasks import Embedding
-from distill.teaching import preparation as teaching
-from distill.teaching.computation import Computation, cache_outputs
-from distill.teaching.constants import compare_with_constant
-from distill.teaching.output_cache import OutputCache
-from distill.teaching.outputs import teacher_logits
+from distill.teachers import preparation as teaching
+from distill.teachers.computation import Computation, cache_outputs
+from distill.teachers.output_cache import OutputCache
+from distill.teachers.prepared import compare_with_constant
+from distill.teachers.signal import teacher_logits
 from distill.training.module import NOTHING
 from tests.conftest import BAD, GOOD, toy_bert
 from tests.conftest import SETTINGS as RATES

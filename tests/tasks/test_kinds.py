@@ -2,10 +2,10 @@
 
 import pytest
 
-from distill import tasks
+from distill import kinds as tasks
+from distill.core.errors import UserError
 from distill.edge.decode import DECODERS
-from distill.errors import UserError
-from distill.tasks import CLASSES, Classification, MultiTask, TokenClassification, find_auto_class
+from distill.kinds import CLASSES, Classification, MultiTask, TokenClassification, find_auto_class
 
 
 def test_every_class_names_its_kinds_and_no_two_classes_share_one() -> None:

@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedTokenizerBase
 
-from distill.contracts import DECODER_INPUTS, IGNORED, TARGET_LENGTHS, TARGET_MASK, Examples, Items, Outputs, Scores
-from distill.data.masked_targets import MaskedTargets
-from distill.edge.target_masks import TargetFrame, choose_masked
-from distill.errors import OptionError, UserError
+from distill.core.contracts import (
+    DECODER_INPUTS,
+    IGNORED,
+    TARGET_LENGTHS,
+    TARGET_MASK,
+    Examples,
+    Items,
+    Outputs,
+    Scores,
+)
+from distill.core.errors import OptionError, UserError
+from distill.edge.text_decoders import TargetFrame, choose_masked
+from distill.kinds import MaskPredict, Seq2Seq
+from distill.kinds.seq2seq import MaskedTargets, MaskedTargetScores, find_frame
 from distill.losses import TargetLength
-from distill.tasks import MaskPredict, Seq2Seq
-from distill.tasks.mask_predict import MaskedTargetScores, find_frame
 from tests.mask_predict import END, MASK, PAD, SIZES, START, make_model, make_tokenizer
 
 PAIRS = [

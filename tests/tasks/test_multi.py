@@ -13,23 +13,20 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import deliver
+from distill.chain import distillation
 from distill.chain.task_run import TaskRun
-from distill.contracts import TASK_ID, Scores
+from distill.core.contracts import TASK_ID, Scores
+from distill.core.errors import Interrupted, OptionError, UserError
 from distill.edge.__main__ import main
-from distill.errors import Interrupted, OptionError, UserError
-from distill.models.heads import SeveralHeads, share_encoder
-from distill.records.record import Run
-from distill.records.report import render_overview_card
-from distill.records.tables import summary_rows
-from distill.tasks import Classification, MaskedLM, MultiTask, Regression
-from distill.tasks.class_scores import OneClass
-from distill.tasks.label_scores import LabelSets
-from distill.tasks.multi import join_scorings
-from distill.tasks.regression import NumberScores
-from distill.teaching.several import check_teachers
-from distill.training.evaluate import dev_metrics
-from distill.training.module import DistillationModule
+from distill.kinds import Classification, MaskedLM, MultiTask, Regression
+from distill.kinds.classification import LabelSets, OneClass
+from distill.kinds.multitask import join_scorings
+from distill.kinds.regression import NumberScores
+from distill.models.wrappers import SeveralHeads, share_encoder
+from distill.records.report import render_overview_card, summary_rows
+from distill.records.run import Run
+from distill.teachers.signal import check_teachers
+from distill.training.module import DistillationModule, dev_metrics
 from tests.conftest import LABELS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 
@@ -301,7 +298,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     result: d.Result, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stage in ("export", "close"):  # The export has its own tests.
-        monkeypatch.setattr(deliver, stage, lambda *arguments: None)
+        monkeypatch.setattr(distillation, stage, lambda *arguments: None)
     original = DistillationModule.training_step
 
     def interrupt(module: DistillationModule, *arguments: Any) -> None:

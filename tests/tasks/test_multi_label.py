@@ -21,28 +21,26 @@ from sklearn.metrics import f1_score
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain.plan import Student
-from distill.contracts import Items, Outputs, Scores
-from distill.data import batching
+from distill.core.contracts import Items, Outputs, Scores
+from distill.core.errors import UserError
+from distill.data import batches
 from distill.edge import decode
 from distill.edge.__main__ import main as edge
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Example
-from distill.errors import UserError
-from distill.export.abstention import check_abstention
-from distill.export.bundle import write_bundle
-from distill.export.gate import compare, judge
-from distill.export.settings import ExportSettings
+from distill.export.bundle_writer import write_bundle
+from distill.export.gate import check_abstention, compare, judge
+from distill.export.quantization import ExportSettings
+from distill.kinds import Classification
+from distill.kinds.classification import LabelSets, choose_thresholds
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
-from distill.records.predictions import FILE, write_predictions
-from distill.records.settings import RecordSettings
-from distill.tasks import Classification
-from distill.tasks.label_scores import LabelSets, choose_thresholds
-from distill.teaching.constants import compare_with_constant
-from distill.teaching.mixture import mix_logits
-from distill.teaching.preparation import load_start
-from distill.teaching.source import TeacherSource
+from distill.records.prediction_analysis import FILE, write_predictions
+from distill.records.verdict import RecordSettings
+from distill.teachers.preparation import load_start
+from distill.teachers.prepared import compare_with_constant
+from distill.teachers.source import TeacherSource, mix_logits
 from distill.training import statistics
-from distill.training.evaluate import dev_metrics, evaluate_splits, fit_decoding
+from distill.training.module import dev_metrics, evaluate_splits, fit_decoding
 from tests.conftest import LOOSE, SETTINGS
 
 NOWHERE = Path("nowhere")
@@ -448,7 +446,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
         num_labels=3, initializer_range=0.5,
     )  # fmt: skip
     model = BertForSequenceClassification(config).eval()
-    scores = evaluate_splits(model, task, data.scoring, batching.evaluation_loaders(task.encode(data, tokenizer, None)))
+    scores = evaluate_splits(model, task, data.scoring, batches.evaluation_loaders(task.encode(data, tokenizer, None)))
     settings = replace(LOOSE, recipes=("dynamic",))
     (tmp_path / "bundle").mkdir()
     exported = write_bundle(

@@ -21,19 +21,19 @@ from transformers import (
 )
 
 import distill as d
-from distill.contracts import IGNORED, Outputs, Scores
-from distill.data.batching import scoring_steps
-from distill.edge.classes import MASKED
+from distill.core.contracts import IGNORED, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.data.batches import scoring_steps
+from distill.edge.bundle_files import session
 from distill.edge.decode import Choices
-from distill.edge.model_files import session
-from distill.errors import OptionError, UserError
+from distill.edge.decoder import MASKED
 from distill.export.onnx import export_onnx
+from distill.kinds import MultipleChoice
 from distill.models.forward import run_model, takes_choices
 from distill.models.loading import load_directory
-from distill.tasks import MultipleChoice
-from distill.teaching.computation import Computation, cache_outputs
-from distill.teaching.constants import compare_with_constant
-from distill.teaching.output_cache import HiddenLayers, OutputCache
+from distill.teachers.computation import Computation, cache_outputs
+from distill.teachers.output_cache import HiddenLayers, OutputCache
+from distill.teachers.prepared import compare_with_constant
 from tests.conftest import BAD, GOOD, toy_bert
 
 Columns = dict[str, list[Any]]

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, processors, tra
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
 
-from distill.edge.spans import cut_windows
-from distill.errors import UserError
-from distill.tasks import QuestionAnswering, TokenClassification
-from distill.tasks.offsets import check_offsets
+from distill.core.errors import UserError
+from distill.data.tokenization import check_offsets
+from distill.edge.answering import cut_windows
+from distill.kinds import QuestionAnswering, TokenClassification
 
 TEXT = "I moved to Dublin, then I saw a Paris caf\u00e9"
 SPECIAL = ["<s>", "</s>", "<unk>", "<pad>"]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.contracts import Scores
-from distill.errors import UserError
-from distill.tasks import Embedding, Reranking
+from distill.core.contracts import Scores
+from distill.core.errors import UserError
+from distill.kinds import Embedding, Reranking
 from tests.tasks.test_retrieval import RANKINGS, by_definition, write_judgements
 
 WORDS = ["plane", "cello", "horse", "onion", "guitar", "flute", "river", "mountain", "window", "market"]

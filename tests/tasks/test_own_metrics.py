@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.contracts import Scores
-from distill.errors import OptionError, UserError
-from distill.tasks import Classification, Regression
+from distill.core.contracts import Scores
+from distill.core.errors import OptionError, UserError
+from distill.kinds import Classification, Regression
 from distill.training.statistics import compare_examples
 
 TRAIN = (["a", "b", "c", "d"], ["ham", "spam", "spam", "ham"])

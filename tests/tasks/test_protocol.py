@@ -9,9 +9,9 @@ import pytest
 import torch
 from typing_extensions import is_protocol
 
-from distill import tasks
-from distill.contracts import Items, Outputs, Scores, Task
-from distill.tasks.scoring import Scoring
+from distill import kinds
+from distill.core.contracts import Items, Outputs, Scores, Task
+from distill.kinds.scoring import Scoring
 
 MEMBERS_OF_TASK = 7  # At most.
 WRITTEN_FOR_SCORING = 6  # At most.
@@ -58,7 +58,7 @@ def test_a_task_and_a_scoring_have_no_more_members_than_these() -> None:
     assert must_be_written(Scoring) == members_of(Least)
 
 
-@pytest.mark.parametrize("kind", [*tasks.CLASSES, tasks.MultiTask], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*kinds.CLASSES, kinds.MultiTask], ids=lambda kind: kind.__name__)
 def test_no_kind_of_task_repeats_a_member_of_its_scoring(kind: type) -> None:
     assert not members_of(kind) & members_of(Scoring)
 

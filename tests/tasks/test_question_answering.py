@@ -23,25 +23,22 @@ from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, 
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import distill as d
-from distill.contracts import IGNORED, Outputs, Scores
-from distill.data import batching
-from distill.data.mixing import MixedExamples
-from distill.edge import spans
+from distill.core.contracts import IGNORED, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.data import batches
+from distill.data.batches import MixedExamples
+from distill.edge import answering
 from distill.edge.__main__ import main
-from distill.edge.answer_metrics import average_scores, normalize_references, score_answer
-from distill.edge.classes import MASKED
-from distill.edge.decoder import TooLongError
-from distill.edge.spans import NO_ANSWER, NO_CLASS
-from distill.errors import OptionError, UserError
-from distill.export.settings import ExportSettings
+from distill.edge.answering import NO_ANSWER, NO_CLASS, average_scores, normalize_references, score_answer
+from distill.edge.decoder import MASKED, TooLongError
+from distill.export.quantization import ExportSettings
+from distill.kinds import QuestionAnswering
+from distill.kinds.scoring import draw_halves
 from distill.losses.term import EncoderSize
-from distill.tasks import QuestionAnswering
-from distill.tasks.scoring import draw_halves
-from distill.teaching.computation import Computation, cache_outputs, cached_scores
-from distill.teaching.constants import compare_with_constant
-from distill.teaching.output_cache import OutputCache
-from distill.training.evaluate import dev_metrics, evaluate, fit_decoding
-from distill.training.module import DistillationModule
+from distill.teachers.computation import Computation, cache_outputs, cached_scores
+from distill.teachers.output_cache import OutputCache
+from distill.teachers.prepared import compare_with_constant
+from distill.training.module import DistillationModule, dev_metrics, evaluate, fit_decoding
 from tests.conftest import live, toy_bert
 
 METRICS = ["f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_f1", "no_answer_exact_match"]
@@ -212,7 +209,7 @@ def test_a_question_longer_than_a_window_is_named(reader: PreTrainedTokenizerBas
 def test_windows_share_tokens_and_show_every_token_of_the_context(reader: PreTrainedTokenizerBase) -> None:
     context = "we fly there to new york on friday we fly there we fly there"
     encoding = reader("which day", context).encodings[0]
-    windows = spans.cut_windows(encoding, max_length=12, doc_stride=2)
+    windows = answering.cut_windows(encoding, max_length=12, doc_stride=2)
     tokens = [[reader.convert_ids_to_tokens(int(token)) for token in window.ids] for window in windows]
     for of_window, window in zip(tokens, windows, strict=True):
         question = of_window.index("[SEP]")
@@ -238,7 +235,7 @@ def test_there_are_as_few_windows_as_can_be_and_each_shows_new_tokens(
     encoding = reader("day", " ".join(["fly"] * words)).encodings[0]
     context = encoding.sequence_ids.count(1)
     room = 14 - (len(encoding.ids) - context)
-    windows = spans.cut_windows(encoding, max_length=14, doc_stride=doc_stride)
+    windows = answering.cut_windows(encoding, max_length=14, doc_stride=doc_stride)
     assert len(windows) == max(1, -(-(context - doc_stride) // (room - doc_stride)))
     last = [int(window.characters[1].max()) for window in windows]
     assert last == sorted(set(last))
@@ -251,10 +248,10 @@ def test_a_question_that_fits_one_window_with_its_context_is_read(
     """What neighbouring windows would share does not matter, because there is one window."""
     encoding = reader("which day " * 4, "on friday").encodings[0]
     length = len(encoding.ids)
-    [window] = spans.cut_windows(encoding, max_length=length + spare, doc_stride=doc_stride)
+    [window] = answering.cut_windows(encoding, max_length=length + spare, doc_stride=doc_stride)
     assert window.ids.tolist() == encoding.ids
     with pytest.raises(TooLongError, match=f"which do not fit into one window of {length - 1} tokens; at most"):
-        spans.cut_windows(encoding, max_length=length - 1, doc_stride=doc_stride)
+        answering.cut_windows(encoding, max_length=length - 1, doc_stride=doc_stride)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -381,7 +378,7 @@ def brute_force(
 
 @pytest.mark.parametrize(("n_best", "longest"), [(20, 30), (12, 2), (12, 1)])
 def test_the_best_spans_are_those_of_a_search_over_all(n_best: int, longest: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(spans, "_CHUNK", 3)
+    monkeypatch.setattr(answering, "_CHUNK", 3)
     generator = np.random.default_rng(0)
     windows, width = 8, 12
     characters = np.full((2 * windows, width), NO_CLASS)
@@ -390,9 +387,9 @@ def test_the_best_spans_are_those_of_a_search_over_all(n_best: int, longest: int
         begin = int(generator.integers(0, 6))  # Windows of a question overlap.
         characters[2 * window, 3 : 3 + length] = 4 * np.arange(begin, begin + length)
         characters[2 * window + 1, 3 : 3 + length] = 4 * np.arange(begin, begin + length) + 3
-    logits = spans.mask_classes(generator.normal(0, 3, characters.shape), characters)
+    logits = answering.mask_classes(generator.normal(0, 3, characters.shape), characters)
     question = np.array([5, 2, 5, 9, 2, 5, 2, 9])
-    found = spans.find_answers(logits, characters, question, n_best=n_best, max_answer_length=longest)
+    found = answering.find_answers(logits, characters, question, n_best=n_best, max_answer_length=longest)
     expected = brute_force(logits, characters, question, n_best, longest)
     assert found.question.tolist() == sorted(expected)
     rows = zip(found.score, found.start, found.end, found.null_score, found.mass, strict=True)
@@ -407,7 +404,9 @@ def test_the_best_spans_are_those_of_a_search_over_all(n_best: int, longest: int
 def test_the_probability_of_a_prediction_counts_no_answer_less_by_the_threshold() -> None:
     """One span scores 2 and no answer 1. No answer is predicted where 1 - 2 is above the threshold."""
     one = np.ones(1)
-    answers = spans.Answers(np.array([0]), np.array([3]), np.array([7]), score=2 * one, null_score=one, mass=2 * one)
+    answers = answering.Answers(
+        np.array([0]), np.array([3]), np.array([7]), score=2 * one, null_score=one, mass=2 * one
+    )
     span, null = np.exp(2.0), np.exp(1.0)
     assert answers.probability(None).tolist() == [1.0]
     assert answers.probability(0.0).tolist() == pytest.approx([span / (span + null)])
@@ -422,7 +421,7 @@ def test_the_probability_of_a_prediction_counts_no_answer_less_by_the_threshold(
 def test_the_threshold_is_the_one_nearest_to_zero_among_equal_ones(differences: list[float], nearest: float) -> None:
     """The answers are as good as none, so that all of the cuts below, between and above the differences are."""
     metric = np.array([0.5, 0.5])
-    assert spans.fit_threshold(np.array(differences), metric, metric) == nearest
+    assert answering.fit_threshold(np.array(differences), metric, metric) == nearest
 
 
 def test_the_threshold_has_the_best_mean_metric() -> None:
@@ -430,7 +429,7 @@ def test_the_threshold_has_the_best_mean_metric() -> None:
     for _ in range(20):
         difference = generator.integers(-4, 5, 12).astype(float)
         of_span, of_null = generator.random(12), generator.integers(0, 2, 12).astype(float)
-        threshold = spans.fit_threshold(difference, of_span, of_null)
+        threshold = answering.fit_threshold(difference, of_span, of_null)
         mean = np.where(difference > threshold, of_null, of_span).mean()
         others = [np.where(difference > other, of_null, of_span).mean() for other in np.arange(-6, 6, 0.5)]
         assert mean == pytest.approx(max(others))
@@ -619,7 +618,7 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     stored = sum(int(task.select(dev[[row]]).valid.sum()) for row in range(len(dev)))  # type: ignore[union-attr]
     assert sum(len(shard["logits"]) for shard in cached._shards if shard) == stored
     again = cached_scores(computation, data.scoring, {"train": examples["train"], "dev": dev})["dev"]
-    direct = evaluate(model, task, data.scoring, batching.evaluation_loader(dev)).by_example()
+    direct = evaluate(model, task, data.scoring, batches.evaluation_loader(dev)).by_example()
     for name, column in direct.columns.items():
         np.testing.assert_allclose(again.columns[name], column, atol=1e-3 if pad == "left" else 1e-5)
     [path] = cached.directory.glob("*.safetensors")

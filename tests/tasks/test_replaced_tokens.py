@@ -11,14 +11,14 @@ from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor, nn
 from transformers import BertConfig, BertForTokenClassification
 
-from distill.contracts import IGNORED, Items, Outputs, Scores
-from distill.errors import OptionError, UserError
+from distill.core.contracts import IGNORED, Items, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.kinds import ReplacedTokenDetection
+from distill.kinds.masked_lm import DetectionScores
 from distill.losses import GeneratorLoss, Objective, ReplacedTokens
-from distill.models import chunked_logits
-from distill.models.generator import Generator
-from distill.models.heads import SeveralHeads
-from distill.tasks import ReplacedTokenDetection
-from distill.tasks.replaced_tokens import DetectionScores
+from distill.models import decoding
+from distill.models.generator import GeneratorOptions
+from distill.models.wrappers import SeveralHeads
 from distill.text.masking import Masking
 from distill.training.module import parameter_groups
 from tests.conftest import sentences
@@ -37,7 +37,7 @@ def bert(**options: int) -> BertForTokenClassification:
 
 @pytest.fixture
 def model() -> SeveralHeads:
-    return Generator().join(bert(), train_word_pieces(["a word"], VOCABULARY)).eval()
+    return GeneratorOptions().join(bert(), train_word_pieces(["a word"], VOCABULARY)).eval()
 
 
 def batch_of(rows: tuple[int, ...] = (0, 1, 2), *, padding: int = 0, left: bool = False) -> dict[str, Tensor]:
@@ -177,8 +177,8 @@ def test_chunks_of_a_large_vocabulary_have_the_samples_and_losses_of_the_whole(
     model: SeveralHeads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective, results = Objective(mlm=GeneratorLoss(), replaced=ReplacedTokens()), []
-    for limit in (chunked_logits.CHUNK_LOGITS, 3 * VOCABULARY):
-        monkeypatch.setattr(chunked_logits, "CHUNK_LOGITS", limit)
+    for limit in (decoding.CHUNK_LOGITS, 3 * VOCABULARY):
+        monkeypatch.setattr(decoding, "CHUNK_LOGITS", limit)
         model.zero_grad()
         items, outputs = run(model, batch_of())
         loss, sums = objective(outputs, Outputs(), items)

@@ -12,14 +12,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Scores
-from distill.data import batching
-from distill.data.candidates import find_candidates
-from distill.edge.classes import MASKED
-from distill.errors import OptionError, UserError
-from distill.readers.lines import read_lines
-from distill.tasks import Reranking
-from distill.teaching.constants import compare_with_constant
+from distill.core.contracts import Scores
+from distill.core.errors import OptionError, UserError
+from distill.data import batches
+from distill.edge.decoder import MASKED
+from distill.kinds import Reranking
+from distill.kinds.reranking import find_candidates
+from distill.rows.formats import read_lines
+from distill.teachers.prepared import compare_with_constant
 from tests.conftest import run_here, toy_bert
 from tests.tasks.test_retrieval import write_judgements, write_set
 
@@ -139,7 +139,7 @@ def test_documents_that_are_scored_in_parts_have_the_same_scores(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of at most 30 tokens, the longest document, are the parts: 30, 2 x 12, 3 x 9 and 3."""
-    monkeypatch.setattr(batching, "SCORED_TOKENS", 24)
+    monkeypatch.setattr(batches, "SCORED_TOKENS", 24)
     model, sizes = toy_bert(len(tokenizer)).eval(), []
     valid = torch.tensor([[True] * 5, [True, True, False, False, False]])
     mask = (torch.arange(30) < torch.tensor([3, 12, 5, 12, 4, 9, 30])[:, None]).long()

@@ -12,12 +12,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Scores
-from distill.errors import OptionError, UserError
-from distill.readers.lines import read_lines
-from distill.tasks import Embedding
-from distill.tasks.rankings import METRICS, score_rankings
-from distill.teaching.constants import compare_with_constant
+from distill.core.contracts import Scores
+from distill.core.errors import OptionError, UserError
+from distill.kinds import Embedding
+from distill.kinds.vector_scores import METRICS, score_rankings
+from distill.rows.formats import read_lines
+from distill.teachers.prepared import compare_with_constant
 from tests.conftest import BAD, GOOD, toy_bert
 
 WORDS = " ".join((*GOOD, *BAD)).replace(",", "").split()

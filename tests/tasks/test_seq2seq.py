@@ -21,14 +21,14 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from distill.contracts import IGNORED, TARGET_MASK, Items, Outputs, Scores
-from distill.errors import UserError
+from distill.core.contracts import IGNORED, TARGET_MASK, Items, Outputs, Scores
+from distill.core.errors import UserError
+from distill.kinds import Seq2Seq
+from distill.kinds.seq2seq import TargetScores
 from distill.losses import Cosine, CrossAttention, HardLabels, HiddenStateMSE, SoftTargets, Term
-from distill.models.checks import encoder_size, longest
+from distill.models.compatibility import encoder_size, longest
 from distill.models.forward import predicts_tokens, writes_targets
 from distill.models.loading import auto_class_of, load_directory
-from distill.tasks import Seq2Seq
-from distill.tasks.seq2seq import TargetScores
 from distill.training.module import DistillationModule
 
 VOCABULARY = 60

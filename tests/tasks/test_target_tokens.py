@@ -9,13 +9,13 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import MBartTokenizer, NllbTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED
-from distill.errors import UserError
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.kinds import Seq2Seq
+from distill.kinds.seq2seq import encode_targets
 from distill.models.forward import shift_targets
 from distill.models.loading import load_directory
-from distill.models.tokenizer import read_attributes
-from distill.tasks import Seq2Seq
-from distill.tasks.seq2seq import encode_targets
+from distill.models.sentence_files import read_attributes
 
 PAIRS = [{"source": "three one two", "target": "one two three"}, {"source": "two one", "target": "one two"}]
 TASK = Seq2Seq(train=PAIRS, dev=PAIRS)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.contracts import Scores, Task
-from distill.errors import OptionError, UserError
-from distill.tasks import Classification, MaskedLM, Regression
-from distill.tasks.class_scores import OneClass
-from distill.tasks.masked_lm import TokenScores
-from distill.tasks.regression import NumberScores
-from distill.training.evaluate import split_metrics
+from distill.core.contracts import Scores, Task
+from distill.core.errors import OptionError, UserError
+from distill.kinds import Classification, MaskedLM, Regression
+from distill.kinds.classification import OneClass
+from distill.kinds.masked_lm import TokenScores
+from distill.kinds.regression import NumberScores
+from distill.training.module import split_metrics
 
 CLASSES = OneClass(("accuracy", "f1", "matthews"))
 NUMBER = NumberScores(("pearson", "spearman", "mae"))

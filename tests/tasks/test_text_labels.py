@@ -18,18 +18,17 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from distill.contracts import IGNORED, Batch, Outputs, Scores
-from distill.data.label_words import NUMBER, WORDS, choose_words, encode_words
-from distill.data.tables import LabelledData
-from distill.edge.classes import MASKED
-from distill.edge.label_words import WordTask
-from distill.errors import OptionError, UserError
+from distill.core.contracts import IGNORED, Batch, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.data.splits import LabelledData
+from distill.edge.answering import WordTask
+from distill.edge.decoder import MASKED
+from distill.kinds import Classification, Regression, TextLabels
+from distill.kinds.verbalizer import NUMBER, WORDS, WordScores, choose_words, encode_words
 from distill.losses import HardLabels
-from distill.models import label_words
-from distill.models.label_words import score_words
-from distill.tasks import Classification, Regression, TextLabels
-from distill.tasks.word_scores import WordScores
-from distill.training.evaluate import evaluate
+from distill.models import decoding
+from distill.models.decoding import score_words
+from distill.training.module import evaluate
 from tests.export.test_generator import VOCABULARY, make_model
 
 FILMS = {"sentence": ["a fine film", "a dull film"] * 8, "label": [1, 0] * 8}
@@ -229,7 +228,7 @@ def test_log_likelihoods_are_those_of_transformers(kind: str, monkeypatch: pytes
     for padding in (0, 3):
         scores = score_words(model, batch_of(padding=padding), batch[WORDS])
         torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-5)
-    monkeypatch.setattr(label_words, "CHUNK_LOGITS", 1)  # One example at a time.
+    monkeypatch.setattr(decoding, "CHUNK_LOGITS", 1)  # One example at a time.
     torch.testing.assert_close(score_words(model, batch, batch[WORDS]), expected, atol=1e-4, rtol=1e-5)
     assert not torch.equal(expected[0], expected[2])
 

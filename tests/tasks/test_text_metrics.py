@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from distill.errors import UserError
-from distill.tasks.text_metrics import (
+from distill.core.errors import UserError
+from distill.kinds.scoring import (
     CORPUS,
     MEANS,
     break_down_by_length,

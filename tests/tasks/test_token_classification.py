@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import IGNORED, Scores
-from distill.data import batching
+from distill.core.contracts import IGNORED, Scores
+from distill.core.errors import UserError
+from distill.data import batches
 from distill.data.augmentation import augment
-from distill.data.mixing import MixedExamples
+from distill.data.batches import MixedExamples
 from distill.edge import decode
 from distill.edge.__main__ import main
-from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
-from distill.errors import UserError
-from distill.tasks import TokenClassification
-from distill.tasks.token_classification import TagScores
+from distill.edge.strings import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
+from distill.kinds import TokenClassification
+from distill.kinds.token_classification import TagScores
 from tests.conftest import stored_logits, toy_bert
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
@@ -533,8 +533,8 @@ def test_the_command_on_the_device_writes_entities(
 def test_cached_outputs_equal_the_computed_ones_for_any_batch(
     conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    from distill.teaching.computation import Computation, cache_outputs
-    from distill.teaching.output_cache import OutputCache
+    from distill.teachers.computation import Computation, cache_outputs
+    from distill.teachers.output_cache import OutputCache
 
     task = TokenClassification(data=conll)
     data = task.read(tmp_path)
@@ -548,6 +548,4 @@ def test_cached_outputs_equal_the_computed_ones_for_any_batch(
         items = task.select(batch)
         expected = task.run(model, batch, items, frozenset()).at(items).logits
         np.testing.assert_allclose(cached(batch, items).at(items).logits, expected.detach(), atol=1e-5)
-    assert len(stored_logits(cached)) == sum(
-        len(task.select(dev[step])) for step in batching.scoring_steps(dev.lengths)
-    )
+    assert len(stored_logits(cached)) == sum(len(task.select(dev[step])) for step in batches.scoring_steps(dev.lengths))

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import SOURCE_VECTORS, Items, Outputs, Scores
-from distill.edge.evaluate import Columns, evaluate
-from distill.errors import OptionError, UserError
+from distill.core.contracts import SOURCE_VECTORS, Items, Outputs, Scores
+from distill.core.errors import OptionError, UserError
+from distill.edge.evaluation import Columns, evaluate
+from distill.kinds import Embedding
+from distill.kinds.embedding import SourceEncoder
 from distill.losses.term import EncoderSize
-from distill.models.forward import run_model
-from distill.models.pooling import pool
-from distill.tasks import Embedding
-from distill.tasks.source_encoder import SourceEncoder
-from distill.teaching.constants import compare_with_constant
+from distill.models.forward import pool, run_model
+from distill.teachers.prepared import compare_with_constant
 from tests.conftest import BAD, GOOD, LOOSE, toy_bert
 from tests.tasks.test_embedding import SETTINGS
 

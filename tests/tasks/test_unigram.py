@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import Scores
-from distill.data.batching import evaluation_loader
-from distill.tasks import CausalLM, MaskedLM
-from distill.tasks.masked_lm import UNIGRAM, TokenScores
-from distill.teaching.constants import compare_with_constant, measure_constant
+from distill.core.contracts import Scores
+from distill.data.batches import evaluation_loader
+from distill.kinds import CausalLM, MaskedLM
+from distill.kinds.masked_lm import UNIGRAM, TokenScores
+from distill.teachers.prepared import compare_with_constant, measure_constant
 from distill.text.sequences import Sequences, SequenceSettings
 from tests.conftest import write_corpus
 

@@ -13,13 +13,12 @@ from distill.builtin.teachers.pretrained import Pretrained
 from transformers import PreTrainedTokenizerBase
 
 from distill import api
-from distill.errors import OptionError, UserError
-from distill.tasks import Classification, MaskedLM
-from distill.teaching import preparation as teaching
-from distill.teaching.adaptation import Adaptation
-from distill.teaching.adapted import AdaptedWeights
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.source import TeacherSource, check_source
+from distill.core.errors import OptionError, UserError
+from distill.kinds import Classification, MaskedLM
+from distill.teachers import preparation as teaching
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.source import Adaptation, TeacherSource, check_source
+from distill.teachers.stages import AdaptedWeights
 from distill.training.module import DistillationModule
 from tests.conftest import SETTINGS, write_corpus
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED, Scores
-from distill.data.tables import TEACHER_CLASS
-from distill.errors import OptionError, UserError
-from distill.tasks import Classification
-from distill.tasks.class_scores import OneClass
+from distill.core.contracts import IGNORED, Scores
+from distill.core.errors import OptionError, UserError
+from distill.data.splits import TEACHER_CLASS
+from distill.kinds import Classification
+from distill.kinds.classification import OneClass
 from tests.conftest import sentences
 from tests.jobs.conftest import Command, command
 from tests.teaching.test_zero_shot import WORDS, options, read_run, save_inference

@@ -11,13 +11,12 @@ import torch
 from distill.builtin.teachers.pretrained import Pretrained
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data.bank import Bank
-from distill.data.tables import LabelledData
-from distill.tasks import Classification
-from distill.teaching import bank as module
-from distill.teaching.bank import Search
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.source import TeacherSource
+from distill.data.pool import Bank
+from distill.data.splits import LabelledData
+from distill.kinds import Classification
+from distill.teachers import prepared as module
+from distill.teachers.prepared import PreparedTeacher, Search
+from distill.teachers.source import TeacherSource
 from tests.conftest import sentences
 
 TRAIN, DEV = sentences(12), [(f"{text} dev", label) for text, label in sentences(4)]

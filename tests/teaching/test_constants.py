@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distill.contracts import Constant, Scores
-from distill.tasks import Classification, MaskedLM, TokenClassification
-from distill.tasks.class_scores import OneClass
-from distill.tasks.masked_lm import TokenScores
-from distill.tasks.regression import NumberScores
-from distill.tasks.scoring import Scoring
-from distill.teaching.constants import Comparison, compare_with_constant
+from distill.core.contracts import Constant, Scores
+from distill.kinds import Classification, MaskedLM, TokenClassification
+from distill.kinds.classification import OneClass
+from distill.kinds.masked_lm import TokenScores
+from distill.kinds.regression import NumberScores
+from distill.kinds.scoring import Scoring
+from distill.teachers.prepared import Comparison, compare_with_constant
 
 UNKNOWN = "not known to be better than"
 

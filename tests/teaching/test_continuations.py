@@ -9,13 +9,19 @@ import torch
 from distill.builtin.teachers.vocabulary import train_bytes
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
-from distill.models.continuation import continue_prompts
-from distill.tasks import CausalLM
-from distill.tasks.causal_lm import CausalText
-from distill.teaching.continuations import ContinuationWriter, continue_texts, read_tokens, show_tokens
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.targets import TargetSettings, open_texts
+from distill.core.errors import UserError
+from distill.kinds import CausalLM
+from distill.kinds.autoregressive import CausalText
+from distill.models.decoding import continue_prompts
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.writing import (
+    ContinuationWriter,
+    TargetSettings,
+    continue_texts,
+    open_texts,
+    read_tokens,
+    show_tokens,
+)
 from distill.text.sequences import Sequences, check_prompt, count_prompt
 from tests.conftest import write_corpus
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
-from distill.contracts import Examples
-from distill.errors import OptionError
+from distill.core.contracts import Examples
+from distill.core.errors import OptionError
+from distill.kinds import Classification
 from distill.models.loading import find_head
-from distill.tasks import Classification
-from distill.teaching import contrastive
-from distill.teaching.contrastive import ContrastiveSettings, draw_pairs, read_start, tune
+from distill.teachers import source
+from distill.teachers.source import ContrastiveSettings, draw_pairs, read_start, tune
 from tests.conftest import LABELS, LOOSE_OPTIONS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 
@@ -58,9 +58,9 @@ def test_each_epoch_has_pairs_of_its_own(
 ) -> None:
     task, examples = encode(tokenizer, tmp_path, 16)
     drawn: list[list[int]] = []
-    original = contrastive._read_vectors
+    original = source._read_vectors
     monkeypatch.setattr(
-        contrastive,
+        source,
         "_read_vectors",
         lambda model, head, of, rows, device: drawn.append(rows) or original(model, head, of, rows, device),
     )

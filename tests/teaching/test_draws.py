@@ -8,15 +8,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedTokenizerBase
 
-from distill.contracts import Items, Outputs
-from distill.errors import UserError
+from distill.core.contracts import Items, Outputs
+from distill.core.errors import UserError
+from distill.kinds import MaskedLM
 from distill.losses import Objective, PseudoLabels, SoftTargets
 from distill.losses.term import get_logits
-from distill.tasks import MaskedLM
-from distill.teaching.computation import Computation, cache_outputs
-from distill.teaching.draws import Draws
-from distill.teaching.output_cache import Cached, OutputCache
-from distill.teaching.outputs import check_cache
+from distill.teachers.computation import Computation, cache_outputs
+from distill.teachers.output_cache import Cached, Draws, OutputCache
+from distill.teachers.signal import check_cache
 from tests.conftest import toy_bert, write_corpus
 
 TEXT = MaskedLM(builtin=True, masking="static", masks=1, max_length=16, dev_fraction=0.2)

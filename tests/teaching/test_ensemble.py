@@ -11,12 +11,12 @@ from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Items, Outputs
-from distill.edge.classes import MASKED, softmax
-from distill.errors import UserError
+from distill.core.contracts import Items, Outputs
+from distill.core.errors import UserError
+from distill.edge.decoder import MASKED, softmax
 from distill.losses import DecoupledKD, SoftTargets
-from distill.teaching.mixture import mix_logits, normalize_shares
-from distill.teaching.signal import Mean
+from distill.teachers.signal import Mean
+from distill.teachers.source import mix_logits, normalize_shares
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 from tests.teaching.test_signal import Fixed

@@ -13,16 +13,16 @@ from distill.builtin.teachers.pretrained import Pretrained
 from transformers import BertForTokenClassification, BertModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import ENCODER_FEATURES
-from distill.edge.model_files import session
-from distill.errors import OptionError, UserError
+from distill.core.contracts import ENCODER_FEATURES
+from distill.core.errors import OptionError, UserError
+from distill.edge.bundle_files import session
 from distill.export.onnx import export_onnx
+from distill.kinds import Classification, Embedding, MaskedLM, TokenClassification
+from distill.models.architectures.modeling_bilstm import FEATURES, FeatureBilstmForTokenClassification, feature_layers
 from distill.models.forward import run_model
 from distill.models.loading import Start
-from distill.models.modeling_bilstm import FEATURES, FeatureBilstmForTokenClassification, feature_layers
-from distill.tasks import Classification, Embedding, MaskedLM, TokenClassification
-from distill.teaching.features import BilstmSettings, Features
-from distill.teaching.output_cache import OutputCache
+from distill.teachers.computation import BilstmSettings, Features
+from distill.teachers.output_cache import OutputCache
 from tests.conftest import sentences, toy_bert
 
 CITIES = ("boston", "denver", "dallas", "chicago")

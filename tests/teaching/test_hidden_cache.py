@@ -12,20 +12,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import Items, Outputs, Signal
-from distill.data.batching import TokenizedExamples
-from distill.data.tables import LabelledData, text_split
-from distill.errors import UserError
+from distill.core.contracts import Items, Outputs, Signal
+from distill.core.errors import UserError
+from distill.data.batches import TokenizedExamples
+from distill.data.splits import LabelledData, text_split
+from distill.kinds import Classification
+from distill.kinds.classification import OneClass
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import Term
 from distill.models.forward import run_model
-from distill.tasks import Classification
-from distill.tasks.class_scores import OneClass
-from distill.teaching import output_cache
-from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
-from distill.teaching.outputs import check_size, earlier_decision, hidden_layers, outputs_for_training
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.signal import Live
+from distill.teachers import output_cache
+from distill.teachers.output_cache import Cached, HiddenLayers, OutputCache
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.signal import Live, check_size, earlier_decision, hidden_layers, outputs_for_training
 from tests.conftest import sentences, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])

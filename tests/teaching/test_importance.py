@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.contracts import Examples, Outputs
-from distill.errors import UserError
+from distill.core.contracts import Examples, Outputs
+from distill.core.errors import UserError
 from distill.models.forward import run_model
-from distill.models.layers import list_parts
-from distill.teaching.importance import labelled_loader, measure_importance
+from distill.models.surgery.layers import list_parts
+from distill.teachers.computation import labelled_loader, measure_importance
 from distill.training.module import freeze
 from tests.conftest import sentences, toy_bert
 from tests.students.test_albert import toy

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import BertTokenizer, PreTrainedTokenizerBase
 
-from distill.teaching import negatives
-from distill.teaching.prepared import PreparedTeacher
+from distill.teachers import prepared
+from distill.teachers.prepared import PreparedTeacher
 
 TEXTS = ["a lovely film", "a dull film"]
 
@@ -21,7 +21,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pyte
     """Returns a function that encodes texts, and whether the teacher computed them."""
     computed: list[int] = []
     monkeypatch.setattr(
-        negatives,
+        prepared,
         "_compute_vectors",
         lambda examples, teacher: computed.append(len(examples)) or np.ones((len(examples), 2)),
     )
@@ -30,7 +30,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pyte
         given = {"tokenizer": tokenizer, "fingerprint": "one", "device": torch.device("cpu"), **options}
         before = len(computed)
         teacher = cast(PreparedTeacher, SimpleNamespace(**given))
-        vectors = negatives.encode_texts(texts, teacher, max_length=max_length, cache_dir=tmp_path)
+        vectors = prepared.encode_texts(texts, teacher, max_length=max_length, cache_dir=tmp_path)
         assert len(vectors) == len(texts)
         return len(computed) > before
 
@@ -51,5 +51,5 @@ def test_vectors_are_cached_by_everything_that_they_depend_on(
     for change in changes:
         assert encode(**change), change
         assert not encode(**change), change
-    monkeypatch.setattr(negatives, "library_versions", lambda: {"torch": "0"})
+    monkeypatch.setattr(prepared, "library_versions", lambda: {"torch": "0"})
     assert encode()

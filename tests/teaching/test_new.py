@@ -6,9 +6,9 @@ import pytest
 import torch
 from distill.builtin.teachers.new import NewModel
 
-from distill.errors import OptionError, UserError
-from distill.jobs import build
-from distill.models import checks
+from distill.core.errors import OptionError, UserError
+from distill.jobs import execution
+from distill.models import compatibility
 from tests.jobs.test_config import compose_config
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 10
@@ -37,7 +37,7 @@ def test_a_family_has_the_sizes_that_are_given(family: str, options: dict[str, A
     assert all(getattr(config, name) == value for name, value in options.get("sizes", {}).items())
     assert config.vocab_size == len(start.tokenizer)
     assert not start.fits
-    assert checks.longest(start.model, start.tokenizer) == 32
+    assert compatibility.longest(start.model, start.tokenizer) == 32
     ids = torch.full((1, 32), 7)
     with torch.no_grad():
         start.model(input_ids=ids, attention_mask=torch.ones_like(ids))
@@ -48,7 +48,7 @@ def test_a_family_has_the_sizes_that_are_given(family: str, options: dict[str, A
 
 def test_the_command_takes_further_entries_of_the_configuration() -> None:
     config = compose_config("+teacher=new", "teacher.family=albert", "teacher.sizes={embedding_size: 16}")
-    teacher = build.single_source(config).weights
+    teacher = execution.build_single_source(config).weights
     assert isinstance(teacher, NewModel)
     assert (teacher.name, teacher.configure().embedding_size) == ("albert", 16)
 

@@ -13,30 +13,29 @@ from distill.builtin.teachers.vocabulary import train_word_pieces
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import Outputs
-from distill.data import batching
-from distill.data.batching import TokenizedExamples
-from distill.data.tables import LabelledData, text_split
-from distill.errors import NumericalError, UserError
+from distill.core.contracts import Outputs
+from distill.core.errors import NumericalError, UserError
+from distill.core.storage import LEASE
+from distill.data import batches
+from distill.data.batches import TokenizedExamples
+from distill.data.splits import LabelledData, text_split
+from distill.kinds import Classification, MaskedLM
+from distill.kinds.classification import OneClass
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import get_logits
-from distill.models import chunked_logits
+from distill.models import decoding
 from distill.models.forward import run_model
-from distill.storage.cache import LEASE
-from distill.tasks import Classification, MaskedLM
-from distill.tasks.class_scores import OneClass
-from distill.teaching import computation as module
-from distill.teaching import output_cache, outputs
-from distill.teaching import top_k as top_k_module
-from distill.teaching.computation import Computation, cache_outputs
-from distill.teaching.output_cache import Cached, HiddenLayers, OutputCache
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.top_k import TopK, restore_logits, take_top_k
+from distill.teachers import computation as module
+from distill.teachers import output_cache, signal
+from distill.teachers import output_cache as top_k_module
+from distill.teachers.computation import Computation, cache_outputs
+from distill.teachers.output_cache import Cached, HiddenLayers, OutputCache, TopK, restore_logits, take_top_k
+from distill.teachers.prepared import PreparedTeacher
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
 from distill.training import fitting
+from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
-from distill.training.settings import TrainerSettings
 from tests.conftest import live, run_concurrently, sentences, stored_logits, toy_bert
 
 TASK = Classification(name="toy", text=["sentence"])
@@ -350,7 +349,7 @@ def test_cached_outputs_train_the_same_student(
         settings = TrainerSettings(
             learning_rate=1e-3, batch_size=8, max_epochs=3, precision="32-true", accelerator="cpu"
         )
-        loaders = batching.all_loaders({"train": examples, "dev": examples}, **settings.batches())
+        loaders = batches.all_loaders({"train": examples, "dev": examples}, **settings.batches())
         computation = Computation(lambda teacher=teacher: teacher, "", TASK, OutputCache(), tmp_path / "outputs")
         cached = cache_outputs(computation, examples, hidden=hidden)
         objective = Objective(name="toy", terms=terms)
@@ -432,7 +431,7 @@ def test_all_logits_of_a_vocabulary_are_cached_up_to_a_constant(
 
     monkeypatch.setattr(top_k_module, "take_top_k", record)
     with monkeypatch.context() as patch:
-        patch.setattr(chunked_logits, "CHUNK_LOGITS", most * language_model.config.vocab_size)
+        patch.setattr(decoding, "CHUNK_LOGITS", most * language_model.config.vocab_size)
         cached = cache_top_k(masked, language_model, tmp_path, top_k=10_000, hidden=True)
     assert max(sizes) == most if most == 2 else max(sizes) > 2  # No more are in memory at once.
     for batch in (masked[[3, 0]], masked[[len(masked) + 3]]):  # The second batch has the second mask.
@@ -522,5 +521,5 @@ def test_only_the_masks_of_the_planned_epochs_are_computed(
 def test_a_term_over_all_tokens_prevents_caching() -> None:
     objective = Objective(name="all", terms={"soft": SoftTargets(positions="all")})
     task = MaskedLM(name="text", mask=Masking(), masking="static")
-    reason = outputs._obstacle(OutputCache(), objective, task)
+    reason = signal._obstacle(OutputCache(), objective, task)
     assert reason == "soft reads all logits, and only the largest at the masked tokens are cached"

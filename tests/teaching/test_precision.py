@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import Examples
-from distill.tasks import Classification
-from distill.teaching import precision
-from distill.teaching.precision import choose_precision, measure_error
+from distill.core.contracts import Examples
+from distill.kinds import Classification
+from distill.teachers import stages
+from distill.teachers.stages import choose_precision, measure_error
 from tests.jobs.conftest import Command, command
 from tests.jobs.test_run import TEACHER
 
@@ -59,9 +59,9 @@ def test_bfloat16_is_chosen_where_hardware_computes_it_and_outputs_hardly_differ
     has_bf16: bool, error: float | None, expected: str, reason: str, teacher: PreTrainedModel, task: Classification,
     dev: Examples, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(precision, "has_bf16", lambda device: has_bf16)
+    monkeypatch.setattr(stages, "has_bf16", lambda device: has_bf16)
     if error is not None:
-        monkeypatch.setattr(precision, "measure_error", lambda *arguments: error)
+        monkeypatch.setattr(stages, "measure_error", lambda *arguments: error)
     assert choose_precision(teacher, task, dev, CPU) == (expected, reason)
 
 
@@ -80,12 +80,12 @@ def test_the_choice_is_in_the_plan_in_the_record_and_in_the_key_of_the_outputs(
         return " ".join(text.split()), json.loads(newest.read_text())["teacher"]["precision"]
 
     line = "teacher.precision "
-    monkeypatch.setattr(precision, "has_bf16", lambda device: True)
+    monkeypatch.setattr(stages, "has_bf16", lambda device: True)
     text, chosen = distill("auto")
     assert (chosen, text.count(f"{line}bfloat16: its outputs differ by ")) == ("bfloat16", 1)
     text, chosen = distill("bfloat16")
     assert (chosen, "computes the outputs" in text, line in text) == ("bfloat16", False, False)
-    monkeypatch.setattr(precision, "has_bf16", lambda device: False)
+    monkeypatch.setattr(stages, "has_bf16", lambda device: False)
     text, chosen = distill("auto")
     assert (chosen, "computes the outputs" in text, text.count(f"{line}float32: this cpu")) == ("float32", True, 1)
     text, chosen = distill("float32")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from distill.builtin.teachers.file import check_repeated, map_ids
 
-from distill.errors import UserError
-from distill.models.known_logits import KnownLogits
-from distill.readers.columns import Table
+from distill.core.errors import UserError
+from distill.models.wrappers import KnownLogits
+from distill.rows.columns import Table
 from tests.conftest import sentences
 from tests.jobs.conftest import Command, command
 from tests.teaching.test_zero_shot import WORDS, options, read_run, write_data

@@ -11,14 +11,14 @@ import torch
 from distill.builtin.teachers.loaded import Loaded
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.kinds import Regression
 from distill.models.loading import Start, rescale_head
-from distill.tasks import Regression
-from distill.teaching import preparation as teaching
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.scale import fit_scale
-from distill.teaching.source import TeacherSource
-from distill.training.settings import TrainerSettings
+from distill.teachers import preparation as teaching
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.source import TeacherSource
+from distill.teachers.stages import fit_scale
+from distill.training.hyperparameters import TrainerSettings
 from tests.conftest import SETTINGS, sentences, toy_bert
 
 TEXTS = [text for text, _ in sentences(64)]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.contracts import TASK_ID, Batch, Items, Outputs, Signal
+from distill.core.contracts import TASK_ID, Batch, Items, Outputs, Signal
+from distill.kinds import Classification
 from distill.losses import HardLabels, HiddenStateMSE, Objective, SoftTargets
-from distill.tasks import Classification
-from distill.teaching.signal import ByTask, Live, Mean
+from distill.teachers.signal import Live, Mean, SignalByTask
 from distill.training.module import NOTHING
-from distill.training.pickling import dumps
+from distill.training.processes import dumps
 
 TASK = Classification(name="toy", text=["sentence"])
 
@@ -40,14 +40,14 @@ def items_of(batch: Batch) -> Items:
     return Items(batch, row=torch.arange(len(labels)), labels=labels, labelled=labels >= 0)
 
 
-@pytest.mark.parametrize("signal", [ByTask([FIRST, SECOND]), Mean([FIRST, SECOND], (0.5, 0.5), "gaussian")])
-def test_several_signals_have_the_sums_of_sizes_and_durations(signal: ByTask | Mean) -> None:
+@pytest.mark.parametrize("signal", [SignalByTask([FIRST, SECOND]), Mean([FIRST, SECOND], (0.5, 0.5), "gaussian")])
+def test_several_signals_have_the_sums_of_sizes_and_durations(signal: SignalByTask | Mean) -> None:
     assert (signal.reason, signal.bytes, signal.seconds, signal.describe()) == (None, 7, 0.75, "a; b")
 
 
 def test_a_batch_is_taught_by_the_teacher_of_its_task() -> None:
     items = items_of(BATCH)
-    assert torch.equal(ByTask([FIRST, SECOND])(BATCH, items).at(items).logits, SECOND.logits)
+    assert torch.equal(SignalByTask([FIRST, SECOND])(BATCH, items).at(items).logits, SECOND.logits)
 
 
 def test_the_mean_of_some_items_is_that_of_their_logits() -> None:

@@ -27,11 +27,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from distill.data.tables import LabelledData
-from distill.data.text_pairs import pair_split
-from distill.errors import OptionError, UserError
-from distill.teaching import targets
-from distill.teaching.targets import (
+from distill.core.errors import OptionError, UserError
+from distill.data.splits import LabelledData
+from distill.kinds.seq2seq import pair_split
+from distill.teachers import writing
+from distill.teachers.writing import (
     SOURCES,
     BeamWriter,
     TargetSettings,
@@ -147,7 +147,7 @@ def test_everything_that_texts_depend_on_is_in_their_place(
     monkeypatch.setattr(t5, "generation_config", GenerationConfig(**{**before.to_dict(), "length_penalty": 0.5}))
     places.append(place(first))
     monkeypatch.setattr(t5, "generation_config", before)
-    monkeypatch.setattr(targets, "library_versions", lambda: ("other",))
+    monkeypatch.setattr(writing, "library_versions", lambda: ("other",))
     places.append(place(first))
     assert len(set(places)) == len(places)
 

@@ -21,13 +21,13 @@ from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
 from distill import api
-from distill.errors import UnreachableError, UserError
+from distill.core.errors import UnreachableError, UserError
+from distill.kinds import Classification
+from distill.kinds.classification import OneClass
 from distill.models.loading import match_labels, reorder_head
-from distill.tasks import Classification
-from distill.tasks.class_scores import OneClass
-from distill.teaching import preparation as teaching
-from distill.teaching.prepared import PreparedTeacher
-from distill.teaching.source import TeacherSource, locate
+from distill.teachers import preparation as teaching
+from distill.teachers.prepared import PreparedTeacher
+from distill.teachers.source import TeacherSource, locate
 from distill.training.module import freeze
 from tests.conftest import LABELS, SETTINGS, sentences, toy_bert
 

@@ -10,11 +10,10 @@ import torch
 from distill.builtin.teachers.zero_shot import ZeroShot
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.edge.classes import softmax
-from distill.errors import OptionError, UserError
-from distill.models.entailment import EntailmentLogits, tokenize_hypotheses
-from distill.models.labelled_encoder import LabelledEncoder
-from distill.teaching.labelling import best_temperature
+from distill.core.errors import OptionError, UserError
+from distill.edge.decoder import softmax
+from distill.models.wrappers import EntailmentLogits, LabelledEncoder, tokenize_hypotheses
+from distill.teachers.stages import best_temperature
 from tests.conftest import LOOSE_OPTIONS, sentences
 from tests.jobs.conftest import Command, command
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED
-from distill.data.batching import Batch
-from distill.tasks import MaskedLM
+from distill.core.contracts import IGNORED
+from distill.data.batches import CollatedBatch
+from distill.kinds import MaskedLM
 from distill.text.corpus import Corpus, Document
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
@@ -49,11 +49,11 @@ def encode_cached(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Pat
     return splits
 
 
-def equal_batches(one: Batch, other: Batch) -> bool:
+def equal_batches(one: CollatedBatch, other: CollatedBatch) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def unmask(batch: Batch) -> list[list[int]]:
+def unmask(batch: CollatedBatch) -> list[list[int]]:
     """Returns the tokens of each sequence before masking."""
     ids = torch.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"])
     return [row[mask.bool()].tolist() for row, mask in zip(ids, batch["attention_mask"], strict=True)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.errors import UserError
-from distill.readers.cleaning import WebCleaner
+from distill.core.errors import UserError
+from distill.data.prose import WebCleaner
 from distill.text.corpus import Corpus, Position
 
 PAGE = "Home | About\nThe first sentence has five words.\nMore of this text stands here.\nRead on..."

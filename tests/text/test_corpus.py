@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distill.core import storage
+from distill.core.errors import UnreachableError, UserError
 from distill.data import docstrings
-from distill.errors import UnreachableError, UserError
-from distill.storage import hub
 from distill.text import corpus as corpus_module
-from distill.text import readers
+from distill.text import corpus as readers
 from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out
 from distill.text.masking import Masking
 from distill.text.sequences import SequenceSettings, open_corpus
@@ -470,7 +470,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], list[Any]]:
             calls.append((arguments, options))
             return loader()
 
-        monkeypatch.setattr(hub, "check_file", lambda *arguments, **options: calls.append((arguments, options)))
+        monkeypatch.setattr(storage, "check_file", lambda *arguments, **options: calls.append((arguments, options)))
         monkeypatch.setattr(datasets, "load_dataset", load)
         return calls
 

@@ -9,10 +9,8 @@ import pytest
 from distill.builtin.teachers.vocabulary import SENTINELS, train_sentinels
 from transformers import PreTrainedTokenizerBase
 
-from distill.errors import UserError
-from distill.text.corruptions import CORRUPTIONS, Corruption, Corruptor, Symbols
-from distill.text.corruptions.infilling import Infilling
-from distill.text.corruptions.t5_spans import T5Spans
+from distill.core.errors import UserError
+from distill.text.corruptions import CORRUPTIONS, Corruption, Corruptor, Infilling, Symbols, T5Spans
 
 PAD, END, MASK, FULL_STOP = 0, 1, 2, 50
 SENTINEL = np.arange(3, 23, dtype=np.int32)

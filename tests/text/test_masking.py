@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from distill import contracts
-from distill.errors import UserError
+from distill.core import contracts
+from distill.core.errors import UserError
 from distill.text import masking
 from distill.text.masking import Masker, Masking, Unit, check_masking
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from distill.errors import UserError
+from distill.core.errors import UserError
 from distill.text import packing
 from distill.text.corpus import Document, Position
 from distill.text.packing import Packer, SpecialTokens, TokenSequence, find_continuations

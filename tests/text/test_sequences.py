@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import IGNORED
-from distill.data import batching, token_cache
-from distill.data.batching import LengthBuckets
-from distill.errors import UserError
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.data import batches, tokenization
+from distill.data.batches import LengthBuckets
 from distill.text import sequences
 from distill.text.corpus import Document, choose_held_out
 from distill.text.masking import Masking
@@ -75,9 +75,9 @@ def test_masks_depend_only_on_seed_sequence_and_visit(
     assert not torch.equal(other_seed[[5, 2, 9]]["labels"], together["labels"])
 
 
-def _tokens_of(examples: Sequences) -> token_cache.Tokens:
+def _tokens_of(examples: Sequences) -> tokenization.Tokens:
     offsets = np.append(examples._starts, examples._starts[-1] + examples.lengths[-1])
-    return token_cache.Tokens(columns=examples._columns, offsets=offsets, truncated=0, digest="")
+    return tokenization.Tokens(columns=examples._columns, offsets=offsets, truncated=0, digest="")
 
 
 def test_dynamic_masks_differ_in_every_epoch_and_static_masks_repeat(
@@ -90,7 +90,7 @@ def test_dynamic_masks_differ_in_every_epoch_and_static_masks_repeat(
         for epoch in range(epochs):
             buckets.set_epoch(epoch)
             rows: dict[int, bytes] = {}
-            for batch in itertools.chain.from_iterable(batching.loader(train, buckets)):  # type: ignore[arg-type]
+            for batch in itertools.chain.from_iterable(batches.loader(train, buckets)):  # type: ignore[arg-type]
                 indices = (batch["example_id"] % len(train)).tolist()
                 rows |= {index: row.numpy().tobytes() for index, row in zip(indices, batch["labels"], strict=True)}
             assert len(rows) == len(train)
@@ -258,7 +258,7 @@ def test_an_extreme_dev_fraction_leaves_a_document_in_each_split(
         task = make_task(tmp_path / "a.txt", packing="sentence", dev_fraction=fraction, streaming=streaming)
         splits = encode(task, tokenizer, tmp_path / "cache")
         assert len(splits["dev"]) == (2 if fraction < 0.5 else 4)
-    examples, _ = batching.examples_and_buckets(splits["train"].training_loader(steps=1, **BATCHES))
+    examples, _ = batches.examples_and_buckets(splits["train"].training_loader(steps=1, **BATCHES))
     assert len(examples) == 6 - len(splits["dev"])
 
 

@@ -6,10 +6,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from distill.contracts import IGNORED
-from distill.errors import UserError
-from distill.text.masking import Masker, Masking, check_masking
-from distill.text.shuffling import shuffle_runs
+from distill.core.contracts import IGNORED
+from distill.core.errors import UserError
+from distill.text.masking import Masker, Masking, check_masking, shuffle_runs
 
 MASK, SEPARATOR, LEAST = 3, 2, 1e-9  # The least probability, with which one token of a text is chosen for masks.
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from distill.data import batching
-from distill.data.batching import Batch
-from distill.errors import UserError
-from distill.tasks import MaskedLM
-from distill.text import readers
+from distill.core.errors import UserError
+from distill.data import batches
+from distill.data.batches import CollatedBatch
+from distill.kinds import MaskedLM
+from distill.text import corpus as readers
 from distill.text.sequences import Sequences
-from distill.text.stream import CorpusStream, StreamedText
+from distill.text.streaming import CorpusStream, StreamedText
 from tests.text.conftest import (
     BATCHES,
     encode,
@@ -42,7 +42,7 @@ def make_streamed_text(task: MaskedLM, tokenizer: PreTrainedTokenizerBase) -> St
     return StreamedText(task.read(Path("no")).corpus, task.settings, tokenizer)
 
 
-def equal_steps(one: list[list[Batch]], other: list[list[Batch]]) -> bool:
+def equal_steps(one: list[list[CollatedBatch]], other: list[list[CollatedBatch]]) -> bool:
     return len(one) == len(other) and all(
         len(step) == len(again) and all(map(equal_batches, step, again)) for step, again in zip(one, other, strict=True)
     )
@@ -50,7 +50,7 @@ def equal_steps(one: list[list[Batch]], other: list[list[Batch]]) -> bool:
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.text.stream.BUFFER", 24)
+    monkeypatch.setattr("distill.text.streaming.BUFFER", 24)
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**9)
 
 
@@ -177,7 +177,7 @@ def test_each_document_goes_to_one_process(corpus_file: Path, tokenizer: PreTrai
 def test_the_first_step_reads_a_small_part_of_the_corpus(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("distill.text.stream.BUFFER", 64)
+    monkeypatch.setattr("distill.text.streaming.BUFFER", 64)
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**12)
     (tmp_path / "a.txt").write_text("\n".join(make_text(number, 5) for number in range(5000)))
     keys = record_documents(monkeypatch)
@@ -193,7 +193,7 @@ def test_the_first_step_reads_a_small_part_of_the_corpus(
 
 def test_the_examples_shown_before_training_fill_a_batch(corpus_file: Path, tokenizer: PreTrainedTokenizerBase):
     loader = make_streamed_text(make_task(corpus_file, streaming=True), tokenizer).training_loader(steps=7, **BATCHES)
-    examples, buckets = batching.examples_and_buckets(loader)
+    examples, buckets = batches.examples_and_buckets(loader)
     assert len(loader) == 7
     assert len(examples[next(iter(buckets))[0]]["input_ids"]) == 4
 

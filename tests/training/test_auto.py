@@ -11,11 +11,18 @@ from transformers import PreTrainedModel
 
 import distill as d
 from distill import api
-from distill.errors import UserError
-from distill.tasks import Classification
-from distill.training import auto
-from distill.training.auto import Facts, choose, choose_epochs
-from distill.training.settings import CHOSEN, TrainerSettings, count_evaluations, evaluation_interval
+from distill.core.errors import UserError
+from distill.kinds import Classification
+from distill.training import hyperparameters
+from distill.training.hyperparameters import (
+    CHOSEN,
+    Facts,
+    TrainerSettings,
+    choose,
+    choose_epochs,
+    count_evaluations,
+    evaluation_interval,
+)
 from tests.conftest import SETTINGS
 
 
@@ -46,7 +53,7 @@ def test_an_example_of_many_sequences_counts_as_many():
     single, lists = (choose_epochs(Facts(800, 25, "whole", 384, sequences=(n, 100))) for n in (1, 8))
     assert (single, lists) == (40, 6)  # 1,200 steps, and an eighth of them.
     facts = Facts(800, 25, "whole", 384, scored=100, sequences=(8, 100))
-    assert auto.choose_evaluations(facts, 24) == 0.96  # 1.5 * 24 * 6,400 / 10,000 = 23 in all
+    assert hyperparameters.choose_evaluations(facts, 24) == 0.96  # 1.5 * 24 * 6,400 / 10,000 = 23 in all
     chosen = choose(facts, 150)["max_epochs"]
     assert chosen.reason == "800 examples of 8 sequences are 25 steps an epoch, and 150 steps are the least"
 
@@ -62,12 +69,12 @@ def test_the_learning_rate_follows_from_the_layers_at_the_start(start: str, widt
 
 
 def test_the_start_is_known_from_the_copied_tensors(teacher: PreTrainedModel, task: Classification):
-    assert auto.describe_student(from_teacher(teacher)) == ("inherited", 32)
-    assert auto.describe_student(from_teacher(teacher, init="random")) == ("fresh", 32)
+    assert hyperparameters.describe_student(from_teacher(teacher)) == ("inherited", 32)
+    assert hyperparameters.describe_student(from_teacher(teacher, init="random")) == ("fresh", 32)
     student = bilstm.from_teacher(teacher, task=task, embedding_dim=16, hidden_dim=8)
     assert student.inherited  # Its embeddings.
-    assert auto.describe_student(student)[0] == "no_attention"
-    assert auto.describe_student(teacher) == ("inherited", 32)  # A loaded model.
+    assert hyperparameters.describe_student(student)[0] == "no_attention"
+    assert hyperparameters.describe_student(teacher) == ("inherited", 32)  # A loaded model.
 
 
 def test_a_table_of_the_teacher_is_frozen_at_first_below_random_layers_without_attention(
@@ -81,12 +88,14 @@ def test_a_table_of_the_teacher_is_frozen_at_first_below_random_layers_without_a
     }
     frozen = {}
     for name, student in students.items():
-        facts = Facts(64, 2, *auto.describe_student(student), has_table=auto.has_inherited_table(student))
-        settings, chosen = auto.resolve(TrainerSettings.auto(), facts)
+        facts = Facts(
+            64, 2, *hyperparameters.describe_student(student), has_table=hyperparameters.has_inherited_table(student)
+        )
+        settings, chosen = hyperparameters.resolve(TrainerSettings.auto(), facts)
         frozen[name] = settings.frozen_embeddings
         assert ("frozen_embeddings" in chosen) == (name == "teacher")
     assert frozen == {"teacher": 0.33, "random": 0, "layers": 0}
-    assert [auto.has_inherited_table(student) for student in students.values()] == [True, False, True]
+    assert [hyperparameters.has_inherited_table(student) for student in students.values()] == [True, False, True]
     optimization = TrainerSettings.auto(frozen_embeddings=0.33, max_epochs=5).optimization
     with pytest.raises(ValueError, match="learning_rate is auto, expected a value"):
         optimization(10)
@@ -121,15 +130,15 @@ def test_many_short_texts_are_trained_in_larger_batches(
     given: dict[str, Any], examples: int, tokens: float, compares: bool, size: int
 ):
     settings = TrainerSettings.auto(accelerator="cpu", **given)
-    assert auto.choose_batch_size(settings, examples, tokens, compares=compares) == size
+    assert hyperparameters.choose_batch_size(settings, examples, tokens, compares=compares) == size
 
 
 def test_passes_over_the_data_stay_as_many_in_larger_batches():
     small, large = Facts(18_900, 591, "inherited", 384), Facts(18_900, 148, "inherited", 384, growth=4)
     assert choose_epochs(small) == choose_epochs(large) == 5
-    rates = [auto.resolve(TrainerSettings.auto(), facts)[0].learning_rate for facts in (small, large)]
+    rates = [hyperparameters.resolve(TrainerSettings.auto(), facts)[0].learning_rate for facts in (small, large)]
     assert rates == [2e-4, 4e-4]
-    reason = auto.resolve(TrainerSettings.auto(), large)[1]["learning_rate"]["reason"]
+    reason = hyperparameters.resolve(TrainerSettings.auto(), large)[1]["learning_rate"]["reason"]
     assert reason == "the student has pre-trained layers of width 384, and a batch has 128 examples"
 
 
@@ -138,30 +147,30 @@ def test_batches_have_a_size_before_they_are_made():
     with pytest.raises(ValueError, match="batch_size is auto, expected a value: "):
         settings.batches()
     facts = Facts(64, 2, "inherited", 32)
-    assert auto.resolve(settings, facts)[0].batch_size == auto.for_text(settings).batch_size == 32
-    assert auto.resolve_finetuning(settings, 64, width=32)[0].batch_size == 32
-    assert auto.with_batch_size(SETTINGS, 64) == SETTINGS
+    assert hyperparameters.resolve(settings, facts)[0].batch_size == hyperparameters.for_text(settings).batch_size == 32
+    assert hyperparameters.resolve_finetuning(settings, 64, width=32)[0].batch_size == 32
+    assert hyperparameters.with_batch_size(SETTINGS, 64) == SETTINGS
 
 
 def test_given_values_win_and_chosen_ones_have_reasons():
     facts = Facts(3576, 112, "inherited", 384)
-    settings, chosen = auto.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
+    settings, chosen = hyperparameters.resolve(TrainerSettings.auto(learning_rate=1e-3, patience=None), facts)
     assert (settings.learning_rate, settings.patience, settings.max_epochs) == (1e-3, None, 22)
     assert set(chosen) == set(CHOSEN) - {"learning_rate", "patience", "ema", "frozen_embeddings"}
     assert chosen["max_epochs"] == {
         "value": 22, "reason": "3,576 examples are 112 steps an epoch, and 2,400 steps are the least",
     }  # fmt: skip
-    assert dict(auto.describe_choices(chosen))["soup"].startswith("3: the average of the last weights")
+    assert dict(hyperparameters.describe_choices(chosen))["soup"].startswith("3: the average of the last weights")
     assert settings.total_steps(112) == 2464
-    assert auto.resolve(SETTINGS, facts) == (SETTINGS, {})
+    assert hyperparameters.resolve(SETTINGS, facts) == (SETTINGS, {})
 
 
 def test_a_choice_without_an_effect_is_not_reported():
     facts = Facts(3576, 112, "inherited", 384)
-    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=150), facts)
+    settings, chosen = hyperparameters.resolve(TrainerSettings.auto(max_steps=150), facts)
     assert settings.total_steps(112) == 150
     assert set(chosen) == {"learning_rate", "evaluations", "soup", "patience"}
-    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=10_000), facts)
+    settings, chosen = hyperparameters.resolve(TrainerSettings.auto(max_steps=10_000), facts)
     assert settings.total_steps(112) == 2464
     assert chosen["max_epochs"]["value"] == 22
 
@@ -174,7 +183,7 @@ def test_evaluations_are_counted_in_the_training_that_takes_place():
         ({"max_steps": 8}, 3, 4),  # After every second step.
         ({"max_steps": 10}, 3, 5),
     ):
-        settings, chosen = auto.resolve(replace(TrainerSettings.auto(), **given), facts)
+        settings, chosen = hyperparameters.resolve(replace(TrainerSettings.auto(), **given), facts)
         assert settings.evaluations == expected
         assert chosen["evaluations"]["reason"].startswith(f"{number} in all")
 
@@ -192,7 +201,7 @@ def test_a_training_of_less_than_an_epoch_is_evaluated_too(
     steps: int, scored: int, evaluations: float, number: int, soup: int
 ):
     facts = Facts(67_349, 2105, "inherited", 384, scored=scored)
-    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=steps), facts)
+    settings, chosen = hyperparameters.resolve(TrainerSettings.auto(max_steps=steps), facts)
     assert (settings.evaluations, settings.soup) == (evaluations, soup)
     assert chosen["evaluations"]["reason"].startswith(f"{number} in all")
     assert count_evaluations(evaluations, steps_per_epoch=2105, steps=steps) == number
@@ -219,22 +228,22 @@ def test_evaluations_of_a_large_dev_take_less_time_than_the_training(
 
 def test_a_training_with_one_evaluation_has_no_soup():
     facts = Facts(3576, 112, "inherited", 384)
-    settings, chosen = auto.resolve(TrainerSettings.auto(max_steps=100, evaluations=1), facts)
+    settings, chosen = hyperparameters.resolve(TrainerSettings.auto(max_steps=100, evaluations=1), facts)
     assert settings.soup == 1
     assert not {"soup", "ema"} & set(chosen)
-    assert auto.resolve(TrainerSettings.auto(max_steps=113, evaluations=1), facts)[0].soup == 3
+    assert hyperparameters.resolve(TrainerSettings.auto(max_steps=113, evaluations=1), facts)[0].soup == 3
 
 
 def test_the_options_of_a_training_on_raw_text_are_the_same_for_any_text():
-    settings = auto.for_text(TrainerSettings.auto(soup=4))
+    settings = hyperparameters.for_text(TrainerSettings.auto(soup=4))
     assert (settings.learning_rate, settings.max_epochs, settings.soup, settings.patience) == (1e-4, 2, 4, None)
     assert settings.unresolved() == []
 
 
 @pytest.mark.parametrize(("start", "rate"), [(None, 1e-4), ("fresh", 5e-4), ("no_attention", 3e-3)])
 def test_random_weights_learn_raw_text_with_a_higher_rate(start: str | None, rate: float):
-    assert auto.for_text(TrainerSettings.auto(), start).learning_rate == rate
-    assert auto.for_text(TrainerSettings.auto(learning_rate=1e-5), start).learning_rate == 1e-5
+    assert hyperparameters.for_text(TrainerSettings.auto(), start).learning_rate == rate
+    assert hyperparameters.for_text(TrainerSettings.auto(learning_rate=1e-5), start).learning_rate == 1e-5
 
 
 def test_options_that_were_not_chosen_are_refused():
@@ -244,10 +253,10 @@ def test_options_that_were_not_chosen_are_refused():
 
 
 def test_a_teacher_is_fine_tuned_with_its_own_choices():
-    settings, chosen = auto.resolve_finetuning(replace(TrainerSettings.auto(), ema=0.5), 3576, width=768)
+    settings, chosen = hyperparameters.resolve_finetuning(replace(TrainerSettings.auto(), ema=0.5), 3576, width=768)
     assert (settings.learning_rate, settings.max_epochs, settings.ema) == (5e-5, 11, 0.5)
     assert "ema" not in chosen
-    assert auto.resolve_finetuning(SETTINGS, 3576, width=768) == (SETTINGS, {})
+    assert hyperparameters.resolve_finetuning(SETTINGS, 3576, width=768) == (SETTINGS, {})
 
 
 @pytest.mark.parametrize(
@@ -263,7 +272,7 @@ def test_a_teacher_is_fine_tuned_with_its_own_choices():
 def test_a_teacher_gets_enough_steps_and_evaluations_to_stop_by(
     examples: int, scored: int, epochs: int, evaluations: float, patience: int | None
 ):
-    settings, chosen = auto.resolve_finetuning(api.FINETUNE, examples, width=384, scored=scored)
+    settings, chosen = hyperparameters.resolve_finetuning(api.FINETUNE, examples, width=384, scored=scored)
     assert (settings.max_epochs, settings.evaluations, settings.patience) == (epochs, evaluations, patience)
     assert (settings.ema, settings.soup) == (0, 1)
     in_all = epochs * evaluations
@@ -273,9 +282,9 @@ def test_a_teacher_gets_enough_steps_and_evaluations_to_stop_by(
 
 def test_the_patience_follows_from_given_evaluations():
     given = replace(api.FINETUNE, max_epochs=3, evaluations=6)
-    assert auto.resolve_finetuning(given, 3000, width=384)[0].patience == 6  # A third of 18.
+    assert hyperparameters.resolve_finetuning(given, 3000, width=384)[0].patience == 6  # A third of 18.
     given = replace(given, evaluations=1)
-    assert auto.resolve_finetuning(given, 3000, width=384)[0].patience is None
+    assert hyperparameters.resolve_finetuning(given, 3000, width=384)[0].patience is None
 
 
 def test_values_for_batches_of_tokens_must_be_given():
@@ -286,6 +295,6 @@ def test_values_for_batches_of_tokens_must_be_given():
         "teacher.finetune.learning_rate=5e-5 teacher.finetune.evaluations=1 teacher.finetune.patience=null"
     )
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
-        auto.resolve_finetuning(settings, 3000, width=384)
+        hyperparameters.resolve_finetuning(settings, 3000, width=384)
     given = replace(settings, learning_rate=5e-5, evaluations=1, patience=None)
-    assert auto.resolve_finetuning(given, 3000, width=384) == (given, {})
+    assert hyperparameters.resolve_finetuning(given, 3000, width=384) == (given, {})

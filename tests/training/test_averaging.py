@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from distill.errors import OptionError, UserError
-from distill.training import averaging, fitting
-from distill.training.averaging import average_checkpoints
+from distill.core.errors import OptionError, UserError
+from distill.training import fitting, lightning_callbacks
+from distill.training.lightning_callbacks import average_checkpoints
 from tests.conftest import SETTINGS, MakeToy, Toy, equal, fake_scores, last_state, weights
 from tests.training.test_checkpoints import equal_trainings, stop_at
 from tests.training.test_distributed import TWO_RANKS, add_failure
@@ -122,16 +122,16 @@ def test_a_soup_is_taken_where_less_is_better_if_it_has_at_most_the_least(
 ):
     toy, states = make_toy(soup=2), []
     monkeypatch.setattr(toy.module, "scoring", SimpleNamespace(selects="min"))
-    monkeypatch.setattr(averaging, "_score", lambda *_: metric)
+    monkeypatch.setattr(lightning_callbacks, "_score", lambda *_: metric)
     for step in (1, 2):
         states.append({name: torch.full_like(tensor, step) for name, tensor in weights(toy.module).items()})
         torch.save({"state_dict": states[-1]}, tmp_path / f"soup-{step}.ckpt")
     (tmp_path / "best.ckpt").write_bytes((tmp_path / "soup-2.ckpt").read_bytes())
-    recent = averaging.RecentCheckpoints(tmp_path, 2)
+    recent = lightning_callbacks.RecentCheckpoints(tmp_path, 2)
     recent.best_k_models = {str(tmp_path / f"soup-{step}.ckpt"): torch.tensor(step) for step in (1, 2)}
     best = SimpleNamespace(best_model_score=torch.tensor(0.2), best_model_path=str(tmp_path / "best.ckpt"))
-    soup = averaging.take_best_weights(toy.module, [], toy.settings, best=best, recent=recent)  # type: ignore[arg-type]
-    assert soup == averaging.Soup((1, 2), metric, pytest.approx(0.2), taken)
+    soup = lightning_callbacks.take_best_weights(toy.module, [], toy.settings, best=best, recent=recent)  # type: ignore[arg-type]
+    assert soup == lightning_callbacks.Soup((1, 2), metric, pytest.approx(0.2), taken)
     assert set(weights(toy.module)["student.classifier.bias"].tolist()) == {1.5 if taken else 2.0}
 
 
@@ -179,7 +179,7 @@ def test_a_training_that_was_killed_after_its_early_stop_does_not_continue(
     killed = make_toy(**options)
     fake_scores(killed, [0.5, 0.4], monkeypatch)
     with monkeypatch.context() as patch:
-        patch.setattr(averaging, "average_checkpoints", raise_killed)
+        patch.setattr(lightning_callbacks, "average_checkpoints", raise_killed)
         with pytest.raises(RuntimeError, match="killed"):
             killed.fit()
     resumed, again = (make_toy(directory=killed.directory, **options) for _ in range(2))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback
 
-from distill.errors import OptionError, UserError
+from distill.core.errors import OptionError, UserError
 from distill.training import fitting
-from distill.training.callbacks import copy_callbacks, describe_callback, read_callbacks
+from distill.training.lightning_callbacks import copy_callbacks, describe_callback, read_callbacks
 from tests.conftest import MakeToy, Toy, equal, last_state, weights
 
 

@@ -13,12 +13,12 @@ import torch
 from lightning.pytorch.callbacks import timer
 from transformers import PreTrainedTokenizerBase
 
-from distill.data import tables
-from distill.errors import UserError
-from distill.tasks import Classification
+from distill.core.errors import UserError
+from distill.data import splits as tables
+from distill.kinds import Classification
 from distill.training import fitting
-from distill.training.distributed import start_method
 from distill.training.module import DistillationModule
+from distill.training.processes import start_method
 from tests.conftest import MakeToy, Toy, build_toy, equal, fake_scores, last_state, record_steps, weights
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DistilBertForMaskedLM
 
-from distill.chain import summary
-from distill.errors import OptionError, UserError
-from distill.models.heads import share_encoder
-from distill.models.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
-from distill.training.compact_embeddings import CompactEmbedding, choose_rows, compact_embeddings
+from distill.chain import student_setup
+from distill.core.errors import OptionError, UserError
+from distill.models.architectures.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
+from distill.models.wrappers import share_encoder
+from distill.training.fitting import CompactEmbedding, choose_rows, compact_embeddings
 from tests.conftest import SETTINGS, MakeToy, Toy, equal, last_state, record_steps, weights
 from tests.training.test_checkpoints import equal_trainings, stop_at
 
@@ -191,7 +191,7 @@ def test_a_student_without_a_trained_table_has_no_row_in_the_plan(make_toy: Make
     else:
         toy.module.student = BilstmForSequenceClassification(BilstmConfig(vocab_size=None, pad_token_id=0))
     assert describe(toy) == ""
-    assert summary.describe_embeddings(toy.module, toy.loaders["train"], toy.settings) == []
+    assert student_setup.describe_embeddings(toy.module, toy.loaders["train"], toy.settings) == []
 
 
 def test_heads_that_share_an_encoder_share_the_compact_table(make_toy: MakeToy):

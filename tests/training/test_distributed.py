@@ -21,15 +21,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data import tables
-from distill.errors import UserError
+from distill.core.errors import UserError
+from distill.data import splits as tables
+from distill.kinds import Classification
 from distill.losses import HardLabels
-from distill.tasks import Classification
-from distill.teaching.output_cache import Cached, HiddenLayers
-from distill.training import distributed, fitting, launchers, workers
-from distill.training.pickling import dumps
-from distill.training.settings import TrainerSettings, check_processes
-from distill.training.workers import WorkerError
+from distill.teachers.output_cache import Cached, HiddenLayers
+from distill.training import fitting
+from distill.training import processes as distributed
+from distill.training import processes as launchers
+from distill.training import processes as workers
+from distill.training.hyperparameters import TrainerSettings, check_processes
+from distill.training.processes import WorkerError, dumps
 from tests.conftest import (
     BAD,
     GOOD,
@@ -108,8 +110,8 @@ def test_two_ranks_equal_one_with_twice_the_batch(
 
 def gather_ranks(kind: str, failing_rank: int) -> list[int]:
     """Returns all ranks, or fails in one of them between two collectives."""
-    ranks = distributed.all_gather(distributed.rank())
-    if distributed.rank() == failing_rank:
+    ranks = distributed.all_gather(distributed.get_rank())
+    if distributed.get_rank() == failing_rank:
         if kind == "raise":
             raise ZeroDivisionError("division by zero\nin a second line")
         if kind == "SIGKILL":
@@ -131,32 +133,32 @@ def gather_ranks(kind: str, failing_rank: int) -> list[int]:
 def test_a_failed_call_names_the_rank_and_leaves_no_worker(kind: str, message: str):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(WorkerError, match=message):
-        distributed.run(gather_ranks, kind, 2, world_size=3, device=CPU)
+        distributed.run_in_ranks(gather_ranks, kind, 2, world_size=3, device=CPU)
     assert running_workers() == []
-    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert (distributed.get_rank(), distributed.world_size()) == (0, 1)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_two_calls_in_one_process_both_return():
     for _ in range(2):
-        assert distributed.run(gather_ranks, "", 0, world_size=2, device=CPU) == [0, 1]
+        assert distributed.run_in_ranks(gather_ranks, "", 0, world_size=2, device=CPU) == [0, 1]
     assert running_workers() == []
 
 
 def run_two_calls() -> None:
     """The main function of a launched process: a call that fails in rank 1, and one that does not."""
-    store = launchers.connect()
+    store = launchers.connect_ranks()
     assert store is not None
     if launchers.launched_rank() > 0:
-        workers.serve(store)
+        workers.serve_calls(store)
         return
     for kind in ("raise", ""):
         try:
-            print(distributed.run(gather_ranks, kind, 1, world_size=2, device=CPU), launchers.local_rank())
+            print(distributed.run_in_ranks(gather_ranks, kind, 1, world_size=2, device=CPU), launchers.local_rank())
         except WorkerError as error:
             print(error)
-    launchers.release(store)
+    launchers.release_ranks(store)
 
 
 def test_processes_of_srun_serve_calls_after_a_failed_one():
@@ -187,7 +189,7 @@ class FailingLabels(HardLabels):
 
     def forward(self, student: Any, teacher: Any, batch: Any) -> tuple[Tensor, Tensor]:
         self.step -= 1
-        if self.step == -1 and distributed.rank() == self.rank:
+        if self.step == -1 and distributed.get_rank() == self.rank:
             if self.kind == "user":
                 raise UserError("an option is wrong")
             if self.kind == "bug":

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.contracts import Items, Outputs
-from distill.tasks import Classification
-from distill.tasks.scoring import Scoring
-from distill.training.evaluate import evaluate, score_items
+from distill.core.contracts import Items, Outputs
+from distill.kinds import Classification
+from distill.kinds.scoring import Scoring
+from distill.training.module import evaluate, score_items
 from tests.conftest import sentences, toy_bert
 
 

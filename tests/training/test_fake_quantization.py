@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from distill.training.fake_quantization import RoundedWeight, fake_quantized, round_activations
+from distill.training.lightning_callbacks import RoundedWeight, fake_quantized, round_activations
 
 
 def test_weights_are_rounded_row_by_row() -> None:

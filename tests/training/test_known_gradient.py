@@ -11,13 +11,12 @@ from distill.builtin.teachers.vocabulary import train_bytes
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from distill.data import batching
+from distill.data import batches
+from distill.kinds import CausalLM
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
-from distill.models import checks
+from distill.models import compatibility
 from distill.models.forward import run_model
-from distill.tasks import CausalLM
-from distill.training.known_gradient import sum_with_gradient
-from distill.training.module import DistillationModule
+from distill.training.module import DistillationModule, sum_with_gradient
 from tests.conftest import SETTINGS, Toy, last_state, live, outputs_at_items, write_corpus
 
 VOCABULARY = 300
@@ -48,7 +47,7 @@ def make_module(name: str) -> DistillationModule:
     teacher: PreTrainedModel = MODELS[name]().eval()
     objective = triple_loss()
     student = from_teacher(teacher, depth=1)
-    objective.connect(checks.encoder_size(student), checks.encoder_size(teacher))
+    objective.connect(compatibility.encoder_size(student), compatibility.encoder_size(teacher))
     return DistillationModule(student=student, objective=objective, task=TASK, signal=live(teacher, objective, TASK))
 
 
@@ -82,7 +81,7 @@ def test_loss_and_gradients_are_those_of_the_whole(
     module.signal.model.double()
     expected, expected_sums = whole_loss(module, batch)
     wanted = gradients_of(module, 3 * expected)
-    monkeypatch.setattr("distill.models.chunked_logits.CHUNK_LOGITS", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr("distill.models.decoding.CHUNK_LOGITS", tokens_at_once * VOCABULARY)
     seen: list[int] = []
     module.student.lm_head.register_forward_hook(lambda layer, inputs, output: seen.append(output.shape[1]))
     loss, sums = module.losses(batch)
@@ -97,7 +96,7 @@ def test_loss_and_gradients_are_those_of_the_whole(
 
 def test_bf16_has_the_gradients_of_the_whole_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     module, batch = make_module("tied"), batch_of()
-    monkeypatch.setattr("distill.models.chunked_logits.CHUNK_LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr("distill.models.decoding.CHUNK_LOGITS", 5 * VOCABULARY)
     with torch.autocast("cpu", torch.bfloat16):
         expected, loss = whole_loss(module, batch)[0], module.losses(batch)[0]
     wanted, gradients = gradients_of(module, expected), gradients_of(module, loss)
@@ -131,7 +130,7 @@ def test_a_parameter_and_an_output_that_share_a_gradient_have_it_once() -> None:
 
 
 def test_evaluation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.models.chunked_logits.CHUNK_LOGITS", 5 * VOCABULARY)
+    monkeypatch.setattr("distill.models.decoding.CHUNK_LOGITS", 5 * VOCABULARY)
     module, batch = make_module("tied"), batch_of()
     expected, _ = whole_loss(module, batch)
     with torch.no_grad():
@@ -147,7 +146,7 @@ def fit_toy(directory: Path, corpus: Path, **options: Any) -> Toy:
     data = task.read(directory)
     tokenizer = train_bytes(data.texts(), VOCABULARY, 32)
     examples = task.encode(data, tokenizer, directory)
-    loaders = batching.all_loaders(examples, **settings.batches())
+    loaders = batches.all_loaders(examples, **settings.batches())
     module = make_module("tied")
     toy = DistillationModule(
         student=module.student, objective=module.objective, task=task, scoring=data.with_examples(examples).scoring,

@@ -16,15 +16,15 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data import batching, tables
-from distill.errors import NumericalError, UserError
+from distill.core.errors import NumericalError, UserError
+from distill.data import batches
+from distill.data import splits as tables
+from distill.kinds import MaskedLM
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models.forward import run_model
-from distill.tasks import MaskedLM
-from distill.training import distributed, fitting, settings
-from distill.training.evaluate import evaluate
-from distill.training.module import NOTHING, DistillationModule, freeze, parameter_groups
-from distill.training.settings import TrainerSettings
+from distill.training import fitting, hyperparameters, processes
+from distill.training.hyperparameters import TrainerSettings
+from distill.training.module import NOTHING, DistillationModule, evaluate, freeze, parameter_groups
 from tests.conftest import (
     SETTINGS,
     MakeToy,
@@ -293,7 +293,7 @@ class OneStep(list[list[list[int]]]):
 def train_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     use_plain_sgd(toy.module, monkeypatch, learning_rate=0.5)
     examples = toy.loaders["train"].dataset
-    toy.loaders["train"] = batching.loader(examples, OneStep([micro_batches]))
+    toy.loaders["train"] = batches.loader(examples, OneStep([micro_batches]))
     toy.fit()
     return weights(toy.module)
 
@@ -345,7 +345,7 @@ def test_every_rank_drops_other_units(make_toy: MakeToy, monkeypatch: pytest.Mon
     monkeypatch.setattr(toy.module, "losses", losses)
     batch = next(iter(toy.loaders["train"]))
     for rank in (0, 1, 1, 2):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
         with pytest.raises(Stopped):
             toy.module.training_step(batch, 0)
     assert drawn[1] == drawn[2]
@@ -434,7 +434,7 @@ def test_evaluated_logits_are_in_the_order_of_the_split(make_toy: MakeToy, split
     student = toy.module.student.train(training)
     order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
     dev = toy.loaders["dev"].dataset
-    loader = batching.loader(dev, order)
+    loader = batches.loader(dev, order)
     logits = evaluate(student, toy.module.task, toy.module.scoring, loader).by_example().columns["logits"]
     assert student.training is training
     assert logits.dtype == np.float32
@@ -595,7 +595,7 @@ def test_compilation_of_the_student_is_undone_after_fitting(make_toy: MakeToy, m
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(settings.shutil, "which", lambda name: None)
+    monkeypatch.setattr(hyperparameters.shutil, "which", lambda name: None)
     with pytest.raises(
         ValueError, match=r"got compile=true, expected false because torch\.compile needs g\+\+ or clang"
     ):

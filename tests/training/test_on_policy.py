@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from distill.contracts import IGNORED, TARGET_MASK
+from distill.core.contracts import IGNORED, TARGET_MASK
+from distill.kinds import CausalLM, Seq2Seq
 from distill.losses import GeneralizedKD, HardLabels, Objective
-from distill.tasks import CausalLM, Seq2Seq
-from distill.teaching.signal import Live
-from distill.training.module import DistillationModule
-from distill.training.on_policy import STUDENT_WRITES, write_batch
+from distill.teachers.signal import Live
+from distill.training.module import STUDENT_WRITES, DistillationModule, write_batch
 
 ROWS = [{"source": "1 2", "target": "2 1"}]
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from distill.chain import seeds
-from distill.contracts import Scores
-from distill.records.intervals import compare_values, estimate
-from distill.tasks.class_scores import OneClass
-from distill.tasks.regression import NumberScores
-from distill.tasks.scoring import Scoring
-from distill.tasks.token_classification import TagScores
-from distill.training import parts, statistics
-from distill.training.parts import Measured, Parts, measure_parts
+from distill.chain import breakdowns
+from distill.core.contracts import Scores
+from distill.kinds.classification import OneClass
+from distill.kinds.regression import NumberScores
+from distill.kinds.scoring import Scoring
+from distill.kinds.token_classification import TagScores
+from distill.training import statistics
+from distill.training import statistics as parts
+from distill.training.statistics import Measured, Parts, compare_values, estimate, measure_parts
 from tests.training.test_statistics import classified
 
 
@@ -204,7 +204,7 @@ def test_tags_have_an_interval_without_a_baseline() -> None:
     ability = 1 + random.normal(size=200)
     (scoring, student), (_, teacher) = (scores_of("tags", ability + random.normal(size=200), random) for _ in range(2))
     models = {"student": {"dev": student}, "baseline": None, "teacher": {"dev": teacher}}
-    found = seeds.compare(scoring, models, seeds.measure(scoring, models), split="dev", seeds=1)
+    found = breakdowns.compare_models(scoring, models, breakdowns.record_parts(scoring, models), split="dev", seeds=1)
     resampled = statistics.compare_examples(scoring, student, teacher, most=200)
     assert resampled is not None
     assert list(found) == ["teacher"]

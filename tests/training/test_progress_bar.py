@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from distill.training.progress_bar import describe_losses
+from distill.training.lightning_callbacks import describe_losses
 from tests.conftest import MakeToy
 
 LOSSES = {"loss": 0.412, "soft": 0.031, "hard": 0.105, "cosine": 0.047}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from distill.training.rising import find_rise
+from distill.training.lightning_callbacks import find_rise
 from tests.conftest import MakeToy, fake_scores
 from tests.training.test_checkpoints import stop_at
 

@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 from sklearn.metrics import f1_score
 
-from distill.contracts import Scores
-from distill.tasks.class_scores import OneClass
-from distill.tasks.regression import NumberScores
-from distill.tasks.token_classification import TagScores
+from distill.core.contracts import Scores
+from distill.kinds.classification import OneClass
+from distill.kinds.regression import NumberScores
+from distill.kinds.token_classification import TagScores
 from distill.training import statistics
 
 

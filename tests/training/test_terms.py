@@ -8,7 +8,8 @@ from distill.builtin.students.distilbert import from_teacher
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from distill.contracts import IGNORED
+from distill.core.contracts import IGNORED
+from distill.kinds import MaskedLM
 from distill.losses import (
     AttentionScoreMSE,
     DecoupledKD,
@@ -19,10 +20,8 @@ from distill.losses import (
     PatientKD,
     SoftTargets,
 )
-from distill.models import checks
-from distill.models.attention import NAME
-from distill.models.forward import run_model
-from distill.tasks import MaskedLM
+from distill.models import compatibility
+from distill.models.forward import NAME, run_model
 from distill.training.module import DistillationModule
 from tests.conftest import MakeToy, Toy, equal, last_state, live, weights
 
@@ -44,7 +43,7 @@ def with_terms(toy: Toy, *names: str) -> Toy:
     objective = Objective(name="all", terms=terms)
     module = toy.module
     torch.manual_seed(0)
-    objective.connect(checks.encoder_size(module.student), checks.encoder_size(module.signal.model))
+    objective.connect(compatibility.encoder_size(module.student), compatibility.encoder_size(module.signal.model))
     module.objective = module.signal.objective = objective
     return toy
 
@@ -139,7 +138,7 @@ def masked_module(objective: Objective) -> DistillationModule:
     torch.manual_seed(0)
     teacher = BertForMaskedLM(BertConfig(**SMALL)).eval()
     student = from_teacher(teacher)
-    objective.connect(checks.encoder_size(student), checks.encoder_size(teacher))
+    objective.connect(compatibility.encoder_size(student), compatibility.encoder_size(teacher))
     task = MaskedLM(data_dir="unused", max_length=16)
     module = DistillationModule(student=student, objective=objective, task=task, signal=live(teacher, objective, task))
     module.student.eval()
@@ -150,7 +149,7 @@ def masked_module(objective: Objective) -> DistillationModule:
 def test_chunked_logits_leave_the_terms_on_attention_as_they_are(
     tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.models.chunked_logits.CHUNK_LOGITS", tokens_at_once * VOCABULARY)
+    monkeypatch.setattr("distill.models.decoding.CHUNK_LOGITS", tokens_at_once * VOCABULARY)
     module, batch = (
         masked_module(Objective(soft=SoftTargets(), minilm=MiniLM(), hidden=HiddenStateMSE())),
         masked_batch(),

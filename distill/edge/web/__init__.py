@@ -15,10 +15,10 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from distill.core.errors import UserError
+from distill.core.files import atomic_directory, write_text
 from distill.edge.bundle import Bundle
-from distill.edge.model_files import encoder_file, list_model_files, needs_openvino
-from distill.errors import UserError
-from distill.storage.files import atomic_directory, write_text
+from distill.edge.bundle_files import encoder_file, list_model_files, needs_openvino
 
 ORT, TOKENIZERS = "onnxruntime-web", "@huggingface/tokenizers"
 INSTALL = f"npm install --ignore-scripts {ORT}@1.30.0 {TOKENIZERS}@0.2.0"

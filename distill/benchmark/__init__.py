@@ -1,1 +1,0 @@
-"""Latency of every exported file."""

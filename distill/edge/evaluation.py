@@ -1,0 +1,640 @@
+"""Scores a bundle on the rows of labelled files with the metrics of its task, by numpy alone.
+
+Scores a bundle on labelled rows with the metrics of its task, by numpy alone. The rows are those of a file that the
+task may be trained from. A reader for each decoder makes records and labels of them, and computes the metrics from
+predictions. Labels are read by the rules of a run, all of them in one way.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distill.core.errors import UserError
+from distill.edge.answering import (
+    TASK,
+    LabelWords,
+    average_present,
+    average_scores,
+    compute_f1,
+    compute_matthews,
+    count_pairs,
+    describe_absent,
+    normalize_references,
+    score_answer,
+)
+from distill.edge.bundle import Bundle, RecordError
+from distill.edge.decoder import (
+    READINGS,
+    Answer,
+    Prediction,
+    Record,
+    choose_reading,
+    describe_expected,
+    join_choices,
+    split_choices,
+)
+from distill.edge.index import match_pairs
+from distill.edge.strings import Span, TagScheme, locate_entities, locate_words, place_words, score_entities, shorten
+from distill.rows.columns import read_conll, read_table
+from distill.rows.formats import SUFFIXES, Row, read_articles, read_rows, reading_errors
+from distill.rows.label_sets import find_label_sets, stack_columns
+from distill.rows.labels import LabelColumn, Notify, find_classes, to_numbers
+
+PARQUET = (".parquet",)
+CONLL = (".conll", ".txt", ".conllu", ".bio", ".iob", ".conll.gz", ".txt.gz")
+SQUAD = (".json", ".json.gz")
+OTHERS: Mapping[str, Sequence[str]] = {"tags": CONLL, "spans": SQUAD}  # Types of one decoder alone.
+
+
+@dataclass(frozen=True)
+class LabelledFile:
+    """Rows with their numbers, the noun of these, and the columns as they are named in the rows."""
+
+    rows: Sequence[tuple[int, Row]]
+    noun: str
+    columns: "Columns"
+
+
+def read_labelled(decoder: str, path: Path, columns: "Columns", notify: Notify) -> LabelledFile:
+    """Reads the rows of a file.
+
+    Args:
+        columns: of a CoNLL file, the number of the words' column and that of the tags, counted from 0, or below 0 from
+            the end.
+
+    Raises:
+        UserError: for a type that the decoder has not, and for a file that cannot be read.
+    """
+    name = path.name.lower()
+    if name.endswith(SUFFIXES):
+        return LabelledFile(list(read_rows(path)), "line", columns)
+    if name.endswith(PARQUET):
+        return LabelledFile(list(enumerate(_read_parquet(path), 1)), "row", columns)
+    others = tuple(OTHERS.get(decoder, ()))
+    if not others or not name.endswith(others):
+        raise UserError(f"got {path}, expected a file that ends in {', '.join((*SUFFIXES, *PARQUET, *others))}")
+    if decoder == "spans":
+        with reading_errors(path):
+            return LabelledFile(list(enumerate(read_articles(path), 1)), "question", columns)
+    return _read_sentences(path, columns, notify)
+
+
+def _read_sentences(path: Path, columns: "Columns", notify: Notify) -> LabelledFile:
+    words = _read_number("--text-column", columns.texts[0]) if columns.texts else None
+    tags = -1 if columns.label is None else _read_number("--label-column", columns.label)
+    try:
+        read = read_conll(path, tags, words, notify=lambda text: notify(_use_options(text)))
+    except UserError as error:
+        raise UserError(_use_options(str(error))) from error
+    rows = [
+        {"tokens": of_words, "tags": of_tags, "text": text}
+        for of_words, of_tags, text in zip(read.words, read.tags, read.texts, strict=True)
+    ]
+    return LabelledFile(list(zip(read.lines, rows, strict=True)), "line", replace(columns, texts=None, label=None))
+
+
+def _use_options(text: str) -> str:
+    """Returns a text about the columns of a task with the options of the command."""
+    for words, option in (("task.word_column=0", "--text-column 0"), ("task.word_column", "--text-column N"),
+                          ("task.column", "--label-column N")):  # fmt: skip
+        text = text.replace(f"set {words}", f"give {option}").replace(words, option)
+    return text
+
+
+def _read_number(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"got {option} {text}, expected the number of a column of CoNLL, the first one is 0") from None
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    table = read_table(path)
+    columns = dict(table.columns)
+    for name, classes in _find_classes(table.schema).items():
+        if name in columns:
+            columns[name] = [_name_classes(value, classes) for value in columns[name]]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _find_classes(schema: Any) -> dict[str, Sequence[str]]:
+    """Returns the names of classes by their columns, as the `datasets` library has written them."""
+    metadata = (schema.metadata or {}).get(b"huggingface")
+    if metadata is None:
+        return {}
+    try:
+        features = json.loads(metadata)["info"]["features"]
+        inner = {name: feature.get("feature", feature) for name, feature in features.items()}
+        return {name: feature["names"] for name, feature in inner.items() if feature.get("_type") == "ClassLabel"}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError("the Parquet file has damaged metadata of the datasets library, expected its features") from (
+            error
+        )
+
+
+def _name_classes(value: object, classes: Sequence[str]) -> object:
+    """Returns the name of a class in place of its number, also of each number of a list."""
+    if isinstance(value, list):
+        return [_name_classes(item, classes) for item in value]
+    return classes[value] if isinstance(value, int) and 0 <= value < len(classes) else value
+
+
+CHUNK = 1024  # Rows that are predicted together.
+SHORTEST = 1e-12  # Length of a vector; shorter ones have a cosine of 0.
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of columns; None for the usual ones of the decoder.
+
+    Args:
+        label: the column of the label.
+        labels: a column of 0 and 1 for each label of a bundle with several; excludes `label`.
+        as_text: predicts sentences that are given as words as plain text, which the bundle splits itself.
+    """
+
+    texts: Sequence[str] | None = None
+    label: str | None = None
+    labels: Sequence[str] | None = None
+    as_text: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a bundle on a file, the number of its rows, how many of them were cut, and how they were read.
+
+    Attributes:
+        read_as: `words` or `text`, as sentences that are given as words were predicted; None for other records.
+    """
+
+    metrics: Metrics
+    rows: int
+    truncated: int
+    notices: Sequence[str] = ()
+    read_as: str | None = None
+
+
+class LabelledRows(Protocol):
+    """Reads labelled rows for one decoder and compares predictions with their labels."""
+
+    def read(self, row: Row) -> tuple[Record, Any]:
+        """Returns the record and the label of a row; raises UserError for a value that cannot be."""
+        ...
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        """Returns the labels of all rows as they are compared; raises UserError for one that cannot be."""
+        ...
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
+        """Returns the metrics by name."""
+        ...
+
+
+def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | None = None) -> Evaluation:
+    """Scores a bundle on a file.
+
+    Raises:
+        UserError: for a file that cannot be read, a column that is missing, and a text or a label that cannot be.
+    """
+    if bundle.decoder.fields[0] == "text":
+        raise UserError(f"{bundle.directory} writes text, which has no labels: run.json has its loss")
+    _check_columns(bundle, columns)
+    notices: list[str] = []
+    file = read_labelled(bundle.manifest["decoder"], path, columns, notices.append)
+    numbered, columns = file.rows, file.columns
+    reader = READERS[bundle.manifest["decoder"]](bundle, columns, [row for _, row in numbered])
+    records, values = [], []
+    for line, row in numbered:
+        try:
+            record, value = reader.read(row)
+            bundle.decoder.read(record)
+        except UserError as error:
+            raise UserError(f"{path}, {file.noun} {line}: {error}") from error
+        records.append(record)
+        values.append(value)
+    column = LabelColumn(str(path), values, lines=[line for line, _ in numbered])
+    labels = reader.convert(column, notices.append)
+    predictions: list[Prediction] = []
+    for start in range(0, len(records), CHUNK):
+        try:
+            predictions += bundle.predict(records[start : start + CHUNK], batch_size=batch_size)
+        except RecordError as error:
+            line, _ = numbered[start + error.number - 1]
+            raise UserError(f"{path}, {file.noun} {line}: {error.reason}") from error
+    metrics = reader.score(predictions, labels)
+    known = [name for name in bundle.manifest["metrics"].get(bundle.model, {}) if name in metrics]
+    if own := bundle.manifest.get("own_metrics"):
+        notices.append(
+            f"left out {', '.join(map(str, own))}: functions of the run that trained the bundle, which a bundle lacks"
+        )
+    truncated = sum(prediction.get("truncated", False) for prediction in predictions)
+    read_as = ("text" if columns.as_text else "words") if isinstance(reader, TagRows) else None
+    return Evaluation({name: metrics[name] for name in known or metrics}, len(records), truncated, notices, read_as)
+
+
+def _check_columns(bundle: Bundle, columns: Columns) -> None:
+    """Raises UserError for columns that are not for the bundle's kind of task."""
+    decoder = bundle.manifest["decoder"]
+    if columns.as_text and decoder != "tags":
+        raise UserError(f"got --as-text, and {bundle.directory} does not tag words: leave it out")
+    if columns.labels is not None and decoder != "labels":
+        raise UserError(f"got the label columns {', '.join(columns.labels)}, expected one: this bundle has one label")
+
+
+def _value(row: Row, column: str) -> object:
+    if column not in row:
+        names = ", ".join(row)
+        raise UserError(f"there is no column {column}, the columns are {names}: give --text-column or --label-column")
+    return row[column]
+
+
+class _Texts:
+    """Reads the columns of a text or of a pair, and of a label."""
+
+    compares = False  # True: two texts, whatever the bundle reads.
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.labels, self.positive = bundle.labels, bundle.manifest.get("positive")
+        self.label = columns.label or "label"
+        first: Row = rows[0] if rows else {}
+        excluded = self.label_columns(columns, first)
+        self.texts = columns.texts or [name for name in first if name not in excluded]
+        is_pair = bundle.pair or self.compares
+        if len(self.texts) != (2 if is_pair else 1):
+            expected = "two columns of text" if is_pair else "one column of text"
+            raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}: give --text-column NAME")
+
+    def label_columns(self, columns: Columns, row: Row) -> Sequence[str]:
+        """Returns the columns that are no text."""
+        return [self.label]
+
+    def record(self, row: Row) -> Record:
+        texts = [_value(row, name) for name in self.texts]
+        return texts if len(texts) == 2 else texts[0]  # type: ignore[return-value]  # The decoder checks it.
+
+    def read(self, row: Row) -> tuple[Record, object]:
+        return self.record(row), _value(row, self.label)
+
+
+class _OneByOne:
+    """Reads labels that each have a meaning by themselves."""
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        return column.values
+
+
+class ClassRows(_Texts):
+    """Rows with the name of a class, or its index."""
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[int]:
+        indices = find_classes(column, tuple(self.labels), notify)
+        absent = describe_absent(column.source, self.labels, np.bincount(indices, minlength=len(self.labels)))
+        if absent and self.positive is None:
+            notify(absent)
+        found: list[int] = indices.tolist()
+        return found
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
+        """Returns accuracy, F1, Matthews' correlation and macro F1 of the most probable labels, withheld ones too."""
+        best = np.array([np.argmax(list(prediction["probabilities"].values())) for prediction in predictions])
+        counts = count_pairs(np.array(labels), best, len(self.labels))
+        positive = self.labels.index(self.positive) if self.positive in self.labels else None
+        return {
+            "accuracy": float(np.trace(counts) / counts.sum()), "f1": compute_f1(counts, positive),
+            "matthews": compute_matthews(counts), "macro_f1": compute_f1(counts, None),
+        }  # fmt: skip
+
+
+class WordRows(ClassRows):
+    """Rows with the name of a class, or its index, of the task of a bundle that `task` or the columns name."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        decoder = cast(LabelWords, bundle.decoder)
+        known = list(decoder.tasks.values())
+        task = known[0] if len(known) == 1 else decoder.find(rows[0] if rows else {})
+        self.task, self.labels, self.positive = task.name, list(task.labels), task.positive
+        self.label, self.texts = columns.label or "label", columns.texts or task.columns
+        if len(self.texts) != len(task.columns):
+            raise UserError(f"got {', '.join(self.texts)}, expected {', '.join(task.columns)}: give --text-column NAME")
+        self.columns = task.columns
+
+    def record(self, row: Row) -> Record:
+        texts = (_value(row, name) for name in self.texts)
+        return {TASK: self.task, **dict(zip(self.columns, texts, strict=True))}  # type: ignore[arg-type]
+
+
+class LabelRows(_Texts):
+    """Rows with any number of labels: a list, a text with the separator of the task between them, or 0 and 1 for each.
+
+    There may also be a column of 0 and 1 for each label, which has its name.
+    """
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.each: Sequence[str] | None = None
+        super().__init__(bundle, columns, rows)
+        self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
+
+    def label_columns(self, columns: Columns, row: Row) -> Sequence[str]:
+        found = columns.labels
+        if found is None and columns.label is None and set(self.labels) <= set(row):
+            if self.label in row and self.label not in self.labels:
+                raise UserError(
+                    f"got a column {self.label} and one for each of {', '.join(self.labels[:8])}, which may both be "
+                    f"the labels: give --label-column {self.label}, or one for each label"
+                )
+            found = self.labels
+        if found is not None and sorted(found) != sorted(self.labels):
+            raise UserError(f"got the label columns {', '.join(found)}, expected {', '.join(self.labels)}")
+        self.each = None if found is None else self.labels
+        return self.each or [self.label]
+
+    def read(self, row: Row) -> tuple[Record, object]:
+        return self.record(row), _value(row, self.label) if self.each is None else [_value(row, of) for of in self.each]
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[NDArray[np.bool_]]:
+        if self.each is not None:
+            values = zip(*column.values, strict=True)  # type: ignore[arg-type]  # Those of `read`.
+            column = stack_columns(column.source, dict(zip(self.each, values, strict=True)), column.lines)
+        sets = find_label_sets(column, tuple(self.labels), self.separator, notify) > 0
+        if absent := describe_absent(column.source, self.labels, sets.sum(axis=0)):
+            notify(absent)
+        return list(sets)
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[NDArray[np.bool_]]) -> Metrics:
+        """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
+        given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
+        found = np.array([[name in names for name in self.labels] for names in given])
+        expected = np.array(labels)
+        correct, total = (found & expected).sum(axis=0), found.sum(axis=0) + expected.sum(axis=0)
+        return {
+            "micro_f1": float(2 * correct.sum() / max(1, total.sum())),
+            "macro_f1": average_present(2 * correct / np.maximum(1, total), expected.sum(axis=0)),
+            "subset_accuracy": float((found == expected).all(axis=-1).mean()),
+        }
+
+
+class NumberRows(_Texts):
+    """Rows with a number."""
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        numbers: list[float] = to_numbers(column).tolist()
+        return numbers
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[float]) -> Metrics:
+        """Returns the correlations of Pearson and Spearman, 0 with a constant, and the mean absolute error."""
+        values, expected = np.array([prediction["value"] for prediction in predictions]), np.array(labels)
+        return {
+            "pearson": correlate(values, expected), "spearman": correlate(rank(values), rank(expected)),
+            "mae": float(np.abs(values - expected).mean()),
+        }  # fmt: skip
+
+
+class VectorRows(NumberRows):
+    """Rows with two texts and a number, their similarity, or with a text and its translation and perhaps a language."""
+
+    compares = True
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.translates = "accuracy" in bundle.manifest["metrics"].get(bundle.model, {})
+        self.has_language = columns.label is not None
+        super().__init__(bundle, columns, rows)
+
+    def read(self, row: Row) -> tuple[Record, object]:
+        if not self.translates:
+            return super().read(row)
+        language = _value(row, self.label) if self.has_language else row.get(self.label, "")
+        return self.record(row), str(language)
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
+        return column.values if self.translates else super().convert(column, notify)
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
+        """Returns the correlations of Pearson and Spearman between the cosines and the labels.
+
+        Of translations it returns the share of the texts whose nearest one in their language is their own translation.
+        """
+        first, second = np.array([prediction["vector"] for prediction in predictions]).swapaxes(0, 1)
+        if self.translates:
+            nearest = match_pairs(first, second, np.array(labels))
+            return {"accuracy": float((nearest == np.arange(len(labels))).mean())}
+        lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+        cosines, expected = (first * second).sum(axis=-1) / np.maximum(lengths, SHORTEST), np.array(labels)
+        return {"pearson": correlate(cosines, expected), "spearman": correlate(rank(cosines), rank(expected))}
+
+
+class TagRows:
+    """Rows with a list of words and a list of their tags, or with the text of the words in place of the list.
+
+    The text is that of the column `text`, if it has these words, or else the words with spaces between.
+    """
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.labels, self.scheme, self.as_text = bundle.labels, TagScheme(bundle.labels), columns.as_text
+        self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
+
+    def read(self, row: Row) -> tuple[Record, tuple[Sequence[Span], list[object]]]:
+        words, tags = (_value(row, name) for name in (self.tokens, self.label))
+        if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
+            raise UserError(f"got {shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
+        if self.as_text and words and all(isinstance(word, str) and word for word in words):
+            text, spans = place_words(words, row.get("text"))
+            return text, (spans, tags)
+        return {"tokens": words}, (locate_words(list(map(str, words))), tags)
+
+    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[set[tuple[str, int, int]]]:
+        """Returns the type, the start and the end of each entity of each row."""
+        rows: Sequence[tuple[Sequence[Span], list[object]]] = column.values  # type: ignore[assignment]  # Of `read`.
+        every = [tag for _, tags in rows for tag in tags]
+        row_numbers = [row for row, (_, tags) in enumerate(rows) for _ in tags]
+        numbers = find_classes(replace(column, values=every, rows=row_numbers), tuple(self.labels), notify)
+        ends = np.cumsum([len(tags) for _, tags in rows])
+        return [
+            locate_entities(self.scheme, of, spans)
+            for (spans, _), of in zip(rows, np.split(numbers, ends[:-1]), strict=True)
+        ]
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
+        """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
+        metrics = score_entities(predictions, labels)
+        return {f"text_{name}": value for name, value in metrics.items()} if self.as_text else metrics
+
+
+class SpanRows(_OneByOne):
+    """Rows with a question, its context, and the correct answers: texts, or those of SQuAD in either of its layouts."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.texts, self.label = columns.texts or ["question", "context"], columns.label or "answers"
+        self.options = {"may_be_unanswerable": bundle.manifest["decoding"]["null_threshold"] is not None}
+        if len(self.texts) != 2:
+            raise UserError(f"got {', '.join(self.texts)}, expected the columns of the question and of the context")
+
+    def read(self, row: Row) -> tuple[Record, Sequence[str]]:
+        answers = _value(row, self.label)
+        texts = answers.get("text") if isinstance(answers, dict) else answers
+        if isinstance(texts, list):  # Those of SQuAD's JSON are objects.
+            texts = [of.get("text") if isinstance(of, dict) else of for of in texts]
+        texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"got {shorten(answers)}, expected a list of answers")
+        question, context = (_value(row, name) for name in self.texts)
+        return {"question": question, "context": context}, texts  # type: ignore[dict-item]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[Sequence[str]]) -> Metrics:
+        """Returns F1 and exact match, as SQuAD defines them, also of the questions with and without an answer."""
+        values = [
+            score_answer(prediction["answer"], normalize_references(texts, **self.options), **self.options)
+            for prediction, texts in zip(predictions, labels, strict=True)
+        ]
+        return average_scores(np.array(values), np.array([bool(texts) for texts in labels]))
+
+
+class ChoiceRows(_OneByOne):
+    """Rows with a question, its choices, perhaps a context, and the right choice.
+
+    One column has the list of the choices, and that of a context may follow it; or each choice has a column of texts.
+    All answers are read in the same way, which is the one of the bundle's run if it finds every answer: as names of the
+    choices, as their texts, as indices from 0, as numbers from 1, or as letters.
+    """
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.question, *self.choices = columns.texts or ("question", "choices")
+        self.label, self.context = columns.label or "answer", "context"
+        self.lists = len(self.choices) < 2 or not isinstance(_value(rows[0], self.choices[0]), str)
+        if self.lists and len(self.choices) == 2:
+            self.context = self.choices.pop()
+        if self.lists and len(self.choices) != 1:
+            expected = "the columns of the question and the choices, and perhaps of the context"
+            raise UserError(f"got {', '.join([self.question, *self.choices])}, expected {expected}")
+        usual = bundle.manifest["decoding"].get("answers")
+        self.reading = choose_reading(map(self._answer, rows), usual)
+
+    def _choices(self, row: Row) -> tuple[list[object], list[object] | None]:
+        values = [row.get(column) for column in self.choices]
+        return split_choices(values[0]) if self.lists else (join_choices(values), None)
+
+    def _answer(self, row: Row) -> Answer:
+        texts, names = self._choices(row)
+        return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
+
+    def read(self, row: Row) -> tuple[Record, int]:
+        for column in (self.label, *self.choices):
+            _value(row, column)
+        choices, answer = self._choices(row)[0], self._answer(row)
+        if not choices:
+            expected = "a list of choices" if self.lists else "at least two choices"
+            raise UserError(f"got {shorten(row[self.choices[0]])}, expected {expected}")
+        index = READINGS[self.reading](answer)
+        if index is None:
+            expected = describe_expected(answer, self.reading)
+            raise UserError(f"the answer {shorten(answer.value)} is none of the choices, expected {expected}")
+        record: dict[str, Any] = {"question": _value(row, self.question), "choices": choices}
+        return record | ({} if row.get(self.context) is None else {"context": row[self.context]}), index
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[int]) -> Metrics:
+        """Returns the accuracy of the most probable choices."""
+        return {
+            "accuracy": float(np.mean([of["index"] == label for of, label in zip(predictions, labels, strict=True)]))
+        }
+
+
+class RankingRows(_OneByOne):
+    """Rows with a query, the list of its documents, and the list of their gains, whole numbers that are 0 or more."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.texts, self.label = columns.texts or ["query", "documents"], columns.label or "gains"
+        if len(self.texts) != 2:
+            raise UserError(f"got {', '.join(self.texts)}, expected the columns of the query and of the documents")
+
+    def read(self, row: Row) -> tuple[Record, list[int]]:
+        query, documents = (_value(row, name) for name in self.texts)
+        gains = _value(row, self.label)
+        if not isinstance(documents, list) or not isinstance(gains, list) or len(documents) != len(gains):
+            raise UserError(f"got {shorten(gains)}, expected two lists, {self.texts[1]} with a gain for each document")
+        if not all(isinstance(gain, int) and not isinstance(gain, bool) and gain >= 0 for gain in gains):
+            raise UserError(f"got the gains {shorten(gains)}, expected whole numbers of at least 0")
+        if not any(gains):
+            raise UserError(
+                f"got the gains {shorten(gains)}, expected one above 0: no order of the documents is better"
+            )
+        return {"query": query, "documents": documents}, gains  # type: ignore[dict-item]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[list[int]]) -> Metrics:
+        """Returns the means of nDCG, of the reciprocal rank and of recall of the first 10.
+
+        The documents are all that are relevant to the query.
+        """
+        every = zip(predictions, labels, strict=True)
+        rows = [score_ranking([gains[position] for position in of["order"]], gains) for of, gains in every]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+class MaskRows(_OneByOne):
+    """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
+
+    def read(self, row: Row) -> tuple[Record, list[str]]:
+        text, label = _value(row, self.text), _value(row, self.label)
+        pieces = label if isinstance(label, list) else [label]
+        if not all(isinstance(piece, str) and piece for piece in pieces):
+            raise UserError(f"got {shorten(label)}, expected the piece of each mask")
+        return text, pieces  # type: ignore[return-value]  # The decoder checks it.
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[list[str]]) -> Metrics:
+        """Returns the share of masks whose most probable piece is the right one. Those that are cut off count as wrong.
+
+        Raises:
+            UserError: for a text with another number of masks than it has pieces.
+        """
+        right = 0
+        for number, (prediction, pieces) in enumerate(zip(predictions, labels, strict=True), 1):
+            best = [mask["pieces"][0]["piece"].strip() for mask in prediction["masks"]]
+            if len(best) != len(pieces) and not prediction.get("truncated"):
+                raise UserError(f"row {number} has {len(best)} masks and {len(pieces)} pieces, expected one for each")
+            right += sum(map(str.__eq__, best, pieces))
+        return {"accuracy": right / sum(map(len, labels))}
+
+
+READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] = {
+    "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
+    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows, "label_words": WordRows,
+}  # fmt: skip
+
+
+def score_ranking(found: Sequence[int], judged: Sequence[int]) -> Metrics:
+    """Returns the metrics of one query, as `distill.kinds.vector_scores` defines them.
+
+    Args:
+        found: the gains of the documents in the order of the ranking.
+        judged: the gains of all documents of the query, one of them above 0.
+    """
+    ranks = [rank for rank, gain in enumerate(found[:10], 1) if gain > 0]
+    return {
+        "ndcg@10": _discount(found) / _discount(sorted(judged, reverse=True)),
+        "mrr@10": 1 / ranks[0] if ranks else 0.0,
+        "recall@10": len(ranks) / sum(gain > 0 for gain in judged),
+    }
+
+
+def _discount(gains: Sequence[int]) -> float:
+    return float(sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1)))
+
+
+def correlate(values: NDArray[np.floating], others: NDArray[np.floating]) -> float:
+    """Returns Pearson's correlation, 0 with a constant."""
+    if np.ptp(values) == 0 or np.ptp(others) == 0:
+        return 0.0
+    return float(np.corrcoef(values, others)[0, 1])
+
+
+def rank(values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Returns the rank of each value; equal ones have the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((count.cumsum() - (count - 1) / 2)[place])

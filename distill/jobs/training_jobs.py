@@ -1,0 +1,409 @@
+"""The jobs `distill`, `finetune` and `pretrain`, which train models, and the early end of a trial of a search.
+
+Ends a trial of `hydra/sweeper=optuna` whose metric on dev is worse than that of the others so far. The sweeper gives a
+run this logger, because a logger gets the metrics of every evaluation. The run tells them to the study, which is a file
+in the directory of the sweep.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loggers import Logger
+from omegaconf import DictConfig
+from pydantic.dataclasses import dataclass
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.chain import breakdowns, student_setup
+from distill.chain import distillation as chain
+from distill.chain.breakdowns import break_down_scores_by_length
+from distill.chain.plan import SAME_START, check_export, check_hooks, check_terms
+from distill.chain.task_run import save_model, task_record
+from distill.chain.train import training_record
+from distill.core.console import console, print_line, print_notice, silence_libraries
+from distill.core.contracts import EncodedSplits, Loader, Scores
+from distill.core.errors import OptionError, Pruned, UserError
+from distill.core.files import atomic_directory, write_text
+from distill.core.options import STRICT, raise_option_errors
+from distill.core.storage import open_cache
+from distill.export.bundle_writer import write_bundle
+from distill.export.quantization import ExportSettings
+from distill.export.wheel import write_wheel
+from distill.jobs import execution
+from distill.jobs.optuna_sweeper import PRUNED, STUDY_NAME
+from distill.kinds import CausalLM, MaskedLM
+from distill.kinds.masked_lm import TextData
+from distill.kinds.multitask import Tasks
+from distill.kinds.scoring import Scoring
+from distill.losses import Objective
+from distill.models import compatibility
+from distill.models.loading import Start
+from distill.models.surgery.embeddings import check_option, grow_vocabulary
+from distill.models.wrappers import heads_of
+from distill.records import report
+from distill.records.loggers import Results, TrackerEntry
+from distill.records.pages import write_report
+from distill.records.prediction_analysis import write_predictions
+from distill.records.run import Run
+from distill.teachers import preparation as teaching
+from distill.teachers.language_modeling import TextTraining, choose_growth, load_language_model, trained_model
+from distill.teachers.prepared import compare_with_constant, measure_constant
+from distill.teachers.source import TeacherSource, check_source, locate
+from distill.training import hyperparameters
+from distill.training.hyperparameters import TrainerSettings, check_budget, check_processes
+from distill.training.module import evaluate_splits
+
+if TYPE_CHECKING:
+    import optuna
+
+
+def run_distill(config: DictConfig, run: Run) -> None:
+    """Distils the configured student in the run's directory."""
+    # Checks the options before reading any data.
+    plan = execution.build_plan(config)
+    chain.distill(execution.build_source(config), execution.build_student(config), plan, run)
+
+
+def run_pretrain(config: DictConfig, run: Run) -> None:
+    """Trains a language model and its vocabulary from random weights."""
+    train_language_model(config, run, from_scratch=True)
+
+
+def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
+    """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
+    given: TrainerSettings = execution.instantiate(config.trainer)
+    task: MaskedLM | CausalLM = execution.instantiate(config.task)
+    source, export, tracking = (
+        execution.build_single_source(config),
+        execution.instantiate(config.export),
+        execution.build_tracking(config),
+    )
+    _check(config, given, task, source, export, from_scratch=from_scratch)
+    chosen = _chosen_objective(config, given, task)
+    silence_libraries()
+    open_cache(execution.cache_dir(config))
+    with run.timed("data"):
+        data: Any = task.read(execution.cache_dir(config))
+    start = load_language_model(source.weights, task, data, seed=config.seed)
+    growth = choose_growth(start.tokenizer, data, execution.added_words(config))
+    start = start if growth is None else grow_vocabulary(start, growth.words)
+    settings = hyperparameters.for_text(given, hyperparameters.describe_fresh(start.model) if from_scratch else None)
+    with run.timed("data"):
+        training = TextTraining.prepare(
+            task, data, start, objective=chosen, settings=settings, cache_dir=execution.cache_dir(config)
+        )
+    data, dev, module = training.data, training.loaders["dev"], training.module
+    run.update(task=task_record(task, data, training.examples), objective=module.objective.record())
+    before = data.scoring.metrics(training.evaluate()) if start.fits else None
+    about = _describe_text(task, data, training.examples, dev, run)
+    _show(training, about, source.weights.resolved(), before)
+    if config.dry_run:
+        return
+    with tracking.open(run.directory, metric=data.scoring.metric, selects=data.scoring.selects) as loggers:
+        with run.timed("training"):
+            fit = training.fit(
+                run.directory / "checkpoints", loggers.lightning, title="teacher", resume=bool(config.resume),
+                identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
+            )  # fmt: skip
+            scores = training.evaluate()
+            losses = {"dev_losses": module.mean_losses(dev)}
+        described = _teacher_record(source, start, from_scratch=from_scratch) | {"before": before}
+        described |= {} if growth is None else {"vocabulary": growth.record()}
+        run.update(
+            training=training_record(fit, module) | losses, teacher=described | _measure(data.scoring, scores, losses)
+        )
+        directory = run.directory / "teacher" / "model"
+        _save(module.student.eval().cpu(), start.tokenizer, directory)
+        if export.enabled is True:
+            _export(module.student, start.tokenizer, task, data, dev, run, export)
+        loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
+    _close(run, directory)
+
+
+def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) -> dict[str, Any]:
+    """Returns the `teacher` of run.json without its metrics."""
+    return {
+        "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
+        "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
+        "parameters": compatibility.count_parameters(trained_model(start.model)),
+    }  # fmt: skip
+
+
+def _check(
+    config: DictConfig,
+    settings: TrainerSettings,
+    task: MaskedLM | CausalLM,
+    source: TeacherSource,
+    export: ExportSettings,
+    *,
+    from_scratch: bool,
+) -> None:
+    """Raises UserError for options that contradict each other, before anything is read."""
+    if not task.info.raw_text:
+        raise UserError(f"job={config.job.name} is not for task={task.info.name}: take a task over text, task=mlm")
+    check_source(source, task)
+    check_option(execution.added_words(config), "adapt.add_words")
+    if config.baseline in (True, SAME_START):
+        raise UserError(
+            f"baseline={str(config.baseline).lower()} is for other tasks than task={task.info.name}: "
+            "+ablation=mlm_alone has no teacher"
+        )
+    if export.enabled is True:
+        check_export(export, task)
+        if task.info.pair:
+            raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
+    if task.info.replaces_tokens and settings.strategy == "fsdp":
+        raise OptionError("trainer.strategy", "fsdp", f"ddp, because the models of task={task.info.name} share weights")
+    check_processes(settings, "trainer")
+    check_budget(settings.batch_tokens, task.info.max_length, "trainer")
+    if source.weights.is_new != from_scratch:
+        raise UserError(
+            f"job=pretrain begins with random weights, and teacher {config.teacher.name} is trained already: "
+            "job=finetune trains it further"
+            if from_scratch
+            else f"job=finetune begins with a trained model, and teacher {config.teacher.name} has random weights: "
+            "job=pretrain trains it"
+        )
+
+
+def _describe_text(
+    task: MaskedLM | CausalLM, data: TextData, examples: EncodedSplits, dev: Loader, run: Run
+) -> dict[str, str]:
+    """Returns the rows of the summary on the text: its size, its lengths, and what token frequencies reach on dev."""
+    rows = {
+        "task": student_setup.describe_task(task, run.record["task"], data),
+        "tokens": student_setup.describe_lengths(examples, task.info.max_length, max_target=task.info.max_target),
+    }
+    unigram = measure_constant(data.scoring, task, dev)
+    return rows if unigram is None else rows | {"unigram": student_setup.describe_unigram(unigram)}
+
+
+def _measure(scoring: Scoring, scores: Scores, losses: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Returns the metrics of the model on dev beside those of token frequencies, and prints them.
+
+    Args:
+        losses: `dev_losses`, the mean of each term.
+    """
+    record: dict[str, Any] = {"metrics": scoring.metrics(scores)}
+    terms = ", ".join(f"{name} {value:.3f}" for name, value in losses["dev_losses"].items())
+    comparison = compare_with_constant(scoring, {"dev": scores})
+    if comparison is None:
+        print_line(f"Losses on dev: {terms}")
+        return record
+    print_line(f"Losses on dev: {terms}; by {comparison.answer} {comparison.metrics['loss']:.3f}")
+    if comparison.weakness is not None:
+        print_notice(f"the model {comparison.weakness}: it has not learned yet, train it longer")
+    return record | comparison.record()
+
+
+def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: MaskedLM | CausalLM) -> Objective | None:
+    """Returns the objective that the user chose, None for the terms of the task.
+
+    Raises:
+        UserError: if it has a term that needs a teacher, or cannot learn the task.
+    """
+    objective = execution.chosen_objective(config)
+    if objective is None:
+        return None
+    without = "leave out objective= for the terms of the task"
+    check_terms(objective, task.info, alternative=without)
+    taught = objective.names_where(lambda term: term.needs_teacher)
+    if taught:
+        raise UserError(
+            f"objective {objective.name} has the term {', '.join(taught)}, which learns from a teacher, and "
+            f"job={config.job.name} has none: {without}, or set objective.terms.{taught[0]}.weight=0"
+        )
+    if unread := task.info.label_columns - {"labels"} - objective.label_columns:
+        raise UserError(
+            f"task.pair={task.settings.pair} gives pairs of segments with a label ({', '.join(unread)}), and no term "
+            f"of objective {objective.name} learns from it: set task.pair=null, or {without}"
+        )
+    check_hooks(objective, settings)
+    return objective
+
+
+def _close(run: Run, model: Path) -> None:
+    """Writes the report and prints where everything is."""
+    page = write_report(run.directory, {**run.record, "status": "finished"})
+    console.print()
+    console.print(report.summary_table(run.record))
+    print_line(f"Report  {page}")
+    print_line(f"Model   {model}")
+    if run.record["export"]:
+        bundle = run.directory / "bundle"
+        print_line(f"Bundle  {bundle}")
+        print_line(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
+
+
+def _export(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: MaskedLM | CausalLM,
+    data: TextData,
+    dev: Loader,
+    run: Run,
+    settings: ExportSettings,
+) -> None:
+    """Writes the bundle of the trained model, with its model card."""
+    scores = evaluate_splits(model, task, data.scoring, {"dev": dev})
+    with run.timed("export"), atomic_directory(run.directory / "bundle") as directory:
+        exported = write_bundle(
+            directory, model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
+        )
+        run.update(export=exported.formats, attempts=exported.attempts)
+        write_text(directory / "README.md", report.render_model_card(run.record, data.labels))
+        write_wheel(run.directory)
+
+
+def _describe_models(training: TextTraining, name: str) -> str:
+    """Describes the model and, after it, one that is trained together with it."""
+    model, *further = heads_of(training.module.student).items()
+    sizes = [f"{name}, {compatibility.count_parameters(model[1]) / 1e6:.1f} M parameters"]
+    total = compatibility.count_parameters(training.module.student)
+    sizes += [f"with its {key} {total / 1e6:.1f} M" for key, _ in further]
+    return ", ".join(sizes)
+
+
+def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Saves the model, and those that were trained together with it in folders of their names beside its files."""
+    first, *further = heads_of(model).items()
+    save_model(first[1], tokenizer, directory)
+    for name, other in further:
+        save_model(other, tokenizer, directory / name)
+
+
+def _show(training: TextTraining, about: Mapping[str, str], name: str, before: dict[str, float] | None) -> None:
+    """Prints the summary before training."""
+    module, start, train, settings = training.module, training.start, training.loaders["train"], training.settings
+    metric = module.scoring.metric
+    student_setup.show_summary(
+        [
+            ("model", _describe_models(training, name)),
+            ("vocabulary", f"{len(start.tokenizer):,} tokens"),
+            *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
+            *about.items(),
+            *student_setup.describe_embeddings(module, train, settings),
+            ("batches", student_setup.describe_batches(train, settings)),
+            ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+            ("training", student_setup.describe_training(module, settings, training.estimate_seconds())),
+        ]
+    )
+    student_setup.warn_of_stream(train, settings)
+
+
+def run_finetune(config: DictConfig, run: Run) -> None:
+    """Fine-tunes the teacher if its head does not fit. On raw text, trains a pre-trained model further."""
+    tasks = Tasks.of(execution.instantiate(config.task))
+    if len(tasks) > 1:
+        raise UserError(
+            f"job=finetune trains a teacher for one task, and task={tasks.name} has {', '.join(tasks)}: run it for "
+            "each, or leave it to job=distill"
+        )
+    [task] = tasks.values()
+    if task.info.raw_text:
+        train_language_model(config, run, from_scratch=False)
+        return
+    silence_libraries()
+    requested, cache_dir = execution.build_single_source(config), execution.cache_dir(config)
+    check_source(requested, task)
+    settings: TrainerSettings = requested.finetune or execution.instantiate(config.trainer)
+    open_cache(cache_dir)
+    with run.timed("data"):
+        data = task.read(cache_dir)
+    source, substituted = locate(requested, task)
+    preparation = teaching.Preparation(
+        task=task, splits=data, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
+        resume=bool(config.resume), dry_run=config.dry_run,
+    )  # fmt: skip
+    with run.timed("teacher"):
+        teacher = teaching.prepare(source, preparation, requested=requested.weights.name, substituted=substituted)
+    if config.dry_run:
+        print_line(f"Teacher {teacher.resolved} ({teacher.origin})")
+        return
+    with run.timed("data"):
+        examples = task.encode(data, teacher.tokenizer, cache_dir)
+    with run.timed("teacher"):
+        teaching.score(teacher, task, data.scoring, examples, source=source, directory=cache_dir / "outputs")
+    by_length = break_down_scores_by_length({"teacher": teacher.scores}, data, teacher.tokenizer)
+    parts = breakdowns.record_parts(data.scoring, {"teacher": teacher.scores})
+    run.update(task=task_record(task, data, examples), teacher=teacher.record(), lengths=by_length, parts=parts)
+    write_predictions(
+        run.directory, {"teacher": teacher.scores}, splits=data, settings=execution.instantiate(config.record)
+    )
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in teacher.metrics.items())
+    print_line(f"Teacher {teacher.resolved} on {task.info.name} ({teacher.origin}): dev {metrics}")
+    directory = run.directory / "teacher" / "model"
+    save_model(teacher.model, teacher.tokenizer, directory)
+    print_line(f"Report in {write_report(run.directory, {**run.record, 'status': 'finished'})}")
+    print_line(f"Saved in {directory}")
+
+
+@raise_option_errors
+@dataclass(frozen=True, config=STRICT)
+class TrialPruner:
+    """Tells the metrics of a run to its trial.
+
+    Args:
+        storage: URL of the database with the study.
+        trial: the id of the trial in the database.
+    """
+
+    storage: str
+    trial: int
+
+    def check(self) -> None:
+        """Returns, because the sweeper has opened the study."""
+
+    def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
+        """Returns the logger of a run."""
+        import optuna
+
+        # After five whole trials, as by default.
+        study = optuna.load_study(study_name=STUDY_NAME, storage=self.storage, pruner=optuna.pruners.MedianPruner())
+        sign = -1 if entry.selects == "min" else 1
+        return _TrialLogger(optuna.Trial(study, self.trial), f"dev/{entry.metric}", sign), None
+
+    def log_results(self, logger: Any, results: Results) -> None:
+        """Returns, because the sweeper reads run.json."""
+
+    def close(self, logger: Any, *, failed: bool) -> None:
+        """Returns, because every value is written at once."""
+
+
+class _TrialLogger(Logger):
+    """Reports the metric of every evaluation, and ends the training if the study would prune its trial."""
+
+    def __init__(self, trial: "optuna.Trial", metric: str, sign: int) -> None:
+        super().__init__()
+        self._trial, self._metric, self._sign = trial, metric, sign
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the study."""
+        return STUDY_NAME
+
+    @property
+    def version(self) -> str:
+        """Returns the number of the trial."""
+        return str(self._trial.number)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Returns, because the trial has its options."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Reports the metric of the task if it is among the metrics.
+
+        Raises:
+            Pruned: if it is worse than the median of the other trials after as many evaluations.
+        """
+        value = metrics.get(self._metric)
+        if value is None or not math.isfinite(value):
+            return
+        reported = self._trial.study.trials[self._trial.number].last_step  # Of a resumed run too.
+        self._trial.report(self._sign * value, 0 if reported is None else reported + 1)
+        if self._trial.should_prune():
+            self._trial.set_user_attr(PRUNED, True)
+            raise Pruned(
+                f"{self._metric} is {value:.4f} at step {step}, worse than the median of the other trials by then"
+            )

@@ -1,0 +1,197 @@
+"""Regression on one text or a pair of texts: `logits [B, 1]` are the number, one item an example.
+
+>>> from distill.kinds import Regression
+>>> Regression(text=["question", "answer"], label="score", data="pairs.csv").info.pair
+True
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from distill.core.console import print_notice
+from distill.core.contracts import Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.errors import OptionError
+from distill.core.options import check_arguments, show_value
+from distill.data.splits import LabelledData
+from distill.kinds import labelled_rows
+from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.scoring import (
+    Functions,
+    Scoring,
+    annotate_metrics,
+    compute_metrics,
+    is_constant,
+    read_metrics,
+    share_within_range,
+)
+from distill.losses import HardLabels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from distill.kinds.scoring import Metrics
+
+
+# Metric -> its value from scipy.stats, predictions and labels `[N]`, and whether one of them is constant.
+METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, bool], float]] = {
+    "pearson": lambda stats, given, labels, constant: 0.0 if constant else stats.pearsonr(given, labels).statistic,
+    "spearman": lambda stats, given, labels, constant: 0.0 if constant else stats.spearmanr(given, labels).statistic,
+    "mae": lambda stats, given, labels, constant: np.abs(given - labels).mean(),
+}
+if not TYPE_CHECKING:
+    Metrics = annotate_metrics(", ".join(METRICS))
+
+
+@dataclass(frozen=True)
+class NumberScores(Scoring):
+    """The numbers of a model, compared with those of the labels.
+
+    Args:
+        names: some of `METRICS` and of `functions`.
+        functions: metrics of the user, of the numbers `y_true [N]` and the predictions `y_score [N]`.
+    """
+
+    is_correlation = True
+
+    names: tuple[str, ...]
+    functions: Functions = field(default_factory=dict)
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """The metrics; a correlation with a constant is 0."""
+        from scipy import stats
+
+        predicted, labels = scores.columns["logits"][:, 0], scores.labels
+        constant = is_constant(predicted) or is_constant(labels)
+        values = compute_metrics(METRICS, self.names, stats, predicted, labels, constant)
+        return self.add_functions(values, scores)
+
+    def predictions(self, scores: Scores) -> np.ndarray:
+        """The predicted numbers, `[n]`."""
+        return np.asarray(scores.columns["logits"][:, 0])
+
+    def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the labels and of the model."""
+        return scores.labels, scores.columns["logits"][:, 0]
+
+    def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
+        numbers = scores.columns["logits"][:, 0].tolist()
+        return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
+
+    def spoil(self, scores: Scores) -> Scores | None:
+        """The labels, reflected at their mean; None for a function of the user."""
+        if self.metric in self.functions:
+            return None
+        reflected = 2 * scores.labels.mean() - scores.labels
+        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the numbers that differ by less than 5% of the reference's range."""
+        return share_within_range(scores.columns["logits"], reference.columns["logits"])
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference as a share of the reference's range, or of the labels' where that is larger."""
+        expected = reference.columns["logits"]
+        scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
+        return float(np.abs(scores.columns["logits"] - expected).max()) / scale
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because a number has no probability."""
+        return None
+
+    def constants(self, scores: Scores) -> Sequence[Constant]:
+        """The mean of dev; nothing if all of its numbers are the same, because every correlation is then 0."""
+        if is_constant(scores.labels):
+            return []
+        mean = float(scores.labels.mean())
+
+        def predict(scores: Scores) -> Scores:
+            return replace(scores, columns={"logits": np.full_like(scores.columns["logits"], mean)})
+
+        return [Constant("always the mean of the labels", predict)]
+
+    def describe(self, splits: LabelledData) -> dict[str, Any]:
+        return {
+            "labels": list(splits.labels),
+            "answer": "number",
+            "pipeline_tag": "text-classification",
+            "prediction": f"Predicts a number: {splits.labels[0]}.",
+            **self.describe_functions(),
+        }
+
+    def summary(self, splits: LabelledData) -> str:
+        numbers = splits.splits["train"].labels
+        return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
+
+
+class Regression(ShownTask):
+    """A number for one text or a pair of texts.
+
+    Args:
+        text: the column, or the two columns of a pair, that hold the text. Data in memory as
+            `(texts, labels)` need no name.
+        label: the column that holds the number; of several names the one that is there.
+        metrics: pearson, spearman or mae, or functions as in `Classification` that read numbers `[N]`; the first one
+            selects checkpoints, and retention compares it.
+        name: names the task in records and directories.
+        max_length: tokens that an example is cut to.
+        options: those of `labelled_rows.TextOptions`.
+
+    Raises:
+        OptionError: for an option that got a value it cannot take.
+        UserError: for data of a type that cannot be read.
+    """
+
+    kinds = ("regression",)
+    auto_class = "AutoModelForSequenceClassification"
+
+    @check_arguments
+    def __init__(
+        self,
+        *,
+        text: labelled_rows.Columns | None = None,
+        label: labelled_rows.Columns = "label",
+        name: str = "regression",
+        metrics: Metrics = ("pearson",),
+        max_length: labelled_rows.MaxLength = 128,
+        **options: Unpack[labelled_rows.TextOptions],
+    ) -> None:
+        names, functions = read_metrics(metrics, list(METRICS))
+        if names[0] == "mae":
+            raise OptionError("metrics", show_value(names), "pearson or spearman first, because more of it is better")
+        self._scoring = NumberScores(names, functions)
+        self.rows = labelled_rows.labelled_text(name=name, text=text, label=label, regression=True, **options)
+        self.pool = labelled_rows.text_pool(options, self.rows)
+        self.info = TaskInfo(
+            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="gaussian", decoder="number",
+            max_length=max_length, pair=len(self.rows.text) == 2, builtin=options.get("builtin", False),
+            can_augment=True, **self.pool.info(),
+        )  # fmt: skip
+
+    def read(self, cache_dir: Path) -> LabelledData:
+        data = self.pool.add_to(self.rows.read(cache_dir))
+        numbers = data.splits["dev"].labels
+        if is_constant(numbers):
+            print_notice(
+                f"all numbers of dev are {numbers[0]:g}, so that {self._scoring.metric} is 0 whatever a model "
+                "predicts: give a dev with different numbers"
+            )
+        data = self._scoring.adopt_functions(
+            data, perfect=lambda labels: labels[:, None], constant=lambda logits: np.full_like(logits, logits.mean())
+        )
+        return replace(data, scoring=self._scoring, terms={"hard": HardLabels()})
+
+    def encode(
+        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
+    ) -> dict[str, Examples]:
+        return labelled_rows.encode_rows(data, tokenizer, self.info.max_length, cache_dir, no_label=np.nan)
+
+    def select(self, batch: Batch) -> Items:
+        return labelled_rows.select_examples(batch, self.info.likelihood)
+
+    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        return labelled_rows.run_whole_model(model, batch, needs)

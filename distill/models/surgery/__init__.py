@@ -1,0 +1,1 @@
+"""Changes of foreign models: layers, embeddings, positions, and other starts."""

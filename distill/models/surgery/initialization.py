@@ -1,0 +1,299 @@
+"""Starts of a student besides its teacher's layers: vectors of pieces, a general stage, halves of one encoder.
+
+An encoder-decoder whose halves both begin with the layers of one encoder. Rothe et al. (arXiv 1907.12461) initialize
+both halves of a transformer from a BERT, with cross-attention that is new. Here the result is a BART, whose layers are
+those of a BERT: normalization after each sum, learned positions, a normalization of the embeddings, and one table of
+words for both halves and the output. It is trained, halved, exported and run as every other BART. It differs from
+transformers' EncoderDecoderModel in two things: the output has no transformation before the table, and LayerNorm adds
+1e-5 to the variance, where a BERT adds 1e-12.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic.dataclasses import dataclass as checked_dataclass
+from torch import Tensor
+from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.core.errors import OptionError, UserError
+from distill.core.options import STRICT, raise_option_errors, show_value
+from distill.models.forward import VectorSettings, pool, run_encoder, vector_settings
+from distill.models.surgery.layers import Importance, find_layer_prefix, list_parts, spread_layers
+from distill.models.surgery.long_texts import attends_locally, reserved_positions
+
+OPTION = "student.general"
+GENERAL = "general"  # Among the names of the option `init` of a student.
+
+
+@raise_option_errors
+@checked_dataclass(frozen=True, config=STRICT)
+class GeneralSettings:
+    """The text and the training of a general stage, the keys of `student.general`.
+
+    Args:
+        corpus: a file of text, or a folder of files; None for the texts without labels of the task.
+        documents: unit of the documents in a text file, a share of which is held out.
+        tokens: most tokens of a pass. Each pass over a longer text goes on where the one before ended.
+        passes: number of passes.
+        learning_rate: its peak.
+        batch_size: number of sequences in an optimizer step.
+        max_length: number of tokens in a sequence.
+    """
+
+    corpus: str | None = None
+    documents: Literal["file", "paragraph", "line"] = "paragraph"
+    tokens: PositiveInt = 6_000_000
+    passes: PositiveInt = 3
+    learning_rate: PositiveFloat = 5e-4
+    batch_size: PositiveInt = 32
+    max_length: Annotated[int, Field(ge=8)] = 128
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> "GeneralSettings":
+        """Returns the settings that `student.general` gives; None gives none.
+
+        Raises:
+            UserError: for an option that there is not, or that got a value it cannot take.
+        """
+        given = dict(options or {})
+        known = tuple(cls.__dataclass_fields__)
+        if unknown := [name for name in given if name not in known]:
+            raise UserError(f"{OPTION}.{unknown[0]} is unknown, expected one of {', '.join(known)}")
+        try:
+            return cls(**given)
+        except OptionError as error:
+            raise error.with_prefix(OPTION) from None
+
+
+def names_general(init: object) -> bool:
+    """Returns whether the option `init` of a student names the general stage."""
+    return GENERAL in ([init] if isinstance(init, str) else init if isinstance(init, list | tuple) else ())
+
+
+def check_general(init: object, options: Mapping[str, Any] | None, **chosen: object) -> None:
+    """Raises UserError for options of a general stage that it does not have, or that do not combine with it.
+
+    Args:
+        chosen: options of the student that are chosen for one task, None where they are not given.
+    """
+    GeneralSettings.of(options)
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if names_general(init) and given:
+        name, value = next(iter(given.items()))
+        raise UserError(
+            f"student.init=general starts the students of all tasks from the same weights, and "
+            f"student.{name}={show_value(value)} chooses them for one task: leave out one"
+        )
+
+
+BATCH = 1024  # Pieces in a forward pass, each a sequence of three tokens at most.
+_MEAN: VectorSettings = {"pooling": "mean", "normalize": False}
+
+
+@dataclass(frozen=True)
+class Origins:
+    """What a student may start from besides its teacher.
+
+    Each is computed when it is called for, and None where only the sizes of the student matter.
+
+    Args:
+        tokenizer: of the teacher and the student.
+        sentence_vectors: returns the vectors of all pieces, `[V, H]`, by the teacher's encoder before its fine-tuning.
+        shares: returns the share of each piece among those of the training texts with and without labels, `[V]`.
+        importance: returns the importance of the teacher's heads and inner neurons for the task.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    sentence_vectors: Callable[[], Tensor] | None = None
+    shares: Callable[[], Tensor] | None = None
+    importance: Callable[[], Importance] | None = None
+
+
+@torch.no_grad()
+def encode_pieces(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Returns the vectors `[V, H]` of an encoder for texts of one piece each, without those of special tokens.
+
+    They are pooled as the model's configuration says, and by the mean if it says nothing (as model2vec has it).
+    The rows of special tokens are 0.
+    """
+    before, after = tokenizer.cls_token_id, tokenizer.sep_token_id
+    prefix, suffix = ([] if token is None else [token] for token in (before, after))
+    settings = vector_settings(model.config)
+    settings = _MEAN if settings is None else {**settings, "normalize": False}
+    vectors = torch.zeros(int(model.config.vocab_size), int(model.config.hidden_size))
+    special = set(tokenizer.all_special_ids)
+    pieces = torch.tensor([piece for piece in range(len(tokenizer)) if piece not in special])
+    was_training = model.training
+    model.eval()
+    for ids in pieces.split(BATCH):
+        rows = torch.stack([torch.tensor([*prefix, piece, *suffix]) for piece in ids.tolist()]).to(model.device)
+        mask = torch.ones_like(rows)
+        batch = {"input_ids": rows, "attention_mask": mask, "token_type_ids": torch.zeros_like(rows)}
+        states: Tensor = run_encoder(model, batch).last_hidden_state
+        vectors[ids] = pool(states, mask, settings).cpu()
+    model.train(was_training)
+    return vectors
+
+
+Owner = Literal["teacher", "student"]
+# Modules of a layer by their names in `list_parts`, and in a layer of a BART.
+_PARTS = {
+    "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
+    "attention.dense": "self_attn.out_proj", "attention.LayerNorm": "self_attn_layer_norm", "ffn": "fc1",
+    "ffn_output": "fc2", "full_layer_layer_norm": "final_layer_norm",
+}  # fmt: skip
+_EMBEDDINGS = {
+    "word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight",
+    "LayerNorm.bias",
+}  # fmt: skip
+_OFFSET = 2  # Rows in front of the positions of a BART.
+
+
+def build_encoder_decoder(
+    encoder: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    owner: Owner,
+    *,
+    depth: int | None = None,
+    decoder_depth: int | None = None,
+) -> BartForConditionalGeneration:
+    """Creates a BART from an encoder, in evaluation mode and float32.
+
+    Texts that it writes begin with [CLS] and end with [SEP], which become the `bos_token` and `eos_token` of a
+    tokenizer without such. The model's `inherited` maps the names of its tensors to those of the encoder's tensors that
+    they were copied from.
+
+    Args:
+        encoder: without a head: BERT, RoBERTa, DistilBERT or another with such layers and learned positions.
+        owner: of the model, whose options are named in messages.
+        depth, decoder_depth: number of layers of each half, the first, the last and evenly spaced ones
+            between them; None for all.
+
+    Raises:
+        OptionError: for a number of layers that the encoder does not have.
+        UserError: for an encoder with other layers or embeddings, and a tokenizer without [CLS] and [SEP].
+    """
+    total = encoder.config.num_hidden_layers
+    halves = {
+        "encoder": _choose_layers(f"{owner}.depth", total, depth),
+        "decoder": _choose_layers(f"{owner}.decoder_depth", total, decoder_depth),
+    }
+    _check_encoder(encoder)
+    _fit_tokenizer(tokenizer)
+    config = _configure(encoder, tokenizer, {half: len(layers) for half, layers in halves.items()})
+    model = BartForConditionalGeneration(config)
+    model.inherited = _copy_encoder(encoder, model, halves)  # type: ignore[assignment]
+    return model.float().eval()
+
+
+def _fit_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives a tokenizer the tokens at the ends of a text, and takes away token types, which a BART does not read.
+
+    Raises:
+        UserError: for a tokenizer without [CLS] and [SEP].
+    """
+    if tokenizer.cls_token is None or tokenizer.sep_token is None:
+        raise UserError(
+            "a text that a model writes begins with [CLS] and ends with [SEP], and the tokenizer has no such tokens: "
+            "take another encoder"
+        )
+    if tokenizer.bos_token is None:
+        tokenizer.bos_token = tokenizer.cls_token
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.sep_token
+    tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # Else it is not saved.
+
+
+def _choose_layers(option: str, total: int, depth: int | None) -> list[int]:
+    if depth is None:
+        return list(range(total))
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= total:
+        raise OptionError(option, str(depth), f"a whole number from 1 to {total}, the layers of the encoder, or null")
+    return spread_layers(total, depth)
+
+
+def _check_encoder(encoder: PreTrainedModel) -> None:
+    """Raises UserError for an encoder whose layers and embeddings are none of a BART."""
+    name, parts = type(encoder).__name__, list_parts(encoder)
+    if not parts or attends_locally(encoder):
+        raise UserError(
+            f"the layers of a {name} do not fit the halves of an encoder-decoder, which are those of a BERT: take a "
+            "BERT, a RoBERTa, a DistilBERT or a model with such layers"
+        )
+    prefix = find_layer_prefix(encoder)
+    others = {tensor for tensor, _ in encoder.named_parameters() if not tensor.startswith((prefix, "pooler."))}
+    own = {tensor.removeprefix("embeddings.") for tensor in others}
+    strange = sorted(own - _EMBEDDINGS or _EMBEDDINGS - {"token_type_embeddings.weight"} - own)
+    if strange:
+        raise UserError(
+            f"the embeddings of a {name} are not those of a BERT ({strange[0]}), and no encoder-decoder begins with "
+            "them: take a BERT, a RoBERTa, a DistilBERT or a model with such embeddings"
+        )
+    width = encoder.config.hidden_size
+    sizes = {
+        (layer["attention.query"].get_parameter("weight").shape[0], layer["ffn"].get_parameter("weight").shape[0])
+        for layer in parts
+    }
+    if len(sizes) > 1 or min(sizes)[0] != width:
+        raise UserError(f"the layers of this {name} were narrowed, and an encoder-decoder has whole ones: take another")
+
+
+def _configure(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, depths: Mapping[str, int]) -> BartConfig:
+    config = encoder.config
+    sizes = dict[str, int]()
+    inner = list_parts(encoder)[0]["ffn"].get_parameter("weight").shape[0]
+    for half, depth in depths.items():
+        heads = config.num_attention_heads
+        sizes |= {f"{half}_layers": depth, f"{half}_attention_heads": heads, f"{half}_ffn_dim": inner}
+    # DistilBERT has names of its own.
+    options = {name: getattr(config, name, None) for name in ("hidden_act", "activation", "hidden_dropout_prob")}
+    return BartConfig(
+        vocab_size=encoder.get_input_embeddings().weight.shape[0],
+        d_model=config.hidden_size,
+        max_position_embeddings=len(_read_positions(encoder)),
+        activation_function=options["hidden_act"] or options["activation"],
+        dropout=config.dropout if options["hidden_dropout_prob"] is None else options["hidden_dropout_prob"],
+        init_std=config.initializer_range,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.cls_token_id,
+        forced_eos_token_id=None,
+        **sizes,
+    )
+
+
+def _read_positions(encoder: PreTrainedModel) -> Tensor:
+    """Returns the embeddings of the positions, `[P, H]`, with that of the first token type, which all tokens have."""
+    table: Tensor = encoder.embeddings.position_embeddings.weight[reserved_positions(encoder) :]
+    types = getattr(encoder.embeddings, "token_type_embeddings", None)
+    return table if types is None else table + types.weight[0]
+
+
+@torch.no_grad()
+def _copy_encoder(
+    encoder: PreTrainedModel, model: BartForConditionalGeneration, halves: Mapping[str, Sequence[int]]
+) -> dict[str, str]:
+    """Copies the tensors, and returns the names of those that are equal to one of the encoder's, with its name."""
+    own = {id(tensor): name for name, tensor in encoder.named_parameters()}
+    inherited: dict[str, str] = {}
+
+    def copy_module(name: str, source: torch.nn.Module) -> None:
+        for kind, tensor in source.named_parameters():
+            model.get_parameter(f"{name}.{kind}").copy_(tensor)
+            inherited[f"{name}.{kind}"] = own[id(tensor)]
+
+    copy_module("model.shared", encoder.embeddings.word_embeddings)
+    parts, positions = list_parts(encoder), _read_positions(encoder)
+    for half, layers in halves.items():
+        copy_module(f"model.{half}.layernorm_embedding", encoder.embeddings.LayerNorm)
+        model.get_submodule(f"model.{half}.embed_positions").weight[_OFFSET:] = positions
+        for number, layer in enumerate(layers):
+            place = f"model.{half}.layers.{number}"
+            for name, target in _PARTS.items():
+                copy_module(f"{place}.{target}", parts[layer][name])
+    return inherited

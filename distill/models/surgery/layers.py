@@ -1,0 +1,490 @@
+"""The layers of an encoder and the modules inside them, some of which a narrower student copies."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AlbertConfig, DistilBertConfig, PreTrainedConfig, PreTrainedModel
+
+from distill.core.errors import UserError
+from distill.models.architectures.modeling_narrow import NarrowDistilBertConfig, NarrowEmbeddings
+from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig, group_of
+from distill.models.forward import model_class
+from distill.models.loading import auto_class_of
+
+_ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm")
+_FFN = ("ffn", "ffn_output", "full_layer_layer_norm")
+# Names in the layers of other families, in the same order.
+_LAYOUTS = (
+    tuple(f"albert_layers.0.{name}" for name in _ATTENTION + _FFN),
+    # BERT, RoBERTa and its relatives, ELECTRA, Longformer
+    (
+        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+        "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
+    ),
+    # DistilBERT
+    (
+        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
+        "ffn.lin2", "output_layer_norm",
+    ),
+    # MPNet
+    (
+        "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm",
+        "intermediate.dense", "output.dense", "output.LayerNorm",
+    ),
+)  # fmt: skip
+_GLOBAL = "_global."  # In the names of Longformer's second projections, for its global tokens.
+
+Parts = Mapping[str, nn.Module]
+
+
+def list_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Returns the module that is called as each layer of the encoder; shared layers are one module.
+
+    Raises:
+        UserError: if the encoder has no list of as many layers as its configuration says.
+    """
+    config, encoder = model.config, model.base_model
+    total = config.num_hidden_layers
+    if isinstance(config, SharedAlbertConfig):
+        return [encoder.encoder.layer_call] * total
+    if isinstance(config, AlbertConfig):
+        groups = encoder.encoder.albert_layer_groups
+        return [groups[group_of(layer, layers=total, groups=len(groups))] for layer in range(total)]
+    for module in encoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == total > 0:
+            return list(module)
+    raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
+
+
+def spread_layers(total: int, depth: int) -> list[int]:
+    """Returns the first, the last and evenly spaced layers between them, rounded to the nearest, halves down."""
+    if depth == 1:
+        return [0]
+    return [math.ceil(index * (total - 1) / (depth - 1) - 0.5) for index in range(depth)]
+
+
+def read_positions(config: PreTrainedConfig, *, writes: bool = False) -> int | None:
+    """Returns the number of positions that a configuration names, None for a family that reads any length.
+
+    Args:
+        writes: whether to return those of a decoder behind an encoder, which are others in a LED.
+    """
+    half = "max_decoder_position_embeddings" if writes else "max_encoder_position_embeddings"
+    number = getattr(config, half, None) or getattr(config, "max_position_embeddings", None)
+    return None if number is None or number < 1 else int(number)  # That of an XLNet is -1.
+
+
+# The number of layers of a decoder behind an encoder, in configurations.
+_DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
+
+
+def decoder_layers_option(config: PreTrainedConfig) -> str | None:
+    """Returns the name of the number of layers of a decoder behind an encoder, None for a model without one."""
+    if not getattr(config, "is_encoder_decoder", False):
+        return None
+    return next((name for name in _DECODER_LAYERS if isinstance(getattr(config, name, None), int)), None)
+
+
+def count_decoder_layers(config: PreTrainedConfig) -> int | None:
+    """Returns the number of layers of a decoder behind an encoder, None for a model without one."""
+    name = decoder_layers_option(config)
+    return None if name is None else int(getattr(config, name))
+
+
+def find_layer_prefix(model: PreTrainedModel, *, decoder: bool = False) -> str:
+    """Returns the name of the encoder's list of layers, with a dot at its end.
+
+    Args:
+        decoder: whether to return that of the decoder behind the encoder.
+
+    Raises:
+        UserError: for an encoder whose layers are not separate modules.
+    """
+    total = count_decoder_layers(model.config) if decoder else model.config.num_hidden_layers
+    half = model.get_decoder() if decoder else model
+    for name, module in model.named_modules():
+        is_inside = half is model or any(module is part for part in half.modules())
+        if isinstance(module, nn.ModuleList) and is_inside and len(module) == total and total > 0:
+            return f"{name}."
+    if isinstance(model.config, AlbertConfig):
+        raise UserError(
+            f"a {type(model).__name__} has no {total} separate layers to choose from (they share one set of "
+            "weights), which a distilbert student would copy: take +student=albert, whose layers share theirs"
+        )
+    raise UserError(
+        f"a {type(model).__name__} has no list of {total} layers, from which a distilbert student would choose: take "
+        "+student=bilstm, which follows a teacher of any family"
+    )
+
+
+def renumber_layer(name: str, prefix: str, numbers: Mapping[int, int]) -> str | None:
+    """Returns a tensor's name with another number of its layer, None for a layer that has none in `numbers`."""
+    if not name.startswith(prefix):
+        return name
+    layer, _, rest = name.removeprefix(prefix).partition(".")
+    number = numbers.get(int(layer))
+    return None if number is None else f"{prefix}{number}.{rest}"
+
+
+def list_parts(model: PreTrainedModel) -> list[Parts]:
+    """Returns the modules of each layer of the encoder under their names in an ALBERT; none for an unknown layout."""
+    config, total = model.config, model.config.num_hidden_layers
+    if isinstance(config, SharedAlbertConfig):
+        encoder, sizes = model.base_model.encoder, (config.attention_groups, config.ffn_groups)
+        places = [[group_of(layer, layers=total, groups=size) for size in sizes] for layer in range(total)]
+        return [
+            {name: encoder.attention[first].get_submodule(name.partition(".")[2]) for name in _ATTENTION}
+            | {name: encoder.ffn[second].get_submodule(name) for name in _FFN}
+            for first, second in places
+        ]
+    layers = list_layers(model)
+    for layout in _LAYOUTS:
+        if all(_has_exactly(layer, layout) for layer in layers):
+            return [
+                {own: layer.get_submodule(name) for own, name in zip(_ATTENTION + _FFN, layout, strict=True)}
+                for layer in layers
+            ]
+    return []
+
+
+def name_in_whole(student: PreTrainedModel, *, encoder: PreTrainedModel, whole: PreTrainedModel) -> None:
+    """Renames what a student has `inherited` from a model of transformers to its names in a model built on this one.
+
+    What it has from the head of `encoder` is left out, because that head is new.
+    """
+    prefix = f"{encoder.base_model_prefix}."
+    copied: Mapping[str, str] = student.inherited  # type: ignore[assignment]
+    student.inherited = {  # type: ignore[assignment]
+        name: f"{whole.base_model_prefix}.{source.removeprefix(prefix)}"
+        for name, source in copied.items()
+        if source.startswith(prefix)
+    }
+
+
+def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
+    """Returns whether the tensors of the layer are those of the layout's modules."""
+    names = {name for name, _ in layer.named_parameters() if _GLOBAL not in name}
+    return names == set(chain.from_iterable((f"{module}.weight", f"{module}.bias") for module in layout))
+
+
+_HEAD_ROWS = ("attention.query", "attention.key", "attention.value")
+# Of a configuration, and not of the sizes of its model.
+_OF_CLASS = ("model_type", "architectures", "auto_map", "transformers_version", "dtype", "layer_heads", "layer_ffn")
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The importance of the heads and of the inner neurons of each layer, in each layer of the Euclidean norm 1.
+
+    Args:
+        heads: `[A]` of each layer.
+        neurons: `[F]` of each layer.
+    """
+
+    heads: Sequence[Tensor]
+    neurons: Sequence[Tensor]
+
+    def of_layers(self, layers: Sequence[int]) -> "Importance":
+        """Returns the importance in some of the layers, in this order."""
+        return Importance([self.heads[index] for index in layers], [self.neurons[index] for index in layers])
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The number of heads and of inner neurons of each layer.
+
+    Args:
+        heads: of each layer.
+        neurons: of each layer.
+    """
+
+    heads: list[int]
+    neurons: list[int]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "Sizes":
+        """Returns the sizes of a model.
+
+        Raises:
+            UserError: for a model whose layers are of another layout than BERT's.
+        """
+        parts, width = list_parts(model), head_size(model)
+        if not parts:
+            raise UserError(
+                "student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA and "
+                f"MPNet, and this is a {type(model).__name__}: leave them out, or take another teacher"
+            )
+        heads = [_linear(of["attention.query"]).out_features // width for of in parts]
+        return cls(heads, [_linear(of["ffn"]).out_features for of in parts])
+
+
+def head_size(model: PreTrainedModel) -> int:
+    """Returns the width of one head.
+
+    Raises:
+        UserError: for heads that do not divide the width of the layers.
+    """
+    config = model.config
+    heads = int(config.n_heads if isinstance(config, DistilBertConfig) else config.num_attention_heads)
+    width = int(config.hidden_size)
+    if width % heads:
+        raise UserError(
+            f"a {type(model).__name__} has {heads} heads, which do not divide the width {width} of its layers: its "
+            "heads cannot be cut, so leave out student.heads, student.ffn and student.prune"
+        )
+    return width // heads
+
+
+def take_strongest(scores: Sequence[Tensor], counts: Sequence[int]) -> list[list[int]]:
+    """Returns the indices of the `counts` largest scores of each layer, the largest first; of equal ones the first."""
+    orders = [of_layer.argsort(descending=True, stable=True).tolist() for of_layer in scores]
+    return [order[:count] for order, count in zip(orders, counts, strict=True)]
+
+
+def share_out(scores: Sequence[Tensor], total: int) -> list[int]:
+    """Returns how many of each layer are among the `total` largest scores of all layers, where each keeps its largest.
+
+    Raises:
+        ValueError: for a total below the number of layers, or above that of the scores.
+    """
+    sizes = [len(of_layer) for of_layer in scores]
+    if not len(scores) <= total <= sum(sizes):
+        raise ValueError(f"got {total} of {sizes}, expected at least one of each layer")
+    layer = torch.arange(len(scores)).repeat_interleave(torch.tensor(sizes))
+    ranked = torch.cat([_without_largest(of_layer) for of_layer in scores]).argsort(descending=True, stable=True)
+    return torch.bincount(layer[ranked[:total]], minlength=len(scores)).tolist()
+
+
+def _without_largest(scores: Tensor) -> Tensor:
+    """Returns the scores with infinity in the place of the largest one, which is always kept."""
+    changed = scores.clone()
+    changed[scores.argmax()] = torch.inf
+    return changed
+
+
+@torch.no_grad()
+def narrow(
+    model: PreTrainedModel,
+    *,
+    heads: Sequence[Sequence[int]],
+    neurons: Sequence[Sequence[int]],
+    layers: Sequence[int] | None = None,
+    embedding_dim: int | None = None,
+) -> PreTrainedModel:
+    """Returns a copy of a model with some of its heads and inner neurons, in float32 and in its mode.
+
+    It is of the model's own class if a configuration of it can describe the sizes, and else a model of
+    `modeling_narrow`. What it has `inherited` is what the model has, as far as it was kept.
+
+    Args:
+        heads: the indices of the heads of each kept layer, in their new order.
+        neurons: those of the inner neurons.
+        layers: the indices of the kept layers; None for all.
+        embedding_dim: width E of the embeddings of words, whose table `[V, H]` becomes the product of two factors
+            `[V, E]` and `[E, H]`, its truncated singular value decomposition; None leaves the table as it is.
+
+    Raises:
+        UserError: for heads or embeddings of a model that is no DistilBERT.
+    """
+    kept = list(range(model.config.num_hidden_layers)) if layers is None else list(layers)
+    student = _create(model, [len(of) for of in heads], [len(of) for of in neurons], embedding_dim)
+    tensors, own = dict(model.named_parameters()), dict(student.named_parameters())
+    prefix, numbers = find_layer_prefix(model), {index: place for place, index in enumerate(kept)}
+    sources = {renumber_layer(name, prefix, numbers): name for name in tensors}
+    for name, tensor in own.items():
+        if name in sources and tensors[sources[name]].shape == tensor.shape:
+            tensor.copy_(tensors[sources[name]])
+    parts = list_parts(model)
+    for target, index, of_heads, of_neurons in zip(list_parts(student), kept, heads, neurons, strict=True):
+        _copy_layer(parts[index], target, _expand(of_heads, head_size(model)), torch.tensor(list(of_neurons)))
+    if embedding_dim is not None:
+        embeddings = student.base_model.embeddings
+        _factorize(model.get_input_embeddings().weight, embeddings)
+        projection = next(name for name, tensor in own.items() if tensor is embeddings.word_projection.weight)
+        sources[projection] = next(n for n, t in tensors.items() if t is model.get_input_embeddings().weight)
+    inherited = getattr(model, "inherited", None)
+    if inherited is not None:
+        found = {name: inherited.get(source) for name, source in sources.items() if name in own}
+        student.inherited = {name: source for name, source in found.items() if source is not None}  # type: ignore[assignment]
+    return student.float().train(model.training)
+
+
+def _create(model: PreTrainedModel, heads: list[int], neurons: list[int], embedding_dim: int | None) -> PreTrainedModel:
+    """Returns the student with random weights."""
+    config = model.config
+    has_own_heads = heads == [config.hidden_size // head_size(model)] * len(heads)
+    is_narrow = isinstance(config, NarrowDistilBertConfig)
+    if not is_narrow and has_own_heads and len(set(neurons)) == 1 and embedding_dim is None:
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = len(heads)
+        setattr(config, "hidden_dim" if isinstance(config, DistilBertConfig) else "intermediate_size", neurons[0])
+        return type(model)(config)
+    if not isinstance(config, DistilBertConfig):
+        raise UserError(
+            "student.heads, student.embedding_dim and a student.ffn for each layer make a DistilBERT narrower, and the "
+            f"student of this teacher is a {type(model).__name__}: take a BERT with layer_norm_eps 1e-12 as teacher, "
+            "or student.ffn alone, one number"
+        )
+    values = {name: value for name, value in config.to_dict().items() if name not in _OF_CLASS}
+    values |= {"n_layers": len(heads), "layer_heads": heads, "layer_ffn": neurons}
+    if embedding_dim is not None:
+        values["embedding_size"] = embedding_dim
+    create = model_class(auto_class_of(model), NarrowDistilBertConfig)
+    assert create is not None  # Each head of a DistilBERT has its narrow form.
+    return create(NarrowDistilBertConfig(**values))
+
+
+def _expand(heads: Sequence[int], size: int) -> Tensor:
+    """Returns the indices of the rows of these heads."""
+    return (torch.tensor(list(heads)).unsqueeze(1) * size + torch.arange(size)).flatten()
+
+
+def _copy_layer(source: Parts, target: Parts, rows: Tensor, neurons: Tensor) -> None:
+    """Copies the kept rows of heads and neurons of one layer."""
+    for name in (*_HEAD_ROWS, "ffn"):
+        kept = neurons if name == "ffn" else rows
+        own, other = _linear(target[name]), _linear(source[name])
+        own.weight.copy_(other.weight[kept])
+        own.bias.copy_(other.bias[kept])
+    for name, kept in (("attention.dense", rows), ("ffn_output", neurons)):
+        _linear(target[name]).weight.copy_(_linear(source[name]).weight[:, kept])
+
+
+def _factorize(table: Tensor, embeddings: nn.Module) -> None:
+    """Starts embeddings and projection with the truncated singular value decomposition of the table `[V, H]`."""
+    assert isinstance(embeddings, NarrowEmbeddings)
+    rows = table.double()
+    _, directions = torch.linalg.eigh(rows.T @ rows)  # The right singular vectors in ascending order.
+    chosen = directions[:, -embeddings.word_embeddings.embedding_dim :]  # [H, E]
+    embeddings.word_embeddings.weight.copy_(rows @ chosen)
+    embeddings.word_projection.weight.copy_(chosen)
+
+
+def _linear(layer: nn.Module) -> nn.Linear:
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+@dataclass(frozen=True)
+class Width:
+    """The width of a student.
+
+    Args:
+        heads: number of heads of a layer, of the teacher's size each, or one number for each layer; None for the
+            teacher's. The most important ones are copied.
+        ffn: number of inner neurons of a layer, as `heads`.
+        embedding_dim: width of the embeddings of words, which are the teacher's by a truncated singular value
+            decomposition, with a projection to the width of the layers; None for the teacher's.
+        prune: `iterative` for a student that reaches its sizes in `prune_steps` steps, between which it is trained for
+            `prune_share` of its training's steps; then the numbers of `heads` and `ffn` are means over the layers.
+    """
+
+    heads: int | Sequence[int] | None
+    ffn: int | Sequence[int] | None
+    embedding_dim: int | None
+    prune: Literal["iterative"] | None
+    prune_steps: int
+    prune_share: float
+
+    def __post_init__(self) -> None:
+        steps, share = self.prune_steps, self.prune_share
+        if self.prune not in (None, "iterative"):
+            raise UserError(f"student.prune={self.prune} is unknown, expected iterative or null")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise UserError(f"got student.prune_steps={steps}, expected a whole number of at least 1")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
+
+    @property
+    def is_set(self) -> bool:
+        """Returns whether a student is changed at all, now or in steps."""
+        return (self.heads, self.ffn, self.embedding_dim, self.prune) != (None, None, None, None)
+
+    def check(self, *, copies: bool, can_be_cut: bool) -> None:
+        """Raises UserError if the student starts from random weights, or is one that cannot be cut."""
+        if self.is_set and not can_be_cut:
+            raise UserError(
+                "student.heads, ffn, embedding_dim and prune cut no student for long texts, and none of features: "
+                "leave out student.attention, student.positions and student.chunk, or take another teacher"
+            )
+        if self.prune is not None and not copies:
+            raise UserError("student.prune=iterative removes parts of the teacher, and student.init=random copies none")
+
+    def apply(self, student: PreTrainedModel, importance: Callable[[], Importance] | None) -> PreTrainedModel:
+        """Returns the student with the most important heads and inner neurons, and with narrow embeddings.
+
+        Args:
+            student: has some layers of its teacher, named in its configuration.
+            importance: of the teacher; None keeps the first heads and neurons.
+
+        Raises:
+            UserError: for sizes that the student cannot have.
+        """
+        if not self.is_set:
+            return student
+        whole = Sizes.of(student)
+        heads, neurons = choose_counts("heads", self.heads, whole.heads), choose_counts("ffn", self.ffn, whole.neurons)
+        check_rank(student, self.embedding_dim)
+        scores = _no_importance(whole)
+        if importance is not None and (heads, neurons) != (whole.heads, whole.neurons):
+            scores = importance().of_layers(student.config.teacher_layers)
+        return narrow(
+            student, heads=take_strongest(scores.heads, heads), neurons=take_strongest(scores.neurons, neurons),
+            embedding_dim=self.embedding_dim,
+        )  # fmt: skip
+
+
+def _no_importance(whole: Sizes) -> Importance:
+    """Returns the importance of a model of which nothing is known: all are alike."""
+    zeros: list[list[Tensor]] = [[torch.zeros(size) for size in sizes] for sizes in (whole.heads, whole.neurons)]
+    return Importance(*zeros)
+
+
+def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequence[int]) -> list[int]:
+    """Returns the number of heads or inner neurons of each layer.
+
+    Args:
+        given: the value of the option, one number or one for each layer; None for all.
+        whole: how many each layer has in the teacher.
+
+    Raises:
+        UserError: for no whole number, one out of range, or more or fewer numbers than layers.
+    """
+    if given is None:
+        return list(whole)
+    counts = [given] * len(whole) if not isinstance(given, Sequence) or isinstance(given, str) else list(given)
+    if len(counts) != len(whole):
+        raise UserError(
+            f"student.{option}={counts} has {len(counts)} numbers, expected one for each of {len(whole)} layers"
+        )
+    for count, most in zip(counts, whole, strict=True):
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+            shown = "heads" if option == "heads" else "inner neurons"
+            raise UserError(
+                f"got student.{option}={given}, expected a whole number from 1 to {most}: a layer of the teacher has "
+                f"{most} {shown}"
+            )
+    return counts
+
+
+def check_rank(student: PreTrainedModel, embedding_dim: int | None) -> None:
+    """Raises UserError for a width of embeddings that a student cannot have."""
+    if embedding_dim is None:
+        return
+    width = int(student.config.hidden_size)
+    if isinstance(embedding_dim, bool) or not isinstance(embedding_dim, int) or not 1 <= embedding_dim < width:
+        raise UserError(
+            f"got student.embedding_dim={embedding_dim}, expected a whole number from 1 to {width - 1}, below the "
+            f"width {width} of the layers: leave it out for embeddings of this width"
+        )
+    if student.get_output_embeddings() is not None:
+        raise UserError(
+            f"student.embedding_dim is for students without a head over the vocabulary, and a "
+            f"{type(student).__name__} has one, which reads the table: leave it out, or take +student=albert"
+        )

@@ -1,0 +1,500 @@
+"""Shape of a run.json, and the runs below a directory whose run.json can be read."""
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NotRequired, Required
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
+
+from distill.core import storage
+from distill.core.errors import UserError
+from distill.core.files import JsonObject
+from distill.records.run import RECORD, open_run
+
+TEST: Final = "test"  # Splits that may stand first.
+DEV: Final = "dev"
+Metrics = dict[str, float | None]
+
+
+class _Model(TypedDict, total=False):
+    requested: str | None
+    parameters: int | None
+    before: Metrics | None
+    notices: list[str] | None
+
+
+class _Student(_Model):
+    name: Required[str]
+    metrics: Required[Metrics]
+
+
+class _Constant(TypedDict, total=False):
+    answer: str | None
+    metrics: Required[Metrics]
+
+
+class _Difference(TypedDict):
+    difference: float
+    interval: tuple[float, float] | None
+    p: float | None
+    over: str
+    number: int
+    split: NotRequired[str | None]
+
+
+class _Pieces(TypedDict):
+    before: float
+    after: float
+
+
+class _Adapted(TypedDict, total=False):
+    text: Required[str]
+    steps: Required[int]
+    words: int
+    pieces_per_word: _Pieces
+
+
+class _Cleaning(TypedDict):
+    rules: str
+    lines: int
+    kept: int
+    dropped: dict[str, int]
+
+
+class _Teacher(_Model, total=False):
+    resolved: Required[str]
+    metrics: Required[Metrics]
+    origin: str | None
+    adapted: _Adapted | None
+    constant: _Constant | None
+    against_constant: _Difference | None
+
+
+_Source = TypedDict("_Source", {"name": str, "examples": int, "from": str}, total=False)
+
+
+class _Unlabelled(TypedDict, total=False):
+    share: float
+    sources: list[_Source]
+    sureness: float | None
+
+
+class _Task(TypedDict, total=False):
+    name: Required[str]
+    metric: Required[str]
+    examples: Required[dict[str, int]]
+    has_test: bool | None
+    labels: list[str] | None
+    selects: str | None
+    example: str | None
+    choices: int | None
+    packing: str | None
+    unlabelled: _Unlabelled | None
+    cleaning: _Cleaning | None
+
+
+class _Sensitivity(TypedDict, total=False):
+    batch: int
+    max_probability_diff: float
+    changed: float
+    examples: int
+
+
+class _Abstention(TypedDict):
+    threshold: float
+    share: dict[str, float | None]
+    metrics: Metrics
+
+
+class _SmallerVectors(TypedDict):
+    dimensions: int
+    precision: str
+    rescore: int
+    metrics: Metrics
+    kept: float | None
+    drop: float
+    interval: tuple[float, float]
+    gate: str
+    reason: str | None
+
+
+class _TypeRecall(TypedDict):
+    number: int
+    lost: int
+    gained: int
+    drop: float
+    interval: tuple[float, float]
+
+
+class _File(TypedDict, total=False):
+    file: Required[str]
+    bytes: Required[int]
+    metrics: Required[Metrics]
+    gate: Required[str]
+    reason: str | None
+    types: dict[str, _TypeRecall] | None
+    recipe: str | None
+    agreement: float | None
+    drop: float | None
+    ece: float | None
+    max_abs_diff: float | None
+    max_probability_diff: float | None
+    interval: tuple[float, float] | None
+    batch_size: int | None
+    batch_sensitivity: _Sensitivity | None
+    abstain: _Abstention | None
+    vectors: list[_SmallerVectors] | None
+
+
+class _Timing(TypedDict, total=False):
+    model: Required[str]
+    format: Required[str]
+    batch: Required[int]
+    length: Required[int]
+    threads: Required[int]
+    bytes: Required[int]
+    p50_ms: Required[float]
+    p90_ms: Required[float]
+    p99_ms: Required[float]
+    runs: int
+    disturbed: bool
+
+
+class _Attempt(TypedDict, total=False):
+    words: str | None
+    recipe: str
+    target: str | None
+    bytes: int | None
+    metrics: Required[Metrics]
+    drop: float | None
+    interval: tuple[float, float] | None
+    agreement: float | None
+    max_probability_diff: float | None
+    ece: float | None
+    gate: str | None
+    reason: str | None
+    seconds: float | None
+    chosen: bool | None
+
+
+class _Step(TypedDict, total=False):
+    step: Required[int]
+    layers: Required[list[int]]
+    heads: Required[list[int]]
+    neurons: Required[list[int]]
+    removed: Required[float]
+    before: float | None
+    after: float | None
+
+
+class _Baseline(TypedDict, total=False):
+    metrics: Required[Metrics]
+    export: dict[str, _File] | None
+    seconds: float | None
+    start: str | None
+    pruning: list[_Step] | None
+
+
+class _BaselineChoice(TypedDict, total=False):
+    trained: Required[bool]
+    reason: Required[str]
+    share: float | None
+    possible: bool
+
+
+class _Parts(TypedDict):
+    examples: int
+    values: str
+
+
+class _Seed(TypedDict, total=False):
+    seed: Required[int]
+    metrics: Required[Metrics]
+    export: Required[dict[str, _File]]
+    retention: dict[str, float | None] | None
+    baseline: _Baseline | None
+    comparison: "dict[str, _Difference] | None"
+    parts: "dict[str, dict[str, _Parts]] | None"
+    seconds: float | None
+
+
+class _Spread(TypedDict):
+    mean: float
+    std: float | None
+
+
+class _Summary(TypedDict, total=False):
+    mean: Required[float]
+    std: Required[float | None]
+    files: dict[str, _Spread]
+    baseline: _Spread | None
+
+
+class _Term(TypedDict, total=False):
+    weight: float | None
+
+
+class _Objective(TypedDict, total=False):
+    name: str | None
+    terms: dict[str, _Term] | None
+
+
+class _Cache(TypedDict, total=False):
+    hit: bool
+    bytes: int
+
+
+class _Choice(TypedDict, total=False):
+    value: Required[float | str | bool | None]
+    reason: Required[str]
+
+
+class _Soup(TypedDict):
+    steps: list[int]
+    taken: bool
+
+
+class _Training(TypedDict, total=False):
+    seconds: Required[float]
+    dev_losses: dict[str, float] | None
+    steps: int | None
+    precision: str | None
+    examples_per_second: float | None
+    tokens_per_second: float | None
+    padding: float | None
+    stopped_early: int | None
+    soup: _Soup | None
+    teacher_seconds: float | None
+    teacher_cache: _Cache | None
+    chosen: dict[str, _Choice] | None
+
+
+class _Depth(TypedDict, total=False):
+    depth: int | None
+    width: float | None
+    bytes: int
+    p50_ms: float | None
+    fits: bool
+
+
+class _Delivered(TypedDict):
+    format: str
+    file: str
+    recipe: str | None
+    bytes: int
+    p50_ms: float
+    length: int
+    threads: int
+    disturbed: bool
+    fits: bool
+
+
+class _Budget(TypedDict, total=False):
+    mb: float | None
+    ms: float | None
+    tried: list[_Depth]
+    delivered: _Delivered | None
+
+
+class _Environment(TypedDict, total=False):
+    cpu: str | None
+    isa: list[str] | None
+    cores: int | None
+    threads: int | None
+    accelerator: str | None
+
+
+class _Texts(TypedDict):
+    sources: int
+    beams: int
+    comparison: dict[str, dict[str, dict[str, _Difference]]]
+    lengths: dict[str, dict[str, Metrics]]
+
+
+class _Pass(TypedDict):
+    model: str
+    format: str
+    seconds: float
+
+
+class _Record(TypedDict, total=False):
+    job: Required[str]
+    error: str | None
+    command: list[str] | None
+    settings: dict[str, Any] | None
+    seed: int | None
+    task: _Task | None
+    objective: _Objective | None
+    teacher: _Teacher | None
+    student: _Student | None
+    baseline: _Baseline | None
+    baseline_choice: _BaselineChoice | None
+    retention: dict[str, float | None] | None
+    training: _Training | None
+    export: dict[str, _File] | None
+    benchmark: list[_Timing] | None
+    dev_pass: list[_Pass] | None
+    attempts: list[_Attempt] | None
+    budget: _Budget | None
+    pruning: list[_Step] | None
+    seconds: dict[str, float] | None
+    seeds: list[_Seed] | None
+    summary: dict[str, _Summary] | None
+    comparison: dict[str, _Difference] | None
+    parts: dict[str, dict[str, _Parts]] | None
+    margin: float | None
+    breakdown: dict[str, dict[str, dict[str, Metrics]]] | None
+    lengths: dict[str, dict[str, dict[str, Metrics]]] | None
+    cuts: dict[str, dict[str, dict[str, Metrics]]] | None
+    texts: dict[str, _Texts] | None
+    environment: _Environment | None
+
+
+_SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
+# Fields of a run that has no results yet, where they are not null.
+_EMPTY: Mapping[str, object] = {
+    "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "parts": {},
+    "breakdown": {}, "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [], "seconds": {},
+    "environment": {},
+}  # fmt: skip
+
+
+def first_split(task: Mapping[str, Any]) -> str:
+    """Returns the split whose metrics stand first: test if it has labels, else dev, which chose the checkpoints.
+
+    Args:
+        task: the `task` of run.json. Several tasks have test if each of them has it (`has_test`).
+    """
+    return TEST if task.get("has_test", task["examples"].get(TEST)) else DEV
+
+
+def metric_name(task: Mapping[str, Any], split: str) -> str:
+    """Returns the name of the task's metric on a split among the metrics of a model."""
+    return str(task["metric"]) if split == DEV else f"{split}/{task['metric']}"
+
+
+def first_metric(task: Mapping[str, Any]) -> str:
+    """Returns the name of the task's metric on `first_split` among the metrics of a model."""
+    return metric_name(task, first_split(task))
+
+
+def fill_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record with a null or empty value for each field that it lacks, as one without results does."""
+    return {**record, **{name: record.get(name) or _EMPTY.get(name) for name in _Record.__annotations__}}
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raises ValueError, with the name of the field, if one that a report reads is missing or of another type."""
+    try:
+        _SHAPE.validate_python(record)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    results = [name for name in ("export", "baseline", "seeds", "summary") if record.get(name)]
+    missing = [name for name in ("task", "teacher", "student") if not record.get(name)]
+    if results and missing:
+        raise ValueError(f"it has {results[0]} and no {missing[0]}")
+
+
+# The lists of a sweep's runs in its directory, one of each process, so that none needs a lock. A line is the directory
+# of a run relative to that of the sweep, a tab, and the run's launch.
+SWEEP_RUNS = "runs*.txt"
+TABLE = "table.json"  # The cells of an experiment with their runs, in the directory of its sweep.
+# Files of a run that no report reads.
+UNREAD = ("*.ckpt", "*.safetensors", "*.onnx", "*.onnx.data", "*.xml", "*.bin", "*tokenizer.json", "*vocab.txt")
+
+
+@cache
+def _own_list(process: int) -> str:
+    """Returns the name of the lists that this process writes, which no process of any machine has."""
+    return SWEEP_RUNS.replace("*", f".{uuid.uuid4().hex}")
+
+
+def add_run(sweep: Path, directory: Path, launch: str) -> None:
+    """Adds a run to the list of its sweep that this process writes."""
+    with open(sweep / _own_list(os.getpid()), "a", encoding="utf-8") as file:
+        file.write(f"{os.path.relpath(directory, sweep)}\t{launch}\n")
+    storage.try_send(sweep)
+
+
+def find_launched(sweep: Path, launch: str) -> Path | None:
+    """Returns the directory of the run that an earlier worker began with this `launch`."""
+    storage.fetch_files(sweep, SWEEP_RUNS)
+    found = [path for path, other in _read_launches(sweep) if other == launch]
+    return found[-1] if found else None
+
+
+def _read_launches(sweep: Path) -> list[tuple[Path, str]]:
+    """Returns the directory and the launch of each run of a sweep, oldest first."""
+    lists = [listed.read_text(encoding="utf-8").splitlines() for listed in sweep.glob(SWEEP_RUNS)]
+    columns = [line.partition("\t") for lines in sorted(lists) for line in lines]
+    return [((sweep / path).resolve(), launch) for path, _, launch in columns]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs below a directory, oldest first, and one message for each run.json that cannot be read."""
+
+    readable: Sequence[tuple[Path, JsonObject]]
+    unreadable: Sequence[str]
+
+
+def find_runs(directory: Path) -> Runs:
+    """Returns the runs of a sweep, or all runs below a directory.
+
+    Raises:
+        UserError: if there is none.
+    """
+    fetch_runs(directory)
+    given = f"runs={storage.address(directory)}"
+    if not directory.is_dir():
+        raise UserError(f"{given} is no directory: give that of a run or a sweep, or one with runs below it")
+    if any(directory.glob(SWEEP_RUNS)):
+        found = list(dict.fromkeys(path for path, _ in _read_launches(directory)))
+    else:
+        found = sorted((path.parent for path in directory.rglob(RECORD)), key=lambda path: (path.name, str(path)))
+    readable: list[tuple[Path, JsonObject]] = []
+    unreadable: list[str] = []
+    for path in found:
+        try:
+            readable.append((path, read_record(path)))
+        except UserError as error:
+            unreadable.append(str(error))
+    if not readable and not unreadable:
+        raise UserError(f"{given} has no runs: give the directory of a run or a sweep, or one with runs below it")
+    return Runs(readable, unreadable)
+
+
+def fetch_runs(directory: Path) -> None:
+    """Fetches from the URL of a directory what reports read: of a sweep's runs, or of all runs below it.
+
+    Raises:
+        UserError: if the URL cannot be read.
+    """
+    if not storage.is_copy(directory):
+        return
+    for pattern in (SWEEP_RUNS, TABLE):
+        storage.fetch_files(directory, pattern)
+    if not any(directory.glob(SWEEP_RUNS)):
+        storage.fetch_holders(directory, RECORD, skip=UNREAD)
+    for path in dict.fromkeys(path for path, _ in _read_launches(directory)):
+        storage.fetch(path, skip=UNREAD)
+
+
+def read_record(directory: Path) -> JsonObject:
+    """Returns the record of a run, in which every field that a report reads is there and of the right type.
+
+    Raises:
+        UserError: if it is no run, or its record is damaged.
+    """
+    record = open_run(directory).record
+    try:
+        check_record(record)
+    except ValueError as error:
+        raise UserError(f"{directory / RECORD} is damaged: {error}") from error
+    return fill_record(record)

@@ -1,0 +1,1 @@
+"""Rows of files and their labels, as a training and a device read them."""

@@ -1,0 +1,394 @@
+"""The labels of all splits, or of a file to evaluate, as class indices or numbers.
+
+Whether values are names of classes or their indices is decided once for all splits, never value by value.
+"""
+
+import math
+import re
+import reprlib
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import chain
+
+import numpy as np
+
+from distill.core.errors import UserError
+from distill.rows.formats import MARKS, WHOLE, Lines, is_missing, name_row, show_names
+
+_DIGITS = re.compile(r"([0-9]+(?:\.[0-9]+)?)")
+_IS_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+
+def natural_key(text: str) -> list[tuple[Decimal, str]]:
+    """Returns the key that sorts texts by their letters, and the numbers in them by their values."""
+    parts = _DIGITS.split(text)  # Every second one is a number.
+    return [(Decimal(part), "") if place % 2 else (Decimal(0), part) for place, part in enumerate(parts)]
+
+
+def sort_classes(names: Iterable[str]) -> list[str]:
+    """Returns the names of classes as tables show them: by their values if all are numbers, else by `natural_key`."""
+    known = set(names)
+    if all(map(_IS_NUMBER.fullmatch, known)):
+        return sorted(known, key=lambda name: (Decimal(name), name))
+    return sorted(known, key=natural_key)
+
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]+)?")
+_LARGEST = float(np.finfo(np.float32).max)
+_SELECTING = ("train", "dev")
+
+Notify = Callable[[str], None]  # Shows a notice.
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """The labels of one split.
+
+    Args:
+        source: names the split in messages.
+        values: of all examples.
+        classes: names of the classes of a `datasets.ClassLabel`, whose values are their indices; None for others.
+        rows: the example of each value, where examples have several; None for one value each.
+        lines: of the examples.
+    """
+
+    source: str
+    values: Sequence[object]
+    classes: tuple[str, ...] | None = None
+    rows: Sequence[int] | None = None
+    lines: Lines = None
+
+    def place(self, index: int) -> str:
+        """Returns the name in messages of the example that has a value."""
+        return f"{self.source}, {self.example(index)}"
+
+    def example(self, index: int) -> str:
+        """Returns the name, within its split, of the example that has a value."""
+        row = index if self.rows is None else self.rows[index]
+        return name_row(row, self.lines)
+
+
+Columns = Mapping[str, LabelColumn]
+Words = dict[str, list[str]]  # The labels of each split as text.
+
+
+def to_numbers(column: LabelColumn) -> np.ndarray:
+    """Returns the labels of a regression, float32.
+
+    Raises:
+        UserError: for a value that is no finite number.
+    """
+    numbers = np.empty(len(column.values), dtype=np.float32)
+    for row, value in enumerate(column.values):
+        number = _to_number(value)
+        if number is None:
+            raise UserError(
+                f"{column.place(row)}: label {reprlib.repr(value)} is no number; for classes take task=classification"
+            )
+        numbers[row] = number
+    return numbers
+
+
+def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number that fits into float32, or such a number as text."""
+    return _to_number(value) is not None
+
+
+def find_kinds(values: Sequence[object], rows: Iterable[int]) -> dict[str, list[int]]:
+    """Returns these rows by the kind of their labels, as messages name it; a value that is no class has none."""
+    kinds: dict[str, list[int]] = {}
+    for row in rows:
+        kind = _kind(values[row])
+        if kind is not None:
+            kinds.setdefault(kind, []).append(row)
+    return kinds
+
+
+def _to_number(value: object) -> float | None:
+    """Returns a finite number that fits into float32, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        return None
+    if isinstance(value, str) and "_" in value:  # Python's notation.
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) <= _LARGEST else None
+
+
+def to_classes(
+    columns: Columns, given: tuple[str, ...] | None, notify: Notify
+) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """Returns the names of the classes in order, and the class index of each example by split.
+
+    The classes are those that are given, or the names of train's `datasets.ClassLabel`, or the values of train, sorted
+    as numbers or alphabetically. Values of other columns are names of classes, or else indices of them.
+
+    Raises:
+        UserError: for a value that is neither, for values of both kinds, and for values that look alike.
+    """
+    own = columns["train"].classes
+    words = to_words(columns, given)
+    join_spellings(columns, words, given or own or (), notify)
+    values = set(words["train"])
+    if len(values) < 2:
+        raise UserError(
+            f"{columns['train'].source} has one class only ({show_names(sorted(values)) or 'none'}), expected at least "
+            "two"
+        )
+    if given is None:
+        names = own or _sort(values)
+        _name_indices(columns, words, names, indices=own is not None, notify=notify)
+    else:
+        names = given
+        _rename(columns, words, names)
+        _name_indices(columns, words, names, indices=True, notify=notify)
+    return names, {split: _to_indices(of, names) for split, of in words.items()}
+
+
+def find_classes(column: LabelColumn, names: tuple[str, ...], notify: Notify) -> np.ndarray:
+    """Returns the class index of each label of a file, whose classes are known.
+
+    Labels are names, or else indices if these cannot be taken for other names: 0 to 4 are no indices of 1 to 5.
+
+    Raises:
+        UserError: for a value that is neither, and for values of both kinds.
+    """
+    columns = {"": column}
+    words = to_words(columns, names)
+    join_spellings(columns, words, names, notify)
+    numbers = {name: place for place, name in enumerate(names) if _NUMBER.fullmatch(name)}
+    unlike = any(Decimal(name) != place for name, place in numbers.items())
+    _name_indices(columns, words, names, indices=not unlike, notify=notify)
+    return _to_indices(words[""], names)
+
+
+def _to_indices(words: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    index = {name: number for number, name in enumerate(names)}
+    return np.array([index[word] for word in words], dtype=np.int64)
+
+
+def to_words(columns: Columns, given: tuple[str, ...] | None) -> Words:
+    """Returns the labels of each split as text.
+
+    Raises:
+        UserError: for labels that are empty, look alike, or may mean that there is none.
+    """
+    words = {split: _to_words(column) for split, column in columns.items()}
+    _check_lookalikes(columns, words)
+    if given is None and columns["train"].classes is None:
+        _check_minus_one(columns, words)
+        _check_missing(columns, words)
+    return words
+
+
+def _sort(values: set[str]) -> tuple[str, ...]:
+    if all(_NUMBER.fullmatch(value) for value in values):
+        return tuple(sorted(values, key=lambda value: (Decimal(value), value)))
+    return tuple(sorted(values))
+
+
+def _to_words(column: LabelColumn) -> list[str]:
+    """Returns the labels as text: for a `datasets.ClassLabel` the names of the classes."""
+    kinds: dict[str, int] = {}
+    words = []
+    for row, value in enumerate(column.values):
+        if is_missing(value):
+            raise UserError(f"{column.place(row)}: label {value!r} is empty, expected a class: remove rows without one")
+        kind = _kind(value)
+        if kind is None:
+            raise UserError(f"{column.place(row)}: label {reprlib.repr(value)} is no name and no number of a class")
+        kinds.setdefault(kind, row)
+        words.append(_get_class(column, row, value) if column.classes else str(value))
+    if len(kinds) > 1:
+        (kind, row), (other, other_row) = list(kinds.items())[:2]
+        raise UserError(
+            f"{column.place(row)}: label {column.values[row]!r} is {kind} and {column.values[other_row]!r} of "
+            f"{column.example(other_row)} {other}, expected labels of one kind"
+        )
+    for word in set(words):
+        try:
+            word.encode()
+        except UnicodeEncodeError:  # JSON can contain "\ud800".
+            raise UserError(f"{column.place(words.index(word))}: label {word!r} has an unpaired surrogate") from None
+    return words
+
+
+def _kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, float):
+        return "a number" if math.isfinite(value) else None
+    return "a number" if isinstance(value, int | Decimal) else None
+
+
+def _get_class(column: LabelColumn, row: int, value: object) -> str:
+    assert column.classes is not None
+    if not isinstance(value, int) or not 0 <= value < len(column.classes):
+        raise UserError(
+            f"{column.place(row)}: label {value!r} is no index of the classes {show_names(column.classes)}, expected 0 "
+            f"to {len(column.classes) - 1}"
+        )
+    return column.classes[value]
+
+
+def _replace(words: Words, changed: Mapping[str, str], splits: Sequence[str]) -> None:
+    for split in splits:
+        words[split] = [changed.get(word, word) for word in words[split]]
+
+
+def _find(columns: Columns, words: Words, splits: Sequence[str], fits: Callable[[str], bool]) -> tuple[str, str] | None:
+    """Returns the first label for which `fits` is true, and the name of its example in messages."""
+    for split in splits:
+        unique = {word: fits(word) for word in set(words[split])}
+        for row, word in enumerate(words[split]):
+            if unique[word]:
+                return word, columns[split].place(row)
+    return None
+
+
+def _plain(columns: Columns) -> list[str]:
+    """Returns the splits whose labels are no `datasets.ClassLabel`."""
+    return [split for split, column in columns.items() if column.classes is None]
+
+
+def join_spellings(columns: Columns, words: Words, names: Sequence[str], notify: Notify) -> None:
+    """Makes 1 and 1.0 one label if the data has both, if one is the name of a class, or if all labels are such numbers.
+
+    `words` are changed.
+    """
+    splits = _plain(columns)
+    whole = {word for split in splits for word in words[split] if WHOLE.fullmatch(word)}
+    named = {name.partition(".")[0]: name for name in names if WHOLE.fullmatch(name)}
+    by_name = {word: named[word.partition(".")[0]] for word in whole - set(names) if word.partition(".")[0] in named}
+    joined = {word: word.partition(".")[0] for word in whole if "." in word and word.partition(".")[0] in whole}
+    if names:  # Indices may have both spellings.
+        joined = {}
+    elif whole == {word for split in splits for word in words[split]}:
+        joined = {word: word.partition(".")[0] for word in whole if "." in word}
+    if joined:
+        word = min(joined)
+        notify(
+            f"the labels {word} and {joined[word]} are read as one class"
+            if joined[word] in whole
+            else f"the labels {show_names(_sort(set(joined)))} are read as the whole numbers "
+            f"{show_names(_sort(set(joined.values())))}, because programs write them so in a column with gaps"
+        )
+    _replace(words, by_name | joined, splits)
+
+
+def _check_lookalikes(columns: Columns, words: Words) -> None:
+    """Raises UserError for labels that differ only in white space, invisible characters or the coding of accents."""
+    seen: dict[str, tuple[str, str]] = {}
+    for split, column in columns.items():
+        for word in dict.fromkeys(words[split]):
+            plain = simplify(word)
+            other, place = seen.setdefault(plain, (word, split))
+            if other != word:
+                raise UserError(
+                    f"{column.place(words[split].index(word))}: label {word!a} looks like {other!a} of "
+                    f"{columns[place].place(words[place].index(other))}, expected one of them: write both alike"
+                )
+
+
+def simplify(label: str) -> str:
+    """Returns a label without surrounding white space and invisible characters, with composed accents."""
+    visible = "".join(letter for letter in unicodedata.normalize("NFC", label) if unicodedata.category(letter) != "Cf")
+    return visible.strip()
+
+
+def _check_minus_one(columns: Columns, words: Words) -> None:
+    """Raises UserError for -1 among the non-negative integers of train and dev."""
+    splits = [split for split in _plain(columns) if split in _SELECTING]
+    values = set(chain.from_iterable(words[split] for split in splits))
+    found = _find(columns, words, splits, lambda word: word in ("-1", "-1.0"))
+    others = [value for value in values if value not in ("-1", "-1.0")]
+    if found and others and all(WHOLE.fullmatch(value) and not value.startswith("-") for value in others):
+        names = ",".join(_sort(values)) if len(values) <= 10 else "-1,0,1,..."
+        drop = "; task.missing=drop leaves these rows out" if len(others) > 1 else ""
+        raise UserError(
+            f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
+            f"classes with task.labels=[{names}]{drop}"
+        )
+
+
+def _check_missing(columns: Columns, words: Words) -> None:
+    """Raises UserError for a text in train or dev by which programs mark that there is no label."""
+    splits = [split for split in _plain(columns) if split in _SELECTING]
+    values = set(chain.from_iterable(words[split] for split in splits))
+    found = _find(columns, words, splits, lambda word: word in MARKS and not (word == "-" and "+" in values))
+    if found:
+        names = ",".join(_sort(values)) if len(values) <= 10 else f"{found[0]},..."
+        raise UserError(
+            f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
+            f"classes with task.labels=[{names}]"
+        )
+
+
+def _rename(columns: Columns, words: Words, names: tuple[str, ...]) -> None:
+    """Gives the classes of each `datasets.ClassLabel` the names of the task: the same words, or others by index."""
+    for split, column in columns.items():
+        own = column.classes
+        if own is None or set(own) == set(names):
+            continue
+        is_renamed = len(own) == len(names) and all(
+            first == second or (first not in names and second not in own)
+            for first, second in zip(own, names, strict=True)
+        )
+        if not is_renamed:
+            raise UserError(
+                f"{column.source} has the classes {show_names(own)} and task.labels {show_names(names)}: expected the "
+                "same names, or as many others in the same order"
+            )
+        _replace(words, dict(zip(own, names, strict=True)), [split])
+
+
+def _name_indices(columns: Columns, words: Words, names: tuple[str, ...], *, indices: bool, notify: Notify) -> None:
+    """Replaces indices of classes by their names, if the plain labels of all splits together are indices.
+
+    Raises:
+        UserError: if they are neither all names nor, with `indices`, all indices.
+    """
+    splits = _plain(columns)
+    values = set(chain.from_iterable(words[split] for split in splits))
+    by_index = {
+        value: names[number]
+        for value in values
+        if indices and WHOLE.fullmatch(value) and 0 <= (number := int(value.partition(".")[0])) < len(names)
+    }
+    if values <= set(names):
+        other = next((value for value in sorted(values) if by_index.get(value, value) != value), None)
+        if other is not None and set(by_index) == values:
+            notify(
+                f"the labels {show_names(_sort(values))} are read as names of classes and not as indices: {other} "
+                f"is the class {other}, not {by_index[other]}"
+            )
+        return
+    if set(by_index) == values:
+        other = next((value for value in _sort(values) if by_index[value] != value and value in names), None)
+        if other is not None:
+            notify(
+                f"the labels {show_names(_sort(values))} are read as indices of classes and not as names, because not "
+                f"all of them are names: {other} is the class {by_index[other]}"
+            )
+        _replace(words, by_index, splits)
+        return
+    unknown = _find(columns, words, splits, lambda word: word not in names and word not in by_index)
+    if unknown:
+        numbers = f", or all labels from 0 to {len(names) - 1}" if indices else ""
+        raise UserError(
+            f"{unknown[1]}: label {reprlib.repr(unknown[0])} is unknown, expected one of {show_names(names)}{numbers}"
+        )
+    index = _find(columns, words, splits, lambda word: word not in names)
+    name = _find(columns, words, splits, lambda word: word not in by_index)
+    assert index is not None
+    assert name is not None
+    raise UserError(
+        f"{index[1]}: label {index[0]} is an index and {name[0]} of {name[1]} a name, expected only indices or only "
+        f"names out of {show_names(names)}"
+    )

@@ -1,0 +1,470 @@
+"""The HTTP interface of bundles: paths, limits, completions as OpenAI's, and what each error is answered with.
+
+The form of `/v1/completions`: requests and answers as those of OpenAI's interface for completions.
+https://platform.openai.com/docs/api-reference/completions
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from distill import __version__
+from distill.core.errors import first_line
+from distill.edge.bundle import LongTextError, RecordError
+from distill.edge.decoder import Prediction, Record
+from distill.edge.generation import Writing
+from distill.edge.strings import shorten
+from distill.serve.bundles.requests import (
+    Generation,
+    Order,
+    PlainForm,
+    RequestMetrics,
+    create_order,
+    find_ranking,
+    read_flag,
+    read_keys,
+    read_records,
+    wait_for_disconnect,
+)
+from distill.serve.bundles.served_models import FullError, Piece, ServedModel, only
+from distill.serve.http import (
+    GONE,
+    AccessMiddleware,
+    PlainRoute,
+    RefusedError,
+    refuse,
+    refuse_path,
+    render_documentation,
+)
+from distill.serve.limits import Limits
+
+MOST_TOKENS = 16  # Where the request has no max_tokens.
+# Keys that are read, and those with the one value that has no effect here.
+READ = ("model", "prompt", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop", "user")
+FIXED: Mapping[str, Any] = {
+    "best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": {}, "logprobs": None, "n": 1,
+    "presence_penalty": 0, "suffix": None,
+}  # fmt: skip
+
+
+class CompletionForm:
+    """The form of one request and its answer."""
+
+    def __init__(self, models: Mapping[str, ServedModel], limits: Limits) -> None:
+        self.models, self.limits = models, limits
+        first = only(models)
+        self.name = first.name if first is not None else "unknown"
+        self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self._has_usage = False
+
+    def read(self, content: object) -> Order:
+        given = read_keys(content, (*READ, *FIXED), required="prompt")
+        for name, value in FIXED.items():
+            if given.get(name, value) not in (value, None):
+                raise RefusedError(422, f"got {name}={shorten(given[name])}, expected {json.dumps(value)}")
+        model = self._find_model(given.get("model"))
+        self.name = model.name
+        is_streamed = given.get("stream") is not None and read_flag(given, "stream", default=False)
+        self._has_usage = self._read_usage(given.get("stream_options"))
+        prompts = given["prompt"] if isinstance(given["prompt"], list) else [given["prompt"]]
+        if not prompts:
+            raise RefusedError(422, "got prompt=[], expected a text or a list of texts")
+        return create_order(model, prompts, self._read_options(given), self.limits, is_streamed=is_streamed)
+
+    def _find_model(self, name: object) -> ServedModel:
+        model = only(self.models) if name is None else self.models.get(name) if isinstance(name, str) else None
+        if model is None:
+            raise RefusedError(404, f"there is no model {shorten(name)}, expected one of {', '.join(self.models)}")
+        return model
+
+    @staticmethod
+    def _read_usage(options: object) -> bool:
+        if options is None:
+            return False
+        if not isinstance(options, dict) or set(options) - {"include_usage"}:
+            raise RefusedError(422, f"got stream_options={shorten(options)}, expected an object with include_usage")
+        return read_flag(options, "include_usage", default=False)
+
+    @staticmethod
+    def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options; a temperature of 0 is the most probable token each time, and none is 1."""
+        names = {"max_tokens": "max_new_tokens", "temperature": "temperature", "top_p": "top_p", "seed": "seed"}
+        values = {own: given[name] for name, own in names.items() if given.get(name) is not None}
+        options = {"max_new_tokens": MOST_TOKENS, "temperature": 1.0, **values, "stop": given.get("stop") or ()}
+        temperature = options["temperature"]
+        if isinstance(temperature, int | float) and not isinstance(temperature, bool) and temperature == 0:
+            for name in ("temperature", "top_p", "seed"):
+                options.pop(name, None)
+            options["beams"] = 1
+        return options
+
+    def refuse(self, status: int, reason: str) -> Response:
+        return refuse_completion(status, reason)
+
+    def whole(self, order: Order, writings: Sequence[Writing]) -> object:
+        choices = [self._choice(number, writing.text, writing) for number, writing in enumerate(writings)]
+        return self._object(choices, usage=count_usage(order, writings))
+
+    def piece(self, piece: Piece) -> list[object]:
+        usage = {"usage": None} if self._has_usage else {}
+        return [self._object([self._choice(piece.number, piece.text, piece.writing)], **usage)]
+
+    def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
+        usage = [json.dumps(self._object([], usage=count_usage(order, writings)))] if self._has_usage else []
+        return [*usage, "[DONE]"]
+
+    def failure(self, reason: str) -> object:
+        return describe_error(500, reason)
+
+    def _object(self, choices: Sequence[object], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self._id, "object": "text_completion", "created": self._created, "model": self.name,
+            "choices": choices, **more,
+        }  # fmt: skip
+
+    @staticmethod
+    def _choice(number: int, text: str, writing: Writing | None) -> dict[str, Any]:
+        finish = None if writing is None else "length" if writing.finish == "length" else "stop"
+        return {"text": text, "index": number, "logprobs": None, "finish_reason": finish}
+
+
+def count_usage(order: Order, writings: Sequence[Writing]) -> dict[str, int]:
+    """Returns the tokens of the prompts and of the texts, with their end tokens."""
+    read = sum(len(prompt.tokens) for prompt in order.prompts)
+    written = sum(len(writing.tokens) for writing in writings)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def refuse_completion(status: int, reason: str) -> Response:
+    """Returns an error of this form. What is wrong with a request has the status 400."""
+    response = JSONResponse(describe_error(status, reason), status_code=400 if status == 422 else status)
+    if status == 503:
+        response.headers["Retry-After"] = "1"
+    return response
+
+
+def describe_error(status: int, reason: str) -> dict[str, Any]:
+    """Returns the content of an error; half of a character is escaped in it."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = "model_not_found" if status == 404 else None
+    words = reason.encode("utf-8", "backslashreplace").decode()
+    return {"error": {"message": words, "type": kind, "param": None, "code": code}}
+
+
+def _describe_body(
+    description: str, properties: dict[str, Any], example: dict[str, Any], *, required: list[str] | None = None
+) -> dict[str, Any]:
+    """Returns the body of a request, an object in JSON, as OpenAPI describes it."""
+    schema = {"type": "object", "description": description, "properties": properties}
+    if required is not None:
+        schema["required"] = required
+    return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
+
+
+BODY = _describe_body(
+    "One of texts, pairs and inputs.",
+    {
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "pairs": {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
+        },
+        "inputs": {"type": "array", "items": {}, "description": "records, as distill.edge reads them"},
+    },
+    {"texts": ["a lovely film"]},
+)
+RANKING_BODY = _describe_body(
+    "A query and the documents to rank.",
+    {
+        "query": {"type": "string"},
+        "documents": {"type": "array", "items": {"type": "string"}},
+    },
+    {"query": "heat transfer to a wing", "documents": ["the flow over a wing", "a heated wing"]},
+    required=["query", "documents"],
+)
+TEXT_BODY = _describe_body(
+    "A prompt with the options of Bundle.generate. With stream (the default), the answer is server-sent events.",
+    {
+        "prompt": {"type": "string"},
+        "stream": {"type": "boolean"},
+        "max_new_tokens": {"type": "integer"},
+        "temperature": {"type": "number"},
+        "top_k": {"type": "integer"},
+        "top_p": {"type": "number"},
+        "seed": {"type": "integer"},
+        "beams": {"type": "integer"},
+        "stop": {"type": "array", "items": {"type": "string"}},
+        "repetition_penalty": {"type": "number"},
+        "truncate": {"type": "string"},
+    },
+    {"prompt": "Once upon a time", "max_new_tokens": 40},
+    required=["prompt"],
+)
+COMPLETION_BODY = _describe_body(
+    "As OpenAI's completions.",
+    {
+        "model": {"type": "string"},
+        "prompt": {"description": "a text, or a list of texts"},
+        "max_tokens": {"type": "integer"},
+        "temperature": {"type": "number"},
+        "top_p": {"type": "number"},
+        "seed": {"type": "integer"},
+        "stop": {"description": "a text, or a list of texts"},
+        "stream": {"type": "boolean"},
+        "stream_options": {"type": "object"},
+    },
+    {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
+    required=["prompt"],
+)
+NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
+RANK_ONLY, RANK_NAMED = {"requestBody": RANKING_BODY}, {"requestBody": RANKING_BODY, "parameters": [NAME]}
+TEXT_ONLY, TEXT_NAMED = {"requestBody": TEXT_BODY}, {"requestBody": TEXT_BODY, "parameters": [NAME]}
+
+Answer = Callable[[ServedModel, Request], Awaitable[Response]]
+
+
+class BundleService:
+    """Answers requests for some models.
+
+    Args:
+        models: by name.
+        limits: of the requests.
+        token: that requests must bear; None for none.
+        hosts: names by which a server without a token may be addressed beside those of loopback; None for any.
+        reload_seconds: time between two looks at the directories of the models; 0 for none.
+        log: is called with what happened, in words.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        *,
+        limits: Limits,
+        token: str | None = None,
+        hosts: Collection[str] | None = None,
+        reload_seconds: float = 1.0,
+        log: Any = print,
+    ) -> None:
+        self.models, self.limits, self.token, self.hosts = models, limits, token, hosts
+        self.reload_seconds, self.log = reload_seconds, log
+        self.measurements = RequestMetrics(models)
+        self.is_ready = False
+        self._reader = ThreadPoolExecutor(max_workers=1)
+        self._generation = Generation(limits, self.measurements, thread=self._reader, log=log)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Starts the queues; at the end, answers all that waits in them."""
+        for model in self.models.values():
+            model.batcher.start()
+            model.scheduler.start()
+        watch = asyncio.create_task(self._watch()) if self.reload_seconds else None
+        self.is_ready = True
+        yield
+        self.is_ready = False
+        if watch is not None:
+            watch.cancel()
+        for model in self.models.values():
+            await model.batcher.stop(self.limits.seconds)
+            await model.scheduler.stop(self.limits.seconds)
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def title(self) -> str:
+        """Returns what is served, in words."""
+        return ", ".join(self.models)
+
+    def find_fault(self) -> str | None:
+        """Returns why requests are not answered, None if they are."""
+        if not self.is_ready:
+            return "the server is stopping"
+        stuck = [name for name, model in self.models.items() if not model.is_working(self.limits.seconds)]
+        return f"{', '.join(stuck)} does not answer" if stuck else None
+
+    async def predict(self, model: ServedModel, request: Request) -> Response:
+        """Answers with the predictions, in the order of the records."""
+        if model.generator is not None:
+            return refuse(422, f"the model {model.name} writes text: post to /generate")
+        return await self._answer(model, request, None, lambda predictions: {"predictions": predictions})
+
+    async def rank(self, model: ServedModel, request: Request) -> Response:
+        """Answers with the order of the documents of a query and their scores."""
+        if not model.bundle.decoder.ranks:
+            return refuse(422, f"the model {model.name} ranks no documents: post to /predict")
+        return await self._answer(model, request, find_ranking, lambda predictions: predictions[0])
+
+    async def generate(self, model: ServedModel, request: Request) -> Response:
+        """Answers with the text that follows a prompt, or its pieces as they come."""
+        return await self._generation.answer(request, PlainForm(model, self.limits))
+
+    async def complete(self, request: Request) -> Response:
+        """Answers with texts in the form of OpenAI's completions."""
+        return await self._generation.answer(request, CompletionForm(self.models, self.limits))
+
+    async def _answer(
+        self,
+        model: ServedModel,
+        request: Request,
+        find: Callable[[object], list[Any]] | None,
+        present: Callable[[list[Prediction]], Any],
+    ) -> Response:
+        with self.measurements.time(model.name) as measured:
+            try:
+                records, costs = await read_records(request, model.bundle, self.limits, self._reader, find=find)
+                predictions = await self._wait(model, records, costs, request)
+                response = JSONResponse(present(predictions))
+            except RefusedError as error:
+                response = refuse(error.status, str(error))
+            measured.status = response.status_code
+        return response
+
+    async def _wait(
+        self, model: ServedModel, records: list[Record], costs: list[int], request: Request
+    ) -> list[Prediction]:
+        """Returns the predictions; gives up if the time is over or the client has gone."""
+        if not records:
+            return []
+        if not model.batcher.is_alive():
+            raise RefusedError(503, f"the model {model.name} does not answer: restart the server")
+        try:
+            answer = model.batcher.submit(records, costs)
+        except FullError:
+            raise RefusedError(503, f"{self.limits.waiting} requests wait already: try again in a second") from None
+        gone = asyncio.ensure_future(wait_for_disconnect(request))
+        either: set[asyncio.Future[Any]] = {answer, gone}
+        await asyncio.wait(either, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+        has_gone = gone.done()
+        gone.cancel()
+        if not answer.done():
+            answer.cancel()
+            if has_gone:
+                raise RefusedError(GONE, "the client has gone")
+            raise RefusedError(504, f"no answer within {self.limits.seconds:g} s: send fewer or shorter texts")
+        error = answer.exception()
+        if isinstance(error, RecordError):
+            raise RefusedError(413 if isinstance(error, LongTextError) else 422, str(error))
+        if error is not None:  # Such as of a bundle that has changed since the records were checked.
+            self.log(f"{model.name} failed: {first_line(error)}")
+            raise RefusedError(500, f"the model failed: {first_line(error)}")
+        return answer.result()
+
+    async def _watch(self) -> None:
+        """Loads changed bundles again."""
+        last: dict[str, str | None] = {}
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            while True:
+                await asyncio.sleep(self.reload_seconds)
+                for name, model in self.models.items():
+                    words = await model.reload_if_changed(thread)
+                    if words is not None and words != last.get(name):
+                        self.log(words)
+                    last[name] = words
+
+
+def create_app(service: BundleService) -> FastAPI:
+    """Returns the application with its paths."""
+    app = FastAPI(
+        title="distill", version=__version__, lifespan=service.lifespan, docs_url=None, redoc_url=None,
+        description='Predictions of exported students. An error is answered with {"error": "the reason"}.',
+    )  # fmt: skip
+    app.router.route_class = PlainRoute
+    app.add_middleware(
+        AccessMiddleware, service=service, token=service.token, hosts=service.hosts, most=service.limits.held
+    )  # fmt: skip
+
+    app.add_exception_handler(HTTPException, refuse_path)
+
+    _add_answers(app, service)
+
+    @app.get("/models", summary="The models and what they predict")
+    async def models(request: Request) -> Response:
+        return JSONResponse({"models": [model.describe() for model in service.models.values()]})
+
+    @app.get("/health", summary="Whether the process runs")
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready", summary="Whether requests are answered")
+    async def ready(request: Request) -> Response:
+        reason = service.find_fault()
+        return JSONResponse({"status": "ready"}) if reason is None else refuse(503, reason)
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(service.measurements.registry), media_type=CONTENT_TYPE_LATEST)
+
+    _add_pages(app)
+    return app
+
+
+def _add_answers(app: FastAPI, service: BundleService) -> None:
+    """Adds the paths that models answer, each for the only model and for one of several."""
+
+    async def answer_only(request: Request, action: str, answer: Answer) -> Response:
+        model = only(service.models)
+        if model is None:
+            return refuse(404, f"there are several models: post to /NAME/{action}, NAME one of {names(service)}")
+        return await answer(model, request)
+
+    async def answer_named(request: Request, answer: Answer) -> Response:
+        name = request.path_params["name"]
+        if name not in service.models:
+            return refuse(404, f"there is no model {shorten(name)}, expected one of {names(service)}")
+        return await answer(service.models[name], request)
+
+    @app.post("/predict", openapi_extra=OF_ONLY, summary="Predictions of the only model")
+    async def predict(request: Request) -> Response:
+        return await answer_only(request, "predict", service.predict)
+
+    @app.post("/{name}/predict", openapi_extra=OF_NAMED, summary="Predictions of one of several models")
+    async def predict_with(request: Request) -> Response:
+        return await answer_named(request, service.predict)
+
+    @app.post("/rank", openapi_extra=RANK_ONLY, summary="The order of documents for a query by the only model")
+    async def rank(request: Request) -> Response:
+        return await answer_only(request, "rank", service.rank)
+
+    @app.post("/{name}/rank", openapi_extra=RANK_NAMED, summary="That order by one of several models")
+    async def rank_with(request: Request) -> Response:
+        return await answer_named(request, service.rank)
+
+    @app.post("/generate", openapi_extra=TEXT_ONLY, summary="The text that the only model writes after a prompt")
+    async def generate(request: Request) -> Response:
+        return await answer_only(request, "generate", service.generate)
+
+    @app.post("/{name}/generate", openapi_extra=TEXT_NAMED, summary="That text by one of several models")
+    async def generate_with(request: Request) -> Response:
+        return await answer_named(request, service.generate)
+
+    @app.post("/v1/completions", openapi_extra={"requestBody": COMPLETION_BODY}, summary="Texts, as OpenAI has them")
+    async def complete(request: Request) -> Response:
+        return await service.complete(request)
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Adds the pages for people: one to try the models with, and the description of the interface."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def documentation(request: Request) -> Response:
+        return HTMLResponse(render_documentation(app.openapi(), address=str(request.base_url)))
+
+    @app.get("/", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        return HTMLResponse(files("distill.serve").joinpath("page.html").read_text(encoding="utf-8"))
+
+
+def names(service: BundleService) -> str:
+    """Returns the names of the models in words."""
+    return ", ".join(service.models)

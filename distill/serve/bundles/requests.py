@@ -1,0 +1,483 @@
+"""Reads the records of requests, has texts written and sent as they come, and counts both."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import Receive, Scope, Send
+
+from distill.core.errors import UserError, first_line
+from distill.edge.bundle import Bundle
+from distill.edge.decoder import Decoder, Example, Record
+from distill.edge.generation import Prompt, Writing
+from distill.edge.sampling import GenerationOptions
+from distill.edge.strings import SHOWN, shorten
+from distill.edge.text_decoders import describe_writing
+from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel, Stepper
+from distill.serve.http import GONE, RefusedError, parse_body, read_body, refuse
+from distill.serve.limits import Limits
+
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass
+class MeasuredRequest:
+    """A request whose status is known at the end, and its model once it is read."""
+
+    model: str
+    status: int = 500
+
+
+class RequestMetrics:
+    """The counters and histograms, in a registry of their own."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "distill_requests", "Requests by model and status", ("model", "status"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "distill_request_seconds", "Time from a request to its answer in s", ("model",), buckets=SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+        sizes = Histogram(
+            "distill_batch_records", "Records that ran together", ("model",), buckets=SIZES, registry=self.registry
+        )
+        waiting = Gauge(
+            "distill_waiting_requests", "Requests and texts to write in the queue", ("model",), registry=self.registry
+        )
+        running = Gauge("distill_running_texts", "Texts that are written", ("model",), registry=self.registry)
+        steps = Histogram(
+            "distill_step_texts", "Texts of a step, which adds a token to each", ("model",), buckets=SIZES,
+            registry=self.registry,
+        )  # fmt: skip
+        tokens = Counter("distill_tokens", "Tokens of texts that have ended", ("model",), registry=self.registry)
+        for name, model in models.items():
+            waiting.labels(name).set_function(model.waiting)
+            model.batcher.sizes.append(sizes.labels(name).observe)
+            running.labels(name).set_function(model.scheduler.running)
+            model.scheduler.sizes.append(steps.labels(name).observe)
+            model.scheduler.lengths.append(tokens.labels(name).inc)
+
+    @contextlib.contextmanager
+    def time(self, model: str) -> Iterator[MeasuredRequest]:
+        """Counts a request with its status, and how long it took."""
+        measured, started = MeasuredRequest(model), time.perf_counter()
+        try:
+            yield measured
+        finally:
+            self._seconds.labels(measured.model).observe(time.perf_counter() - started)
+            self._requests.labels(measured.model, str(measured.status)).inc()
+
+
+Read = TypeVar("Read")
+FORMS = ("texts", "pairs", "inputs")
+RANKING = ("query", "documents")
+KEYS = ("text", "top_k", "tokens", "question", "context", "choices", *RANKING)  # Of records; others are dropped.
+SMALL = 65_536  # Bytes of a body that is read at once.
+# What a sequence of tokens and a piece for a mask cost beside their characters, and a mask for each token of the
+# vocabulary.
+SEQUENCE, PIECE, MASK = 20, 10, 0.01
+
+
+async def read_records(
+    request: Request,
+    bundle: Bundle,
+    limits: Limits,
+    thread: ThreadPoolExecutor,
+    *,
+    find: Callable[[object], list[Any]] | None = None,
+) -> tuple[list[Record], list[int]]:
+    """Returns the records of a request and their costs in characters.
+
+    Args:
+        thread: reads large bodies.
+        find: returns the records of the content of a request; None for those of one of `FORMS`.
+    """
+    find = find or _find_records
+    return await read_content(request, limits, thread, lambda content: _check_records(find(content), bundle, limits))
+
+
+async def read_content(
+    request: Request, limits: Limits, thread: ThreadPoolExecutor, read: Callable[[object], Read]
+) -> Read:
+    """Returns what `read` returns for the content of a request.
+
+    Args:
+        thread: reads large bodies one after the other, so that small requests are answered meanwhile.
+    """
+    body = await read_body(request, limits)
+    if len(body) <= SMALL:
+        return _parse(body, read)
+    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse, body, read)
+    try:
+        return await asyncio.wait_for(parsed, limits.seconds)
+    except TimeoutError:
+        raise RefusedError(503, "other large requests are read: try again in a second") from None
+
+
+def _parse(body: bytearray, read: Callable[[object], Read]) -> Read:
+    try:
+        return read(parse_body(body))
+    except RecursionError:
+        raise RefusedError(400, "the body has lists or objects in too many others") from None
+
+
+def _check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
+    """Returns the records of a request and their costs in characters."""
+    encodes = bundle.decoder.encodes
+    size = sum(len(record) if isinstance(record, list) else 1 for record in records) if encodes else len(records)
+    if size > limits.records:
+        unit = "texts" if encodes else "records"
+        raise RefusedError(413, f"got {size:,} {unit}, the limit of a request is {limits.records:,}")
+    checked: list[Record] = []
+    costs: list[int] = []
+    total = 0
+    for number, given in enumerate(records, 1):
+        record = _simplify(given, number, limits)
+        try:
+            example = bundle.decoder.read(record)
+        except UserError as error:
+            raise RefusedError(422, f"record {number}: {first_line(error)}") from error
+        _check_size(example, bundle.decoder, number, limits)
+        checked.append(record)
+        costs.append(cost(example, bundle.decoder))
+        total += costs[-1]
+        if total > limits.total:
+            raise RefusedError(
+                413, f"the request counts as more than {limits.total:,} characters, the limit: send several requests"
+            )  # fmt: skip
+    return checked, costs
+
+
+def find_ranking(content: object) -> list[Any]:
+    """Returns the one record of a request to rank documents."""
+    if not isinstance(content, dict) or set(content) != set(RANKING):
+        names = ", ".join(map(show_name, content)) or "nothing" if isinstance(content, dict) else "no object"
+        raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with {' and '.join(RANKING)}")
+    return [content]
+
+
+def _find_records(content: object) -> list[Any]:
+    given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
+    if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
+        names = ", ".join(map(show_name, content)) or "nothing" if isinstance(content, dict) else "no object"
+        raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with one of {', '.join(FORMS)}")
+    records = content[given[0]]
+    if not isinstance(records, list):
+        raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
+    return records
+
+
+def show_name(name: str) -> str:
+    return name[:SHOWN].encode("utf-8", "backslashreplace").decode()
+
+
+def _simplify(record: Any, number: int, limits: Limits) -> Any:
+    """Returns a record without the keys that no decoder reads; they would take memory while it waits."""
+    if not isinstance(record, dict):
+        return record
+    known = {key: record[key] for key in KEYS if key in record}
+    for key, value in known.items():
+        if isinstance(value, dict) or (isinstance(value, list) and not all(isinstance(each, str) for each in value)):
+            raise RefusedError(422, f"record {number}: {key} has lists or objects in it, expected texts")
+    tokens = known.get("tokens")
+    if isinstance(tokens, list) and sum(map(len, tokens)) + len(tokens) - 1 > limits.characters:
+        raise _too_long(number, limits)
+    return known
+
+
+def _check_size(example: Example, decoder: Decoder, number: int, limits: Limits) -> None:
+    texts = (example.text, example.pair or "", example.context or "", *example.choices, *example.more)
+    if max(map(len, texts)) > limits.characters:
+        raise _too_long(number, limits)
+    for rows, unit in (
+        (len(example.choices), "documents" if decoder.ranks else "choices"),
+        (len(example.more) + 1, "texts"),
+        (_count_masks(example, decoder), "masks"),
+    ):
+        if rows > limits.rows:
+            raise RefusedError(413, f"record {number} has {rows:,} {unit}, the limit of a record is {limits.rows}")
+
+
+def _too_long(number: int, limits: Limits) -> RefusedError:
+    return RefusedError(
+        413, f"a text of record {number} has more than {limits.characters:,} characters, the limit"
+    )  # fmt: skip
+
+
+def cost(example: Example, decoder: Decoder) -> int:
+    """Returns about how much it takes to compute an example, in characters of text."""
+    texts: Sequence[str] = (example.text, example.pair or "", *example.more)
+    shared = len(example.context or "") + len(example.text)
+    characters = sum(len(choice) + shared + SEQUENCE for choice in example.choices) or sum(
+        len(text) + SEQUENCE for text in texts
+    )
+    masks = _count_masks(example, decoder)
+    if masks:
+        characters += int(masks * (MASK * decoder.size + PIECE * (example.top_k or decoder.top_k)))  # type: ignore[attr-defined]  # It fills masks.
+    return characters
+
+
+def _count_masks(example: Example, decoder: Decoder) -> int:
+    return example.text.count(decoder.mask_token) if decoder.at_positions else 0  # type: ignore[attr-defined]
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    """Returns when the client has closed the connection; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+OPTIONS = tuple(field.name for field in fields(GenerationOptions))
+
+
+@dataclass(frozen=True)
+class Order:
+    """The texts that a request wants.
+
+    Args:
+        model: writes them with `stepper`.
+        is_streamed: whether their pieces are sent as they come.
+    """
+
+    model: ServedModel
+    stepper: Stepper
+    prompts: Sequence[Prompt]
+    options: GenerationOptions
+    is_streamed: bool
+
+
+class Form(Protocol):
+    """The form of a request and of its answer."""
+
+    name: str  # Of the model in the metrics until the request is read.
+
+    def read(self, content: object) -> Order:
+        """Returns what a request wants; raises RefusedError for a content that is none."""
+        ...
+
+    def refuse(self, status: int, reason: str) -> Response:
+        """Returns the answer of a request that is refused, or has failed."""
+        ...
+
+    def whole(self, order: Order, writings: Sequence[Writing]) -> object:
+        """Returns the answer with all texts."""
+        ...
+
+    def piece(self, piece: Piece) -> list[object]:
+        """Returns the data of the events of a piece."""
+        ...
+
+    def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
+        """Returns the last events' data as text, once all texts have ended."""
+        ...
+
+    def failure(self, reason: str) -> object:
+        """Returns the data of the event that ends a stream early."""
+        ...
+
+
+class PlainForm:
+    """The form of `/generate`: a prompt with options; pieces of the text, then the prediction."""
+
+    def __init__(self, model: ServedModel, limits: Limits) -> None:
+        self.model, self.limits, self.name = model, limits, model.name
+
+    def read(self, content: object) -> Order:
+        given = read_keys(content, ("prompt", "stream", *OPTIONS), required="prompt")
+        is_streamed = read_flag(given, "stream", default=True)
+        options = {name: given[name] for name in OPTIONS if name in given}
+        return create_order(self.model, [given["prompt"]], options, self.limits, is_streamed=is_streamed)
+
+    def refuse(self, status: int, reason: str) -> Response:
+        return refuse(status, reason)
+
+    def whole(self, order: Order, writings: Sequence[Writing]) -> object:
+        return describe_writing(writings[0])
+
+    def piece(self, piece: Piece) -> list[object]:
+        return [{"piece": piece.text}] if piece.text else []
+
+    def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
+        return [json.dumps(describe_writing(writings[0]))]
+
+    def failure(self, reason: str) -> object:
+        return {"error": reason}
+
+
+class EventStream(StreamingResponse):
+    """An answer of server-sent events.
+
+    Args:
+        events: the data of each.
+        resources: are closed at its end, whatever ends it.
+    """
+
+    def __init__(self, events: AsyncIterator[str], resources: contextlib.ExitStack) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # A proxy is to hold no piece back.
+        super().__init__(frame(events), media_type="text/event-stream", headers=headers)
+        self.resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.resources:
+            await self.stream_response(send)
+
+
+class Generation:
+    """Has the texts of requests written.
+
+    Args:
+        thread: reads large requests.
+        log: is called with what failed, in words.
+    """
+
+    def __init__(
+        self, limits: Limits, measurements: RequestMetrics, *, thread: ThreadPoolExecutor, log: Callable[[str], Any]
+    ) -> None:
+        self.limits, self.measurements, self._thread, self.log = limits, measurements, thread, log
+
+    async def answer(self, request: Request, form: Form) -> Response:
+        """Returns the answer; where it is a stream, the texts are dropped as soon as the client has gone."""
+        with contextlib.ExitStack() as resources:
+            measured = resources.enter_context(self.measurements.time(form.name))
+            try:
+                order = await read_content(request, self.limits, self._thread, form.read)
+                measured.model = order.model.name
+                job = await self._submit(order, request, resources)
+                if order.is_streamed:
+                    return EventStream(self._stream(order, job, form, measured), resources.pop_all())
+                response: Response = JSONResponse(form.whole(order, await self._collect(order, job)))
+            except RefusedError as error:
+                response = form.refuse(error.status, str(error))
+            measured.status = response.status_code
+            return response
+
+    async def _submit(self, order: Order, request: Request, resources: contextlib.ExitStack) -> GenerationJob:
+        """Returns the job of the texts once the first of them is written; it ends with `resources`."""
+        scheduler = order.model.scheduler
+        if not scheduler.is_alive():
+            raise RefusedError(503, f"the model {order.model.name} does not answer: restart the server")
+        job = GenerationJob(order.stepper, order.prompts, order.options)
+        try:
+            scheduler.submit(job)
+        except FullError:
+            raise RefusedError(503, f"{self.limits.waiting} texts wait already: try again in a second") from None
+        resources.callback(job.cancel)
+        gone = asyncio.ensure_future(wait_for_disconnect(request))
+        resources.callback(gone.cancel)
+        either: set[asyncio.Future[Any]] = {job.joined, gone}
+        await asyncio.wait(either, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            raise RefusedError(GONE, "the client has gone")
+        if not job.joined.done():
+            raise RefusedError(504, f"no turn within {self.limits.seconds:g} s: try again later")
+        gone.add_done_callback(lambda _: job.cancel())
+        return job
+
+    async def _collect(self, order: Order, job: GenerationJob) -> list[Writing]:
+        """Returns the texts, in the order of their prompts."""
+        writings: dict[int, Writing] = {}
+        try:
+            async for piece in job.pieces():
+                if piece.writing is not None:
+                    writings[piece.number] = piece.writing
+        except Exception as error:
+            raise RefusedError(500, self._explain(order, error)) from error
+        if job.is_cancelled:
+            raise RefusedError(GONE, "the client has gone")
+        return [writings[number] for number in range(len(order.prompts))]
+
+    async def _stream(
+        self, order: Order, job: GenerationJob, form: Form, measured: MeasuredRequest
+    ) -> AsyncIterator[str]:
+        """Yields the data of the events."""
+        writings: dict[int, Writing] = {}
+        measured.status = GONE
+        try:
+            async for piece in job.pieces():
+                for data in form.piece(piece):
+                    yield json.dumps(data)
+                if piece.writing is not None:
+                    writings[piece.number] = piece.writing
+        except Exception as error:
+            measured.status = 500
+            yield json.dumps(form.failure(self._explain(order, error)))
+            return
+        if len(writings) == len(order.prompts):
+            measured.status = 200
+            for text in form.end(order, [writings[number] for number in range(len(order.prompts))]):
+                yield text
+
+    def _explain(self, order: Order, error: Exception) -> str:
+        self.log(f"{order.model.name} failed: {first_line(error)}")
+        return f"the model failed: {first_line(error)}"
+
+
+async def frame(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yields server-sent events of data in one line."""
+    async for data in events:
+        yield f"data: {data}\n\n"
+
+
+def read_keys(content: object, known: Sequence[str], *, required: str) -> Mapping[str, Any]:
+    """Returns the object of a request; raises RefusedError for a key that is unknown or missing."""
+    if not isinstance(content, dict):
+        raise RefusedError(422, f"got no object, expected one with {required}")
+    for name in content:
+        if name not in known:
+            raise RefusedError(422, f"got the key {show_name(name)[:SHOWN]}, expected {', '.join(known)}")
+    if required not in content:
+        raise RefusedError(422, f"got no {required}, expected an object with {required}")
+    return content
+
+
+def read_flag(content: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Returns true or false; raises RefusedError for another value."""
+    value = content.get(name, default)
+    if not isinstance(value, bool):
+        raise RefusedError(422, f"got {name}={shorten(value)}, expected true or false")
+    return value
+
+
+def create_order(
+    model: ServedModel, texts: Sequence[Any], options: Mapping[str, Any], limits: Limits, *, is_streamed: bool
+) -> Order:
+    """Returns the order of a text for each prompt.
+
+    Raises:
+        RefusedError: for a model that writes no text, options out of range, and prompts that are too many, too long or
+            no texts.
+    """
+    generator = model.generator
+    if generator is None:
+        kind = model.bundle.manifest.get("kind")
+        raise RefusedError(422, f"the model {model.name} is of a {kind} and writes no text: post to /predict")
+    for text in texts:
+        if isinstance(text, str) and len(text) > limits.characters:
+            raise RefusedError(413, f"a prompt has more than {limits.characters:,} characters, the limit")
+    try:
+        chosen = generator.prompts.settings.complete(GenerationOptions(**options))
+        if len(texts) * (chosen.beams or 1) > limits.rows:
+            beams = f" of {chosen.beams} beams" if chosen.beams != 1 else ""
+            raise RefusedError(413, f"got {len(texts):,} prompts{beams}, the limit of a request is {limits.rows}")
+        if (chosen.max_new_tokens or 0) > limits.new_tokens:
+            raise RefusedError(
+                413, f"got {chosen.max_new_tokens:,} new tokens, the limit of a text is {limits.new_tokens:,}"
+            )
+        most = min(generator.prompts.count_new(chosen), limits.new_tokens)
+        chosen = dataclasses.replace(chosen, max_new_tokens=most)
+        prompts = [generator.prompts.read(text, chosen) for text in texts]
+    except UserError as error:
+        raise RefusedError(422, first_line(error)) from error
+    return Order(model, generator, prompts, chosen, is_streamed)

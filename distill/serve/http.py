@@ -1,0 +1,530 @@
+"""Serves an app over HTTP: bodies, refusals, access, the page of its documentation, and the process that listens.
+
+The page `/docs`: the interface (OpenAPI) as one HTML page without scripts, so that it needs no other host. FastAPI's
+own page loads Swagger UI from a content delivery network. Its files in a package would be 8 MB for a handful of paths,
+which a page of plain HTML lists as well, and `/` is the page to try the models with.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import math
+import signal
+from asyncio import Transport
+from collections.abc import Callable, Collection, Iterable, Mapping
+from html import escape as escape_html
+from typing import Any, Protocol
+
+import uvicorn
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import request_response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from distill.core.errors import UserError, first_line
+from distill.edge.strings import escape, shorten
+from distill.serve.limits import Limits, is_known_host
+
+
+class PlainRoute(APIRoute):
+    """A route whose endpoint gets the request as it came.
+
+    FastAPI would look for its arguments and a form for its answer, for as long as a short text takes in a batch.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.app = request_response(endpoint)
+
+
+_LONGEST = 200  # Characters of a path in a reason.
+
+
+class RefusedError(Exception):
+    """A request that is not answered as it asks, with the status and the reason in words."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def refuse(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Returns an answer with the reason in one line; half of a character is escaped in it."""
+    retry = {"Retry-After": "1"} if status == 503 else {}
+    words = escape(reason.encode("utf-8", "backslashreplace").decode())
+    return JSONResponse({"error": words}, status_code=status, headers={**retry, **(headers or {})})
+
+
+async def refuse_path(request: Request, error: Exception) -> Response:
+    """Answers a request for a path that there is not, or with another method."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path if len(request.url.path) <= _LONGEST else f"{request.url.path[:_LONGEST]}..."
+    return refuse(error.status_code, f"{request.method} {path}: {error.detail}", error.headers)
+
+
+def read_bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Returns the bearer token of a request; None where it has none."""
+    value = next((value for name, value in headers if name.lower() == b"authorization"), b"")
+    kind, _, given = value.partition(b" ")
+    return given.strip() if kind.lower() == b"bearer" else None
+
+
+GONE = 499  # A status for the log of a proxy; the client does not see it any more.
+
+
+async def read_body(request: Request, limits: Limits) -> bytearray:
+    """Returns the body of a request; refuses one of another type, that is too large or too slow."""
+    _check_headers(request, limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body:
+                    raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit")
+    except TimeoutError:
+        raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} s") from None
+    except ClientDisconnect:
+        raise RefusedError(GONE, "the client has gone") from None
+    return body
+
+
+def _check_headers(request: Request, limits: Limits) -> None:
+    """Refuses what its headers tell, before the body is read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RefusedError(415, f"got the content type {kind or 'none'}, expected application/json")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise RefusedError(415, f"got the content encoding {encoding}, expected none: send the JSON as it is")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > limits.body:
+        raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit")
+
+
+def parse_body(body: bytearray) -> object:
+    """Returns the JSON of a body."""
+    try:
+        return json.loads(body, object_pairs_hook=_join_pairs)
+    except ValueError as error:
+        raise RefusedError(400, f"the body is no JSON: {first_line(error)}") from error
+
+
+def _join_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {shorten(double)} is given twice in one object")
+    return content
+
+
+OPEN_PATHS = ("/health", "/ready", "/")  # Without a token: they tell nothing of the models, and the page asks for it.
+PART = 65_536  # Bytes of an answer that are handed on at once, so that its memory is counted until the client has it.
+BUSY = "the server holds as many bytes of requests and answers as it may: try again in a second"
+
+
+class Guarded(Protocol):
+    """The attribute of a service that the middleware reads."""
+
+    is_ready: bool
+
+
+class Held:
+    """Counts the bytes of bodies and answers in memory."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.bytes = most, 0
+
+
+class AccessMiddleware:
+    """Asks for the host and the token, and limits the memory of all requests together.
+
+    Once the server is stopping, each answer tells that the connection ends. HEAD is answered as GET, without a body.
+
+    Args:
+        is_ready: whether the server is not stopping.
+        token: that requests must bear; None for none.
+        hosts: names by which a server without a token may be addressed; None for any.
+        most: bytes of bodies and answers in memory.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, service: Guarded, token: str | None, hosts: Collection[str] | None, most: int
+    ) -> None:
+        self.app, self.service, self.token, self.hosts, self.held = app, service, token, hosts, Held(most)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        own = _Request(receive, send, self.held, self.service)
+        try:
+            await self._answer(scope, own)
+        finally:
+            own.release()
+
+    async def _answer(self, scope: Scope, own: "_Request") -> None:
+        headers = Headers(scope=scope)
+        app: ASGIApp
+        if not is_known_host(headers.get("host"), self.hosts):
+            host = shorten(headers.get("host"))
+            app = refuse(403, f"the host {host} is not served: start the server with --allow-host NAME")
+        elif scope["path"] not in OPEN_PATHS and not is_allowed(scope["headers"], self.token):
+            app = refuse(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        else:
+            app = self.app
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]  # The protocol leaves out the body.
+        await app({**scope, "method": method}, own.receive, own.send)
+
+
+class _Request:
+    """The channels of one request, with the bytes that it holds."""
+
+    def __init__(self, receive: Receive, send: Send, held: Held, service: Guarded) -> None:
+        self._receive, self._send, self.held, self.service, self.bytes = receive, send, held, service, 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._hold(len(message.get("body", b"")))
+        if self.held.bytes > self.held.most and self.bytes > PART:  # Small requests always pass.
+            raise RefusedError(503, BUSY)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not self.service.is_ready:
+            MutableHeaders(scope=message)["Connection"] = "close"
+        body = message.get("body", b"")
+        if len(body) <= PART:
+            await self._send(message)
+            return
+        self._hold(len(body))
+        for start in range(0, len(body), PART):
+            is_last = start + PART >= len(body)
+            more = not is_last or message.get("more_body", False)
+            await self._send({"type": message["type"], "body": body[start : start + PART], "more_body": more})
+
+    def _hold(self, number: int) -> None:
+        self.bytes += number
+        self.held.bytes += number
+
+    def release(self) -> None:
+        self.held.bytes -= self.bytes
+
+
+def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str | None) -> bool:
+    """Returns whether a request bears the token, or none is asked for.
+
+    A token with letters beyond ASCII is compared as UTF-8 and, as some clients send it, as Latin-1.
+    """
+    if token is None:
+        return True
+    given = read_bearer(headers)
+    forms = [token.encode("utf-8", "surrogateescape")]
+    if not token.isascii() and all(ord(letter) < 256 for letter in token):
+        forms.append(token.encode("latin-1"))
+    is_right = [hmac.compare_digest(given or b"", form) for form in forms]
+    return given is not None and any(is_right)
+
+
+Schema = Mapping[str, Any]
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>
+  :root {{ color-scheme: light dark; --line: #8885; --band: #8882; }}
+  body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
+  h1 {{ font-size: 1.4rem; }}
+  h2 {{ font-size: 1.1rem; margin: 2rem 0 .25rem; padding-top: .75rem; border-top: 1px solid var(--line); }}
+  code, pre {{ font: .875em/1.45 ui-monospace, monospace; }}
+  pre {{ padding: .75rem 1rem; background: var(--band); overflow-x: auto; }}
+</style>
+<main>
+<h1>{title}</h1>
+<p>{description}</p>
+<p><a href="./">Another page</a> is there to try the models, <a href="openapi.json">openapi.json</a> for programs.</p>
+{paths}
+</main>
+</html>
+"""
+_PATH = """<section>
+<h2><code>{method} {path}</code></h2>
+<p>{summary}.</p>
+{details}
+</section>"""
+
+
+def render_documentation(schema: Schema, *, address: str) -> str:
+    """Returns the page of an interface.
+
+    Args:
+        schema: of OpenAPI.
+        address: of the server, in the commands of the page.
+    """
+    paths = [
+        _describe_path(method, path, operation, address.rstrip("/"))
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    ]
+    info = schema["info"]
+    return _PAGE.format(
+        title=escape_html(f"{info['title']} {info['version']}"), description=escape_html(info.get("description", "")),
+        paths="\n".join(paths),
+    )  # fmt: skip
+
+
+def _describe_path(method: str, path: str, operation: Schema, address: str) -> str:
+    content = operation.get("requestBody", {}).get("content", {})
+    details = [_describe_body(kind, media) for kind, media in content.items()]
+    details.append(f'<pre tabindex="0">{escape_html(_write_command(f"{address}{path}", content))}</pre>')
+    return _PATH.format(
+        method=escape_html(method.upper()), path=escape_html(path), summary=escape_html(operation.get("summary", "")),
+        details="\n".join(details),
+    )  # fmt: skip
+
+
+def _describe_body(kind: str, media: Schema) -> str:
+    """Returns the fields of a body as a list, below its description."""
+    schema = media["schema"]
+    fields = [
+        f"<li><code>{escape_html(name)}</code>: {escape_html(_describe_type(of))}</li>"
+        for name, of in schema.get("properties", {}).items()
+    ]
+    words = f"The body is {kind}. {schema.get('description', '')}".strip()
+    return f"<p>{escape_html(words)}</p>\n<ul>\n" + "\n".join(fields) + "\n</ul>"
+
+
+def _describe_type(schema: Schema) -> str:
+    """Returns a type in words: `array of string`."""
+    words = str(schema.get("type", "any value"))
+    if schema.get("items"):
+        words += f" of {_describe_type(schema['items'])}"
+    if schema.get("minItems"):
+        words += f", {schema['minItems']} of them"
+    return words + (f" ({schema['description']})" if "description" in schema else "")
+
+
+def _write_command(address: str, content: Schema) -> str:
+    """Returns the command that sends the example of a body."""
+    body = next((media["example"] for media in content.values() if "example" in media), None)
+    if body is None:
+        return f"curl {address}"
+    return f"curl {address} -H 'Content-Type: {next(iter(content))}' -d '{json.dumps(body)}'"
+
+
+PIPELINE = 16  # Requests on one connection that wait for the answer to the one before.
+REST_SECONDS = 2.0  # For the rest of a body to arrive that nobody reads, so that the client sees why.
+MESSAGES = {
+    408: (b"Request Timeout", b"the headers did not arrive in time"),
+    431: (b"Request Header Fields Too Large", b"the headers have more bytes than the limit"),
+    503: (b"Service Unavailable", b"too many connections are open: try again in a second"),
+}
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Closes a connection whose headers are too large or too slow, and one that does not read its answer.
+
+    Where there are too many connections, the one that has waited longest for a request is closed.
+
+    Attributes:
+        limits: of the server, set in a subclass.
+        most: number of connections.
+    """
+
+    limits: Limits
+    most: int
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._unread = 0  # Bytes since the last that were headers or a body as a whole.
+        self._is_between = True  # Whether the headers of a request are not complete.
+        self._waits_since: float | None = self.loop.time()
+        self._timer: Any = self.loop.call_later(self.limits.head_seconds, self._give_up_head)
+        self._write_timer: Any = None
+        if len(self.connections) > self.most:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _make_room(self) -> None:
+        others = [one for one in self.connections if one is not self and getattr(one, "_waits_since", None) is not None]
+        if others:
+            longest = min(others, key=lambda one: one._waits_since)  # type: ignore[union-attr]
+            self.connections.discard(longest)
+            longest.transport.abort()  # type: ignore[union-attr]
+        else:
+            self._refuse(503)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_between and self._timer is None:
+            self._set_timer(self.limits.head_seconds, self._give_up_head)
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > self.limits.head and not self.transport.is_closing():
+            self._refuse(431)
+
+    def on_headers_complete(self) -> None:
+        self._set_timer(None, None)
+        self._unread, self._is_between, self._waits_since = 0, False, None
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.limits.head:
+            self._refuse(431)
+            raise ValueError("the headers are too large")  # It stops the parser.
+        if len(self.pipeline) >= PIPELINE:
+            self.transport.abort()
+            raise ValueError("too many requests wait for their answers")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unread, self._is_between = 0, True
+        self._set_timer(None, None)  # Of the rest of a body.
+        if self.cycle.response_complete:
+            self._waits_since = self.loop.time()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if not self._is_between:
+            self._set_timer(REST_SECONDS, self.transport.abort)
+        elif not self.pipeline:
+            self._waits_since = self.loop.time()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.limits.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def _set_timer(self, seconds: float | None, action: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, action)
+
+    def _give_up_head(self) -> None:
+        if self._unread:
+            self._refuse(408)
+        else:
+            self.transport.abort()
+
+    def _refuse(self, status: int) -> None:
+        """Answers a request that has no headers yet, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        reason, words = MESSAGES[status]
+        body = b'{"error":"%s"}' % words
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+            % (status, reason, len(body), body)
+        )
+        self.transport.close()
+
+
+def create_protocol(limits: Limits, most: int) -> type[GuardedProtocol]:
+    """Returns the protocol with its limits, as uvicorn takes it."""
+    return type("Protocol", (GuardedProtocol,), {"limits": limits, "most": most})
+
+
+DRAIN_SECONDS = 2.0  # For a client with an open connection to send another request, and to be told to close it.
+TICK_SECONDS = 0.02
+OTHER_FILES = 64  # Open files that are no connections.
+KEEP_ALIVE_SECONDS = 75  # Longer than the 60 s of common proxies, which would reuse a connection that we have closed.
+
+
+class Served(Protocol):
+    """The attributes of a service that the server reads and sets."""
+
+    limits: Limits
+    is_ready: bool
+    log: Any
+
+    @property
+    def title(self) -> str:
+        """Returns what is served, in words."""
+        ...
+
+
+class Server(uvicorn.Server):
+    """A server that does not close a connection over which a request may be on its way.
+
+    After a signal it accepts no connection. The answer to the next request of each open one says that it ends.
+    """
+
+    def __init__(self, service: Served, app: ASGIApp, *, host: str, port: int) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, host=host, port=port, log_level="warning", access_log=False, server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS, proxy_headers=False, ws="none",
+                http=create_protocol(service.limits, most_connections(service.limits.connections)),
+                timeout_graceful_shutdown=math.ceil(2 * service.limits.seconds),
+            )
+        )  # fmt: skip
+        self.service = service
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        self.service.log(f"serving {self.service.title} at http://{address}:{port}")
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        self.service.is_ready = False
+        for server in self.servers:
+            server.close()
+        end = asyncio.get_running_loop().time() + DRAIN_SECONDS
+        while self.server_state.connections and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(TICK_SECONDS)
+        await super().shutdown(sockets)
+
+
+def most_connections(most: int) -> int:
+    """Returns how many connections may be open, which are files for the system."""
+    with contextlib.suppress(ModuleNotFoundError):  # Windows has no limit that a program could read.
+        import resource
+
+        most = min(most, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES))
+    return most
+
+
+def run(service: Served, app: ASGIApp, *, host: str, port: int) -> None:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Raises:
+        UserError: if it cannot listen.
+    """
+    # uvicorn raises the signal that stopped it once more, and the process would end as if it had been killed.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        Server(service, app, host=host, port=port).run()
+    except SystemExit as error:  # uvicorn has logged the reason.
+        raise UserError(f"cannot listen on {host}, port {port}: choose another --host or --port") from error

@@ -1,0 +1,586 @@
+"""Prepares a teacher for a task: loads it, fine-tunes and caches it if its head does not fit, and scores it."""
+
+import gc
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from lightning.pytorch.loggers import CSVLogger
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.core.console import format_duration, print_line, print_notice, stages
+from distill.core.contracts import Data, EncodedSplits, Examples, Scores, Task, TaskInfo
+from distill.core.errors import UserError
+from distill.core.files import CHECKSUMS, hash_file, write_json
+from distill.core.storage import entry_key, has_intact_entry, new_entry
+from distill.data import batches
+from distill.data.batches import labelled_only
+from distill.data.splits import LabelledData
+from distill.kinds.scoring import Scoring
+from distill.losses.term import supervised_objective
+from distill.models.compatibility import check_length, check_target_length, encoder_size
+from distill.models.forward import configure, fills_targets
+from distill.models.loading import Start, start_head, without_warnings
+from distill.models.sentence_files import adopt_special_tokens, read_vocabulary
+from distill.teachers.computation import cached_scores
+from distill.teachers.output_cache import OutputCache, library_versions
+from distill.teachers.prepared import PreparedTeacher, compare_with_constant, digest_parts, join_members
+from distill.teachers.signal import computation_of
+from distill.teachers.source import Labeller, TeacherSource, mix_scores, tune
+from distill.teachers.stages import AdaptedWeights, Calibrated, Rescaling, choose_precision, fit_scale, fit_temperature
+from distill.training import fitting, hyperparameters, strategies
+from distill.training.hyperparameters import AUTO, check_budget, check_processes
+from distill.training.module import DistillationModule, evaluate, fit_decoding, split_metrics
+
+AS_IT_IS, RESCALED = "as it is", "rescaled"  # Origins of a teacher that needs no training.
+FORMAT = 2  # Of a fine-tuned teacher in the cache, with the rules by which its checkpoint is chosen.
+_METADATA = "distill.json"  # Beside its weights.
+TRAINED_FOR = "trained_for"  # The entry of the configuration of a model that writes text: the kind of its task.
+# Called with model, tokenizer and examples before the fine-tuning; raises an error if the student does not suit them.
+Rehearsal = Callable[[PreTrainedModel, PreTrainedTokenizerBase, EncodedSplits], object]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Everything that the preparation of a teacher needs.
+
+    Args:
+        task: the teacher's task.
+        splits: the task's data.
+        cache_dir: directory of fine-tuned teachers, outputs and tokens.
+        run_directory: directory of the checkpoints of a fine-tuning.
+        device: device of the teacher.
+        resume: whether to resume a fine-tuning in `run_directory`.
+        dry_run: whether to return the teacher without the fine-tuning.
+        rehearse: called before the fine-tuning, so that errors of later stages occur early.
+    """
+
+    task: Task
+    splits: Data
+    cache_dir: Path
+    run_directory: Path
+    device: torch.device
+    resume: bool = False
+    dry_run: bool = False
+    rehearse: Rehearsal = lambda model, tokenizer, examples: None
+
+
+def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, substituted: bool) -> PreparedTeacher:
+    """Loads the teacher, or those of an ensemble, and fine-tunes each whose head does not fit the task.
+
+    A fine-tuned teacher is cached under a fingerprint of weights, data and settings.
+
+    Raises:
+        UserError: if a teacher does not fit and must not be fine-tuned, or teachers read different tokens.
+    """
+    members = [_prepare(one, preparation, requested, substituted) for one in (source, *source.others)]
+    for member in members:
+        if member.precision == AUTO:
+            _settle_precision(member, preparation)
+    if len(members) == 1:
+        return members[0]
+    expected = read_vocabulary(members[0].tokenizer)
+    for member in members[1:]:
+        if read_vocabulary(member.tokenizer) != expected:
+            raise UserError(
+                f"teacher {member.resolved} reads other tokens than {members[0].resolved}: the teachers of an ensemble "
+                "need the same tokenizer"
+            )
+    return join_members(members, source.shares, requested=requested)
+
+
+def _settle_precision(teacher: PreparedTeacher, preparation: Preparation) -> None:
+    """Gives a teacher the precision that a probe on dev chooses."""
+    task = preparation.task
+    dev = labelled_only(task.encode(preparation.splits, teacher.tokenizer, preparation.cache_dir))["dev"]
+    assert isinstance(dev, Examples)  # Only train may be a stream.
+    teacher.precision, teacher.precision_reason = choose_precision(teacher.model, task, dev, preparation.device)
+
+
+def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
+    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    if source.labeller is not None:
+        return _prepare_labeller(source, source.labeller, preparation, requested)
+    source, adapted = _plan_adaptation(source, preparation)
+    chosen = dict[str, dict[str, Any]]()
+    if source.finetune is not None and not task.info.raw_text:
+        source, chosen = _choose_finetuning(source, splits, task.info)
+    key = _fingerprint(source, task, splits)[:16] if not task.info.raw_text else ""
+    directory = cache_dir / "teachers" / f"{source.weights.name}-{task.info.name}-{key}"
+    seconds, origin, notices = 0.0, "kept", list[str]()
+    if not task.info.raw_text and source.finetune is not None and _is_cached(directory):
+        print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, read from {directory}")
+        notices = _read_notices(directory)
+    else:
+        start, rescaling = _load_fitting(source, preparation)
+        _check(start, source, task, splits)
+        notices = start.notices
+        if start.fits:
+            origin = AS_IT_IS if rescaling is None else RESCALED
+        else:
+            examples = task.encode(splits, start.tokenizer, cache_dir)
+            preparation.rehearse(start.model, start.tokenizer, examples)
+            start = start if adapted is None else _adapt(adapted, source, preparation)
+            _print_finetuning(source, task, start, chosen)
+            train_teacher = _finetune if source.contrastive is None else _tune_on_pairs
+            seconds = train_teacher(source, start, preparation, labelled_only(examples), directory, adapted)
+            origin = _origin(source, preparation)
+            notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
+    is_saved = origin == "kept" or seconds > 0
+    if not is_saved:
+        parts: list[object] = [source.weights.fingerprint(), task.info.auto_class, splits.labels]
+        parts += [dict(task.info.model_settings)] if task.info.model_settings else []
+        weights = digest_parts(
+            parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.info.max_length]
+        )
+        tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
+    else:
+        weights = hash_file(directory / CHECKSUMS)
+        trust = source.weights.trust_remote_code  # The fine-tuned copy has the code too.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
+        load, model = partial(_load, directory, task, trust_remote_code=trust), None
+    return PreparedTeacher(
+        requested=requested, resolved=source.resolved(), substituted=substituted, origin=origin,
+        tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights,
+        seconds=seconds + (0.0 if adapted is None else adapted.seconds), adapted=_read_adapted(directory, adapted),
+        device=preparation.device, model=model, notices=notices,
+        features=None if source.features is None else source.features.record(),
+        **_describe_training(source, task, splits) if origin not in (AS_IT_IS, RESCALED) else {},
+    )  # fmt: skip
+
+
+def _describe_training(source: TeacherSource, task: Task, splits: Data) -> dict[str, Any]:
+    """Returns the settings of a teacher's training on the task, and what loads the model before it."""
+    return {"trained_by": source.finetune, "load_untrained": partial(_reload, source, task, splits, None)}
+
+
+def _prepare_labeller(
+    source: TeacherSource, labeller: Labeller, preparation: Preparation, requested: str
+) -> PreparedTeacher:
+    """Returns the teacher of class probabilities, with a temperature that suits the labelled rows if there are any."""
+    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    for text in start.notices:
+        print_notice(text)
+    load = partial(labeller.load, task, splits, start.tokenizer, cache_dir)
+    labels = load()
+    examples = task.encode(splits, start.tokenizer, cache_dir)
+    preparation.rehearse(start.model, start.tokenizer, examples)
+    create = partial(
+        PreparedTeacher,
+        requested=requested, resolved=source.resolved(), substituted=False, origin=labeller.origin,
+        tokenizer=start.tokenizer, load=partial(_reload, source, task, splits, None),
+        precision=source.weights.precision, device=preparation.device, seconds=0.0, model=start.model,
+        notices=start.notices, has_size=labeller.labels_any_text,
+    )  # fmt: skip
+    parts = [source.weights.fingerprint(), labeller.fingerprint(), task.info.auto_class, splits.labels]
+    teacher: PreparedTeacher = create(weights=digest_parts(parts), load_labels=lambda: labels)
+    train = labelled_only(examples)["train"]
+    assert isinstance(train, Examples)  # A stream has no classes.
+    temperature = None if preparation.dry_run else fit_temperature(teacher.running(), task, train)
+    if temperature is None:
+        return teacher
+    print_line(f"Teacher: its logits are divided by {temperature:.3g}, which suits the labelled rows best")
+    return create(
+        weights=digest_parts([*parts, temperature]), load_labels=lambda: Calibrated(load(), temperature),
+    )  # fmt: skip
+
+
+def _plan_adaptation(source: TeacherSource, preparation: Preparation) -> tuple[TeacherSource, AdaptedWeights | None]:
+    """Returns the source with its adapted weights, and these; None without an adaptation."""
+    if source.adaptation is None:
+        return source, None
+    adapted = AdaptedWeights(source.weights, source.adaptation, preparation.splits, preparation.cache_dir)
+    return replace(source, weights=adapted), adapted
+
+
+def _adapt(adapted: AdaptedWeights, source: TeacherSource, preparation: Preparation) -> Start:
+    """Adapts the teacher, and loads it with a new head."""
+    adapted.train(preparation.run_directory, resume=preparation.resume, dry_run=preparation.dry_run)
+    return load_start(source, preparation.task, preparation.splits)
+
+
+def _print_finetuning(source: TeacherSource, task: Task, start: Start, chosen: Mapping[str, dict[str, Any]]) -> None:
+    """Prints the reason of a fine-tuning and the values of its options that were `auto`."""
+    print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}")
+    for name, choice in hyperparameters.describe_choices(dict(chosen)) if source.contrastive is None else ():
+        print_line(f"         {name}={choice}")
+
+
+def _read_adapted(directory: Path, adapted: AdaptedWeights | None) -> dict[str, Any] | None:
+    """Returns the record of the adaptation, which stands with the fine-tuned teacher too."""
+    if adapted is None:
+        return None
+    path = directory / _METADATA
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return record.get("adapted") or adapted.record()
+
+
+def _choose_finetuning(
+    source: TeacherSource, splits: Data, task: TaskInfo
+) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
+    """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
+    assert source.finetune is not None
+    if not source.finetune.unresolved():
+        return replace(source, finetune=hyperparameters.with_batch_size(source.finetune)), {}
+    start = "no_attention" if source.features is not None else "fresh" if source.weights.is_new else "whole"
+    sizes = splits.sizes()
+    settings, chosen = hyperparameters.resolve_finetuning(
+        source.finetune, sizes["train"], width=source.weights.width(), scored=sizes["dev"], option=source.trainer,
+        start=start, sequences=task.sequences,
+    )  # fmt: skip
+    return replace(source, finetune=settings), chosen
+
+
+def _read_notices(directory: Path) -> list[str]:
+    """Prints and returns the notices of the fine-tuning of the teacher in the cache, which its run has had too."""
+    notices: list[str] = json.loads((directory / _METADATA).read_text(encoding="utf-8"))["notices"]
+    for text in notices:
+        print_notice(text)
+    return notices
+
+
+def _verb(source: TeacherSource) -> str:
+    if source.contrastive is not None:
+        return "is tuned on pairs of labelled rows, and its head is fitted to them,"
+    return "is fine-tuned" if source.features is None else "stays frozen, and a BiLSTM on its features is trained"
+
+
+def _origin(source: TeacherSource, preparation: Preparation) -> str:
+    """Returns how the teacher was made, in words for records."""
+    if preparation.dry_run:
+        return f"not {'fine-tuned' if source.features is None else 'trained'} in a dry run"
+    if source.contrastive is not None:
+        return "tuned on pairs"
+    return "fine-tuned" if source.features is None else "trained on features"
+
+
+def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
+    """Loads the teacher before any training. A new head is initialized from a fixed seed."""
+    torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
+    start = source.weights.load(
+        task.info.auto_class,
+        splits.labels or None,
+        splits.texts(),
+        problem_type=task.info.model_settings.get("problem_type"),
+    )
+    notices = configure(start.model, task.info.model_settings)
+    if source.features is not None:
+        start = source.features.wrap(start, task, source.weights.resolved())
+    if not start.fits and splits.head_bias is not None:
+        start_head(start.model, splits.head_bias)
+    adopt_special_tokens(start.model, start.tokenizer)
+    start = replace(start, notices=[*start.notices, *notices])
+    if source.finetune is not None:
+        return _check_training(start, task)
+    return _take_encoder(start, task) if source.accept_weak else start
+
+
+def _take_encoder(start: Start, task: Task) -> Start:
+    """Returns a teacher of vectors that may be weak and is not fine-tuned, whatever head stands on its encoder.
+
+    A task of vectors has no head, so that the encoder of a language model is whole without its own.
+    """
+    if task.info.likelihood != "vector" or start.fits or start.fresh:
+        return start
+    return replace(start, fits=True, notices=[*start.notices, f"the teacher is taken as it is: {start.reason}"])
+
+
+def _check_training(start: Start, task: Task) -> Start:
+    """Returns the teacher as one to be fine-tuned if it has a head that may have been trained for something else.
+
+    A head over a vocabulary has no labels by which a task would know it, so that a fine-tuning notes its task.
+    """
+    if not task.info.writes or task.info.raw_text or not start.fits:
+        return start
+    trained_for = getattr(start.model.config, TRAINED_FOR, None)
+    if trained_for == (task.info.taught_by or task.info.kind):
+        return start
+    return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
+
+
+def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
+    """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
+    task, splits = preparation.task, preparation.splits
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=start.lengthens)
+    check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
+    if not start.fits or task.info.likelihood != "gaussian":
+        return start, None
+    train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
+    assert isinstance(train, Examples)  # A stream has no labels.
+    return fit_scale(start, task, splits.scoring, train, preparation.device)
+
+
+def _reload(source: TeacherSource, task: Task, splits: Data, rescaling: Rescaling | None) -> PreTrainedModel:
+    """Loads the teacher that was prepared without a fine-tuning once more."""
+    model = load_start(source, task, splits).model
+    return model if rescaling is None else rescaling.apply(model)
+
+
+def _check(start: Start, source: TeacherSource, task: Task, splits: Data) -> None:
+    """Raises UserError if the teacher does not suit the task, and prints its notices."""
+    name = source.weights.resolved()
+    if task.info.raw_text:
+        if source.weights.is_new:
+            raise UserError(
+                f"teacher {source.weights.name} begins with random weights: train it with python -m distill "
+                f"job=pretrain task={task.info.name} +teacher={source.weights.name} ..., and give the result as "
+                "teacher.path"
+            )
+        if not start.fits:
+            raise UserError(
+                f"teacher {name} is no language model: {start.reason}; give it a head with python -m distill "
+                f"job=finetune task={task.info.name} +teacher={source.weights.name} ..., and give the result as "
+                "teacher.path"
+            )
+    elif task.info.max_target is not None and fills_targets(start.model):
+        raise UserError(
+            f"teacher {name} fills all tokens of a target at once, and teaches no model: take one that writes them one "
+            "after another, of task=seq2seq"
+        )
+    elif task.info.taught_by is not None and not start.fits:
+        raise UserError(
+            f"teacher {name} does not fit task {task.info.name}: {start.reason}; train it with python -m distill "
+            f"job=finetune task={task.info.taught_by} +teacher={source.weights.name} ..., and give the result as "
+            "teacher.path"
+        )
+    elif source.finetune is None and not start.fits:
+        raise UserError(
+            f"teacher {name} does not fit task {task.info.name}: {start.reason}; to have it fine-tuned first, leave "
+            "out teacher.finetune=false, or in Python call fit(task) of the teacher"
+        )
+    elif not start.fits and splits.scoring.needs_teacher:
+        raise UserError(
+            f"train has no labels, and teacher {name} must be fine-tuned on some because {start.reason}: take a "
+            "teacher that knows the classes, as +teacher=zero_shot or +teacher=file does, or add labels"
+        )
+    elif source.finetune is not None:
+        check_budget(source.finetune.batch_tokens, task.info.max_length, source.trainer)
+        check_processes(source.finetune, source.trainer)
+    for text in start.notices:
+        print_notice(text)
+
+
+def score(
+    teacher: PreparedTeacher,
+    task: Task,
+    scoring: Scoring,
+    examples: EncodedSplits,
+    *,
+    source: TeacherSource,
+    directory: Path,
+) -> None:
+    """Sets the teacher's scores and metrics on the splits that are scored, and caches its outputs for them.
+
+    The teacher is compared with the best constant prediction. A weak one that `source` accepts gets a notice.
+
+    Raises:
+        UserError: if the teacher is weak and must not be.
+    """
+    of_members = [_score(member, task, scoring, examples, source.cache, directory) for member in teacher.members]
+    if len(of_members) == 1:
+        _set_scores(teacher, scoring, of_members[0])
+    else:
+        for member, of_member in zip(teacher.members, of_members, strict=True):
+            _set_scores(member, scoring, of_member)
+        mixed = {
+            name: mix_scores([scores[name] for scores in of_members], teacher.shares, task.info.likelihood)
+            for name in of_members[0]
+        }
+        _set_scores(teacher, scoring, mixed)
+    teacher.comparison = compare_with_constant(scoring, teacher.scores)
+    if teacher.comparison is None or teacher.comparison.weakness is None:
+        return
+    weakness = f"teacher {source.weights.name} {teacher.comparison.weakness}"
+    if scoring.weak_may_teach:
+        teacher.notices.append(weakness)
+        print_notice(weakness)
+        return
+    if not source.accept_weak:
+        longer = "" if source.finetune is None else f"train it for longer ({source.trainer}.max_epochs=N), "
+        raise UserError(
+            f"{weakness}: {longer}check that its labels mean the task's, give it more labels or dev more rows, or set "
+            "teacher.accept_weak=true to learn from it all the same"
+        )
+    teacher.notices.append(f"{weakness}; it teaches because of teacher.accept_weak=true")
+    print_notice(teacher.notices[-1])
+
+
+def label_scored(
+    teacher: PreparedTeacher, task: Task, data: LabelledData, *, cache: OutputCache, directory: Path, dry_run: bool
+) -> LabelledData:
+    """Returns the data with the teacher's class of each example that is scored, and no class of one in a dry run.
+
+    Args:
+        cache: the rules for caching the teacher's outputs.
+        directory: of what runs share.
+    """
+    if dry_run:
+        return data.with_teacher({name: np.zeros(len(split), dtype=np.int64) for name, split in data.scored().items()})
+    examples = task.encode(data, teacher.tokenizer, directory)
+    of_members = [
+        _score(member, task, data.scoring, examples, cache, directory / "outputs") for member in teacher.members
+    ]
+    scores = {
+        name: mix_scores([of[name] for of in of_members], teacher.shares, task.info.likelihood)
+        for name in of_members[0]
+    }
+    return data.with_teacher({name: data.scoring.predictions(of) for name, of in scores.items()})
+
+
+def _score(
+    teacher: PreparedTeacher,
+    task: Task,
+    scoring: Scoring,
+    examples: EncodedSplits,
+    cache: OutputCache,
+    directory: Path,
+) -> dict[str, Scores]:
+    """Returns the scores of one teacher on the splits that are scored, by example."""
+    if cache.enabled is not False and not task.info.classes_are_tokens:
+        return cached_scores(computation_of(teacher, task, cache, directory), scoring, examples)
+    loaders = batches.evaluation_loaders(examples)
+    return {name: evaluate(teacher.running(), task, scoring, loader).by_example() for name, loader in loaders.items()}
+
+
+def _set_scores(teacher: PreparedTeacher, scoring: Scoring, scores: Mapping[str, Scores]) -> None:
+    teacher.scores = fit_decoding(scoring, scores)
+    teacher.metrics = split_metrics(scoring, teacher.scores)
+
+
+def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
+    settings = None if source.finetune is None else source.finetune.key()
+    parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, task.info.max_length, settings]
+    parts += [list(source.callback_key)] if source.callback_key else []
+    parts += [dict(task.info.model_settings)] if task.info.model_settings else []
+    parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
+    parts += [] if source.features is None else [source.features.record()]
+    parts += [] if source.contrastive is None else [{"contrastive": asdict(source.contrastive)}]
+    return entry_key("teachers", FORMAT, library_versions(), *parts)
+
+
+def _finetune(
+    source: TeacherSource,
+    start: Start,
+    preparation: Preparation,
+    examples: EncodedSplits,
+    target: Path,
+    adapted: AdaptedWeights | None,
+) -> float:
+    """Trains on the hard labels, saves the result in `target`, and returns the duration in seconds.
+
+    The whole model is trained, or with features its BiLSTM alone.
+    """
+    started = time.perf_counter()
+    task, splits, settings = preparation.task, preparation.splits, source.finetune
+    assert settings is not None
+    trained = start.model
+    if source.features is not None:
+        if preparation.dry_run:  # Nothing can be estimated without the features.
+            return 0.0
+        trained, examples = source.features.prepare_training(
+            start.model, task, examples, fingerprint=source.weights.fingerprint(), precision=source.weights.precision,
+            device=preparation.device, cache=source.cache, directory=preparation.cache_dir / "outputs",
+        )  # fmt: skip
+    directory = preparation.run_directory / "teacher"
+    loaders = batches.all_loaders(examples, steps=settings.max_steps, **settings.batches())
+    objective = supervised_objective(splits.terms, task=task.info.name)
+    objective.connect(encoder_size(trained), encoder_size(trained))
+    steps = len(loaders["train"])
+    module = DistillationModule(
+        student=trained, objective=objective, task=task, scoring=splits.scoring, **settings.optimization(steps)
+    )
+    estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+    stages.expect(teacher=estimate + (0.0 if adapted is None else adapted.seconds))
+    length = f"{module.total_steps:,} steps of {settings.step_size()}"
+    print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
+    if preparation.dry_run:
+        return 0.0
+    fit = fitting.fit(
+        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
+        logger=CSVLogger(str(directory), name="", version=""), title="teacher",
+        identity={"data": splits.sha256, "start": source.weights.fingerprint()},
+        resume=preparation.resume, callbacks=source.callbacks,
+    )  # fmt: skip
+    notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
+    metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
+    _save(start, task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
+    strategies.remove_checkpoints(directory / "checkpoints")  # The result is in the cache.
+    del module
+    gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
+    return time.perf_counter() - started
+
+
+def _tune_on_pairs(
+    source: TeacherSource,
+    start: Start,
+    preparation: Preparation,
+    examples: EncodedSplits,
+    target: Path,
+    adapted: AdaptedWeights | None,
+) -> float:
+    """Tunes the teacher on pairs of labelled rows, saves it in `target`, and returns the duration in seconds."""
+    train, settings = examples["train"], source.contrastive
+    assert settings is not None
+    assert isinstance(train, Examples)  # A stream has no classes.
+    if preparation.dry_run:
+        return 0.0
+    started = time.perf_counter()
+    tune(start.model, preparation.task, train, settings, device=preparation.device)
+    metadata = {
+        "task": preparation.task.info.name, "data": preparation.splits.sha256, "settings": asdict(settings),
+        "notices": [],
+    }  # fmt: skip
+    _save(
+        start, preparation.task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target
+    )
+    return time.perf_counter() - started
+
+
+def _save(start: Start, task: TaskInfo, metadata: Mapping[str, Any], target: Path) -> None:
+    """Caches a fine-tuned teacher with its tokenizer."""
+    if task.generates:
+        setattr(start.model.config, TRAINED_FOR, task.kind)
+    with new_entry(target) as temporary:
+        start.model.save_pretrained(temporary)
+        start.tokenizer.save_pretrained(temporary)
+        write_json(temporary / _METADATA, metadata)
+
+
+def _describe_rise(source: TeacherSource, metric: str, fit: fitting.Fit, *, steps: int) -> str:
+    """Returns the notice of a fine-tuning that ended too early; `steps` are those of an epoch."""
+    settings = source.finetune
+    assert settings is not None
+    assert fit.rise is not None
+    epochs = settings.total_steps(steps) / steps
+    is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
+    length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
+    return (
+        f"teacher {source.weights.name}: {metric} on dev was still improving at the end of its training, "
+        f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
+    )
+
+
+def _is_cached(directory: Path) -> bool:
+    """Returns whether the fine-tuned teacher is in the cache and intact."""
+    return has_intact_entry(directory, "the fine-tuned teacher")
+
+
+def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:
+    auto_class = getattr(transformers, task.info.auto_class)
+    with without_warnings():  # An encoder of vectors was saved without its pooler, which `configure` removes again.
+        model: PreTrainedModel = auto_class.from_pretrained(
+            directory, dtype=torch.float32, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    configure(model, task.info.model_settings)
+    return model

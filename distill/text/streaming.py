@@ -1,0 +1,223 @@
+"""Streaming of raw text, which is read, packed and masked during the training."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from distill.core.contracts import BatchOptions, Loader
+from distill.core.errors import UserError
+from distill.data.batches import CollatedBatch, LengthBuckets
+from distill.text.corpus import Corpus, Position, leave_out
+from distill.text.packing import TokenSequence
+from distill.text.sequences import (
+    Sequences,
+    SequenceSettings,
+    held_out_of,
+    join_sequences,
+    make_packer,
+    too_short_message,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+BUFFER = 8192  # Least number of sequences that are shuffled together.
+
+
+class BufferPosition(TypedDict, total=False):
+    """Position of a buffer, the sequences that are shuffled together, in plain values for checkpoints.
+
+    Attributes:
+        number: index of the buffer in the training.
+        visit: number of earlier passes over the corpus.
+        corpus: the fields of `Position`.
+        packer: the state of the `Packer`.
+    """
+
+    number: int
+    visit: int
+    corpus: dict[str, Any]
+    packer: dict[str, Any]
+
+
+class StepPosition(TypedDict):
+    """Position of a step: its buffer and the index of its first micro-batch in it."""
+
+    buffer: BufferPosition
+    micro_batch: int
+
+
+@dataclass(frozen=True)
+class StreamedText:
+    """The training split of a corpus that is too large to be cached as tokens.
+
+    Args:
+        of_dev: digests of the texts of dev, which are not trained on, wherever they are.
+    """
+
+    corpus: Corpus
+    settings: SequenceSettings
+    tokenizer: "PreTrainedTokenizerBase"
+    of_dev: frozenset[int] = frozenset()
+    visits = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns the fingerprint of the corpus."""
+        return self.corpus.compute_fingerprint()
+
+    def sample(self) -> Sequences:
+        """Returns the first sequences that are trained on."""
+        return CorpusStream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}, of_dev=self.of_dev).sample
+
+    @cached_property
+    def token_counts(self) -> np.ndarray:
+        """As in `Sequences`, of the first sequences that are trained on."""
+        return self.sample().token_counts
+
+    def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
+        """Returns a loader of `steps` optimizer steps.
+
+        Raises:
+            UserError: without a number of steps, or if there are fewer documents than processes.
+        """
+        if steps is None:
+            raise UserError(
+                f"{self.corpus.describe()} is streamed, so that its length is not known: give trainer.max_steps"
+            )
+        world = batches.pop("world", 1)
+        stream = CorpusStream(
+            self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world, of_dev=self.of_dev
+        )
+        count = len(list(itertools.islice(filter(stream.is_training_document, self.corpus.read_keys()), world)))
+        if count < world:
+            raise UserError(
+                f"{self.corpus.describe()} has {count} documents to train on, fewer than the {world} processes: start "
+                "fewer, set task.documents=paragraph or line, or give more text"
+            )
+        return DataLoader(stream, batch_size=None, pin_memory=torch.cuda.is_available())
+
+
+class CorpusStream(IterableDataset[list[CollatedBatch]]):
+    """Optimizer steps of a corpus that is read during the training, repeatedly if it is too short.
+
+    A buffer of sequences is shuffled and masked like cached sequences. Each rank reads its own documents. The length
+    is the number of steps of the whole training.
+
+    `place` is the position of the last step. To resume after it, set `place` and, in `skip`, the number of finished
+    steps. At most one file is read again.
+
+    Raises:
+        UserError: if the documents of a rank are shorter than one sequence.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        settings: SequenceSettings,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        steps: int,
+        batches: BatchOptions,
+        rank: int = 0,
+        world: int = 1,
+        of_dev: frozenset[int] = frozenset(),
+    ) -> None:
+        self.of_dev = of_dev
+        self.corpus, self.settings, self.tokenizer = corpus, settings, tokenizer
+        self.steps, self.batches, self.rank, self.world = steps, batches.copy(), rank, world
+        self.skip = 0
+        self.place: StepPosition | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Omits the cached properties."""
+        return {name: value for name, value in vars(self).items() if name not in ("sample", "is_training_document")}
+
+    @cached_property
+    def sample(self) -> Sequences:
+        """Returns the first buffer."""
+        return next(self._buffers())[1]
+
+    @cached_property
+    def is_training_document(self) -> Callable[[str], bool]:
+        """Returns the function that tells by its key whether a document is in the training split."""
+        held_out = held_out_of(self.corpus, self.settings)
+        return lambda key: not held_out(key)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[CollatedBatch]]:
+        done, place, size = self.skip, self.place, self.batches["accumulate"]
+        self.skip, self.place = 0, None
+        if done and place is not None:
+            micro_batches = self._micro_batches(place["buffer"])
+            next(itertools.islice(micro_batches, place["micro_batch"] + size - 1, None))
+        else:
+            micro_batches = self._micro_batches()
+        for _ in range(done, self.steps):
+            # A step may continue in the next buffer, because all ranks need equally many micro-batches.
+            step = list(itertools.islice(micro_batches, size))
+            self.place = step[0][0]
+            yield [examples[rows] for _, examples, rows in step]
+
+    def buckets(self, examples: Sequences, epoch: int = 0) -> LengthBuckets:
+        """Returns the steps of these sequences."""
+        buckets = LengthBuckets(examples.lengths, **self.batches)
+        buckets.set_epoch(epoch)
+        return buckets
+
+    def _micro_batches(
+        self, beginning: BufferPosition | None = None
+    ) -> Iterator[tuple[StepPosition, Sequences, list[int]]]:
+        """Yields, endlessly, each micro-batch as its position, its buffer and its rows in the buffer."""
+        for buffer, examples in self._buffers(beginning):
+            steps = self.buckets(examples, buffer["number"])
+            for number, rows in enumerate(itertools.chain.from_iterable(steps)):
+                yield {"buffer": buffer, "micro_batch": number}, examples, rows
+
+    def _buffers(self, beginning: BufferPosition | None = None) -> Iterator[tuple[BufferPosition, Sequences]]:
+        """Yields, endlessly, each buffer with its position, from which the stream can be resumed."""
+        state: BufferPosition = beginning or {"number": 0, "visit": 0}
+        number = state["number"]
+        for visit in itertools.count(state["visit"]):
+            packer = make_packer(self.settings, self.tokenizer, self.settings.seed, visit, self.rank)
+            corpus_position = Position(**state.get("corpus", {}))
+            if "packer" in state:
+                packer.load_state_dict(state["packer"])
+            state = {}
+            read = self.corpus.read_documents(
+                rank=self.rank, world_size=self.world, select=self.is_training_document, position=corpus_position
+            )
+            documents = leave_out(read, self.of_dev)
+            ended = False
+            while not ended:
+                position: BufferPosition = {
+                    "number": number,
+                    "visit": visit,
+                    "corpus": asdict(corpus_position),
+                    "packer": packer.state_dict(),
+                }
+                sequences: list[TokenSequence] = []
+                for document in documents:
+                    sequences += packer.add_document(document)
+                    if len(sequences) >= BUFFER:
+                        break
+                else:
+                    sequences += packer.finish()
+                    ended = True
+                if sequences:
+                    # Unique among all ranks and buffers.
+                    first = (number * self.world + self.rank) << 32
+                    tokens = join_sequences(sequences, self.settings)
+                    yield position, Sequences(tokens, self.settings, self.tokenizer, first=first)
+                    number += 1
+                elif not position["corpus"]["parts"] and not position["corpus"]["file"]:
+                    raise UserError(too_short_message(self.corpus, self.settings, rank=self.rank, world=self.world))
