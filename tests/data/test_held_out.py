@@ -23,7 +23,7 @@ from distill.kinds import (
     Seq2Seq,
     TokenClassification,
 )
-from tests.tasks.test_retrieval import write_judgements
+from tests.kinds.test_retrieval import write_judgements
 
 
 def sides(dev: np.ndarray, keys: list[Any]) -> set[Any]:

@@ -27,8 +27,8 @@ from distill.inspection.inspection_report import tables, write_inspection
 from distill.inspection.subjects import Subject, open_subject
 from distill.kinds import CausalLM, MaskedLM, QuestionAnswering, Regression, Seq2Seq, TokenClassification
 from tests.conftest import BAD, GOOD, write_corpus
-from tests.tasks.test_question_answering import questions
-from tests.tasks.test_seq2seq import bart, t5
+from tests.kinds.test_question_answering import questions
+from tests.kinds.test_seq2seq import bart, t5
 
 QUESTIONS = Questions(masked_rows=8, probe_rows=64, shown=3, attributions=False)
 SMALL: dict[str, Any] = {

@@ -15,8 +15,8 @@ from distill.core.errors import UserError
 from distill.data.profile import print_rows_profile, profile_data
 from distill.data.sources import STEMS
 from distill.jobs.command_line import quote_overrides
+from tests.data.test_profile import GERMAN, labelled, sentence, write_rows
 from tests.jobs.conftest import Command
-from tests.readers.test_profile import GERMAN, labelled, sentence, write_rows
 
 HEAVY = ("torch", "transformers", "pandas", "datasets", "lightning", "sklearn", "scipy", "matplotlib")
 

@@ -13,7 +13,7 @@ from distill.core.errors import OptionError, UserError
 from distill.kinds import Classification
 from distill.losses.term import EncoderSize, take_prefix
 from tests.conftest import sentences
-from tests.tasks.test_embedding import items_of
+from tests.kinds.test_embedding import items_of
 
 NAN = float("nan")
 

@@ -25,7 +25,7 @@ from distill.models import compatibility, cpu_kernels
 from distill.models.forward import input_names
 from distill.models.sentence_files import adopt_special_tokens
 from tests.conftest import LABELS, sentences
-from tests.teaching.test_teacher import write_model_cache
+from tests.teachers.test_teacher import write_model_cache
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}

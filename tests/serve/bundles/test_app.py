@@ -1,0 +1,386 @@
+"""Tests of the answers of the server: predictions, limits, errors, batches and reloading."""
+
+import json
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from distill.edge import Bundle
+from distill.edge.bundle_files import fingerprint, read_manifest
+from tests.edge.conftest import write_mask_bundle, write_ranking_bundle, write_toy_bundle
+from tests.serve.bundles.conftest import PATIENCE, Running, hold
+
+Start = Callable[..., Running]
+TEXTS = ["a dull film and a moving film", "film", "", "\U0001f600 \x00", "a film"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def counted(running: Running, status: int) -> bool:
+    return f'distill_requests_total{{model="films",status="{status}"}} 1.0' in running.get("/metrics").body
+
+
+def test_predictions_are_those_of_the_bundle_in_the_order_of_the_texts(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    expected = Bundle(bundle).predict(TEXTS)
+    for path in ("/predict", "/films/predict"):
+        for body in ({"texts": TEXTS}, {"inputs": TEXTS}):
+            answer = running.ask(body, path)
+            assert (answer.status, answer.body) == (200, {"predictions": expected})
+    assert running.ask({"texts": []}).body == {"predictions": []}
+
+
+def test_pairs_are_read(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start) -> None:
+    write_toy_bundle(tmp_path, tokenizer, pair=True, task="films")
+    running, pairs = start(tmp_path), [["a film", "dull"], ["film", ""]]
+    assert running.ask({"pairs": pairs}).body == {"predictions": Bundle(tmp_path).predict(pairs)}
+    assert running.ask({"texts": ["film"]}).body == {"error": "record 1: got 'film', expected two texts"}
+
+
+def test_masks_are_filled_with_as_many_pieces_as_a_record_wants(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    write_mask_bundle(tmp_path, tokenizer, task="text")
+    running, records = start(tmp_path), ["a film [MASK]", {"text": "a [MASK]", "top_k": 1}]
+    answer = running.ask({"inputs": records})
+    assert answer.body == {"predictions": Bundle(tmp_path).predict(records)}
+    assert [len(each["masks"][0]["pieces"]) for each in answer.body["predictions"]] == [2, 1]
+    refused = running.ask({"texts": ["a film"]})
+    assert refused.status == 422
+    assert refused.body["error"].startswith("record 1: got 'a film' without a mask, expected [MASK]")
+
+
+def test_documents_are_ranked(bundle: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start) -> None:
+    ranker = tmp_path / "ranker"
+    ranker.mkdir()
+    write_ranking_bundle(ranker, tokenizer, task="ranker")
+    alone, body = start(ranker, rows=3), {"query": "film", "documents": ["film", "a dull film", "a film"]}
+    expected = Bundle(ranker).rank(**body)
+    assert expected["order"] == [1, 2, 0]
+    for path in ("/rank", "/ranker/rank"):
+        answer = alone.ask(body, path)
+        assert (answer.status, answer.body) == (200, expected)
+    assert alone.ask({"inputs": [body]}).body == {"predictions": [expected]}
+    refused = {
+        "got the documents [], expected a list of at least one text": {**body, "documents": []},
+        "got query, expected an object with query and documents": {"query": "film"},
+        "got texts, expected an object with query and documents": {"texts": ["film"]},
+        "got no object, expected an object with query and documents": [],
+    }
+    for message, wrong in refused.items():
+        answer = alone.ask(wrong, "/rank")
+        assert answer.status == 422
+        assert message in answer.body["error"]
+    many = alone.ask({**body, "documents": ["film"] * 4}, "/rank")
+    assert (many.status, many.body) == (413, {"error": "record 1 has 4 documents, the limit of a record is 3"})
+    both = start(ranker, bundle)
+    several = both.ask(body, "/rank")
+    message = "there are several models: post to /NAME/rank, NAME one of ranker, films"
+    assert (several.status, several.body) == (404, {"error": message})
+    assert both.ask(body, "/ranker/rank").body == expected
+    other = both.ask(body, "/films/rank")
+    assert (other.status, other.body) == (422, {"error": "the model films ranks no documents: post to /predict"})
+
+
+LIMITS = {"body": 2000, "records": 3, "characters": 50}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{", 400, "the body is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"\xff", 400, "the body is no JSON: 'utf-8' codec can't decode byte 0xff in position 0"),
+        (b"[" * 1999, 400, "the body has lists or objects in too many others"),
+        ([], 422, "got no object, expected an object with one of texts, pairs, inputs"),
+        ({}, 422, "got nothing, expected an object with one of texts, pairs, inputs"),
+        ({"text": ["film"]}, 422, "got text, expected an object with one of texts, pairs, inputs"),
+        ({"texts": ["a"], "pairs": [["a", "b"]]}, 422, "got texts, pairs, expected an object with one of"),
+        ({"texts": "film"}, 422, "got texts='film', expected a list"),
+        ({"texts": ["film", 3]}, 422, "record 2: got 3, expected a text"),
+        ({"texts": ["film", ["a", "b"]]}, 422, "record 2: got ['a', 'b'], expected a text"),
+        (b'{"texts": ["\\ud800"]}', 422, "record 1: got '\\ud800', expected Unicode: character 1 is a lone surrogate"),
+        ({"texts": ["film"] * 4}, 413, "got 4 records, the limit of a request is 3"),
+        ({"texts": ["film", "x" * 51]}, 413, "a text of record 2 has more than 50 characters, the limit"),
+        ({"texts": ["x" * 2000]}, 413, "the body has more than 2,000 bytes, the limit"),
+    ],
+)  # fmt: skip
+def test_a_request_that_cannot_be_answered_is_refused(
+    bundle: Path, start: Start, body: object, status: int, message: str
+) -> None:
+    running = start(bundle, **LIMITS)
+    answer = running.ask(body)
+    assert answer.status == status
+    assert answer.body["error"].startswith(message)
+    assert running.ask({"texts": ["film"]}).status == 200
+
+
+def test_other_content_methods_and_paths_are_refused(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    answer = running.ask({"texts": ["film"]}, headers={"Content-Type": "text/plain"})
+    assert (answer.status, answer.body) == (
+        415, {"error": "got the content type text/plain, expected application/json"},
+    )  # fmt: skip
+    assert running.get("/predict").body == {"error": "GET /predict: Method Not Allowed"}
+    assert running.ask({"texts": ["film"]}, "/songs/predict").body == {
+        "error": "there is no model 'songs', expected one of films"
+    }
+
+
+def test_several_models_have_paths_of_their_own(
+    bundle: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_toy_bundle(other, tokenizer, labels=["much", "little"], task="films", batch_sizes={"fp32": 1},
+                     gates={"fp32": "undecided: dev has 20 examples"})  # fmt: skip
+    running = start(bundle, f"amounts={other}")
+    labels = [
+        running.ask({"texts": ["film"]}, f"/{name}/predict").body["predictions"][0]["label"]
+        for name in ("films", "amounts")
+    ]
+    assert labels == ["short", "little"]
+    answer = running.ask({"texts": ["film"]})
+    assert (answer.status, answer.body) == (
+        404, {"error": "there are several models: post to /NAME/predict, NAME one of films, amounts"},
+    )  # fmt: skip
+    paths = running.get("/openapi.json").body["paths"]
+    assert "requestBody" in paths["/predict"]["post"]
+    assert [each["name"] for each in paths["/{name}/predict"]["post"]["parameters"]] == ["name"]
+    described = running.get("/models").body["models"]
+    assert [(model["name"], model["labels"], model["batch_size"], model["gate"]) for model in described] == [
+        ("films", ["long", "short"], 32, "passed"),
+        ("amounts", ["much", "little"], 1, "undecided: dev has 20 examples"),
+    ]  # fmt: skip
+
+
+def test_a_token_is_asked_for(bundle: Path, start: Start) -> None:
+    running, body = start(bundle, token="secret"), {"texts": ["film"]}
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+        answer = running.ask(body, headers=headers)
+        assert (answer.status, answer.body) == (401, {"error": "the bearer token is missing or wrong"})
+    assert running.ask(body, headers={"Authorization": "Bearer secret"}).status == 200
+    assert [running.get(path).status for path in ("/health", "/ready", "/", "/models", "/metrics", "/docs")] == [
+        200, 200, 200, 401, 401, 401,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Basic", "Token", "BearerX", "Bearer,"])
+def test_a_token_of_another_scheme_is_refused(kind: str, bundle: Path, start: Start) -> None:
+    running = start(bundle, token="secret")
+    assert running.ask({"texts": ["film"]}, headers={"Authorization": f"{kind} secret"}).status == 401
+
+
+# Batches
+
+
+def test_requests_that_wait_together_run_together(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    gate, [model] = hold(running), running.service.models.values()
+    first = running.later({"texts": ["first"]})
+    assert gate.entered.get(timeout=PATIENCE) == 1
+    others = [running.later({"texts": [text, "film"]}) for text in TEXTS]
+    wait_until(lambda: model.batcher.waiting() == len(TEXTS))
+    gate.is_open.set()
+    assert gate.entered.get(timeout=PATIENCE) == 2 * len(TEXTS)
+    assert first.get(timeout=PATIENCE).status == 200
+    for text, answer in zip(TEXTS, others, strict=True):
+        assert answer.get(timeout=PATIENCE).body["predictions"] == Bundle(bundle).predict([text, "film"])
+    assert 'distill_batch_records_bucket{le="16.0",model="films"} 2.0' in running.get("/metrics").body
+
+
+def test_a_batch_has_at_most_as_many_records_as_may_run_together(bundle: Path, start: Start) -> None:
+    running = start(bundle, batch_records=3)
+    gate, [model] = hold(running), running.service.models.values()
+    answers = [running.later({"texts": ["first"]})]
+    gate.entered.get(timeout=PATIENCE)
+    answers += [running.later({"texts": [text]}) for text in TEXTS]
+    wait_until(lambda: model.batcher.waiting() == len(TEXTS))
+    gate.is_open.set()
+    assert [answer.get(timeout=PATIENCE).status for answer in answers] == [200] * 6
+    assert [len(batch) for batch in gate.batches] == [1, 3, 2]
+
+
+def test_a_full_queue_answers_503_and_loses_nothing(bundle: Path, start: Start) -> None:
+    running = start(bundle, waiting=1)
+    gate, [model] = hold(running), running.service.models.values()
+    running_request = running.later({"texts": ["first"]})
+    gate.entered.get(timeout=PATIENCE)
+    waiting_request = running.later({"texts": ["second"]})
+    wait_until(lambda: model.batcher.waiting() == 1)
+    answer = running.ask({"texts": ["third"]})
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.body == {"error": "1 requests wait already: try again in a second"}
+    gate.is_open.set()
+    assert [request.get(timeout=PATIENCE).status for request in (running_request, waiting_request)] == [200, 200]
+
+
+def test_an_error_of_one_request_does_not_fail_the_others(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    gate, [model] = hold(running), running.service.models.values()
+    predict = gate.predict
+
+    def fail(records: list[Any]) -> Any:
+        if "bad" in records:
+            raise RuntimeError("a bad record\nwith more lines")
+        return predict(records)
+
+    gate.predict = fail
+    requests = [running.later({"texts": ["first"]})]
+    gate.entered.get(timeout=PATIENCE)
+    requests += [running.later({"texts": [text]}) for text in ("bad", "good")]
+    wait_until(lambda: model.batcher.waiting() == 2)
+    gate.is_open.set()
+    answers = [request.get(timeout=PATIENCE) for request in requests]
+    assert [answer.status for answer in answers] == [200, 500, 200]
+    assert answers[1].body == {"error": "the model failed: a bad record"}
+    assert running.said.get(timeout=PATIENCE) == "films failed: a bad record"
+
+
+def test_a_request_that_takes_too_long_is_given_up(bundle: Path, start: Start) -> None:
+    running = start(bundle, seconds=0.2)
+    gate = hold(running)
+    answers = [running.ask({"texts": [text]}) for text in ("running", "waiting")]
+    assert [answer.status for answer in answers] == [504, 504]
+    assert answers[0].body == {"error": "no answer within 0.2 s: send fewer or shorter texts"}
+    gate.is_open.set()
+    assert running.ask({"texts": ["next"]}).status == 200
+    assert gate.batches == [["running"], ["next"]]  # The one that waited is not computed.
+
+
+def test_a_slow_body_is_given_up(bundle: Path, start: Start) -> None:
+    running = start(bundle, seconds=0.2)
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as connection:
+        connection.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: me\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n{"
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_goes_away_is_not_computed(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    gate = hold(running)
+    first = running.later({"texts": ["first"]})
+    gate.entered.get(timeout=PATIENCE)
+    body = json.dumps({"texts": ["gone"]}).encode()
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as connection:
+        head = f"POST /predict HTTP/1.1\r\nHost: me\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        [model] = running.service.models.values()
+        wait_until(lambda: model.batcher.waiting() == 1)
+    wait_until(lambda: counted(running, 499))
+    gate.is_open.set()
+    assert first.get(timeout=PATIENCE).status == 200
+    assert running.ask({"texts": ["next"]}).status == 200
+    assert gate.batches == [["first"], ["next"]]
+
+
+# Reloading
+
+
+def replace(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Replaces a bundle as a run does, by renaming."""
+    draft = directory.with_name("draft")
+    draft.mkdir()
+    write_toy_bundle(draft, tokenizer, task="films", **changes)
+    directory.rename(directory.with_name("old"))
+    draft.rename(directory)
+    shutil.rmtree(directory.with_name("old"))
+
+
+def test_a_changed_bundle_is_loaded_while_requests_are_answered(
+    bundle: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    running = start(bundle, reload_seconds=0.01)
+    gate, first = hold(running), served_fingerprint(running)
+    assert first == fingerprint(read_manifest(bundle))
+    before = running.later({"texts": ["film"]})
+    gate.entered.get(timeout=PATIENCE)
+    replace(bundle, tokenizer, labels=["much", "little"])
+    assert running.said.get(timeout=PATIENCE) == "films changed and was loaded again"
+    gate.is_open.set()
+    assert before.get(timeout=PATIENCE).status == 200
+    assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "little"
+    assert served_fingerprint(running) == fingerprint(read_manifest(bundle)) != first
+
+
+def served_fingerprint(running: Running) -> str:
+    [model] = running.get("/models").body["models"]
+    return str(model["fingerprint"])
+
+
+def test_a_bundle_that_cannot_be_loaded_leaves_the_old_one(bundle: Path, start: Start) -> None:
+    running = start(bundle, reload_seconds=0.01)
+    (bundle / "bundle.json").write_text("{")
+    words = running.said.get(timeout=PATIENCE)
+    assert words.startswith(f"films changed and cannot be loaded, the old one is served: {bundle / 'bundle.json'} is")
+    assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "short"
+    assert running.said.empty()  # It is said once.
+
+
+def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> None:
+    long = "a dull film and a moving film " * 3
+    running = start(bundle, characters=1_000_000, total=2_000_000)
+    for text in (long, "film " * 200_000):
+        predictions = running.ask({"texts": ["film", text]}).body["predictions"]
+        assert [each.get("truncated") for each in predictions] == [None, True]
+    answer = start(bundle, refuse_long=True).ask({"texts": ["film", long]})
+    assert (answer.status, answer.body) == (
+        413, {"error": "record 2: it has more tokens than the 8 that the bundle reads: cut it"},
+    )  # fmt: skip
+
+
+def test_a_text_whose_masks_are_all_cut_away_is_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    write_mask_bundle(tmp_path, tokenizer, task="text", max_length=8)
+    running = start(tmp_path)
+    answer = running.ask({"texts": ["a [MASK]", "a dull film and a moving film " * 3 + "[MASK]"]})
+    assert (answer.status, answer.body) == (
+        413, {"error": "record 2: its masks are beyond the 8 tokens that the bundle reads: shorten the text"},
+    )  # fmt: skip
+    assert running.ask({"texts": ["a [MASK]"]}).status == 200
+    assert running.said.empty()  # It is no failure of the model.
+
+
+def test_a_record_that_gives_no_input_is_refused(bundle: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start(bundle)
+    [model] = running.service.models.values()
+
+    def give_no_row(*_: object, **__: object) -> None:
+        raise ValueError("the context has no tokens")
+
+    monkeypatch.setattr(model.bundle.decoder, "cut", give_no_row)
+    answer = running.ask({"texts": ["film"]})
+    assert (answer.status, answer.body) == (422, {"error": "record 1: the context has no tokens"})
+
+
+# Documentation
+
+
+def test_the_description_of_the_interface_needs_no_other_host(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    page = running.get("/docs").body
+    described = running.get("/openapi.json").body["paths"]
+    assert len(described) > 4
+    for path, methods in described.items():
+        for method, operation in methods.items():
+            assert f"<h2><code>{method.upper()} {path}</code></h2>\n<p>{operation['summary']}.</p>" in page
+    assert "<script" not in page
+    links = set(re.findall(r"(?:href|src)=[\"']([^\"']*)", page))
+    assert links == {"data:,", "openapi.json", "./"}
+    own = f"http://127.0.0.1:{running.port}/"
+    assert set(re.findall(r"https?://[^/\s]+/", page)) == {own}
+    assert f"curl {own}predict -H &#x27;Content-Type: application/json&#x27; -d &#x27;{{&quot;texts&quot;: [" in page
+    assert "<li><code>pairs</code>: array of array of string, 2 of them</li>" in page

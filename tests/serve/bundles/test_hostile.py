@@ -1,0 +1,360 @@
+"""Tests of requests that would take a server's memory, its connections or its time, or that may not ask it at all."""
+
+import contextlib
+import gzip
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from distill.core.errors import UserError
+from distill.edge import Bundle
+from distill.serve import __main__ as command
+from distill.serve import http
+from distill.serve.bundles.served_models import load_models
+from distill.serve.http import is_allowed
+from distill.serve.limits import Limits, is_known_host
+from tests.edge.conftest import (
+    write_choice_bundle,
+    write_mask_bundle,
+    write_tag_bundle,
+    write_toy_bundle,
+    write_vector_bundle,
+)
+from tests.serve.bundles.conftest import PATIENCE, Running, hold
+from tests.serve.bundles.test_app import counted, replace, wait_until
+
+Start = Callable[..., Running]
+HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def connect(running: Running) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE)
+
+
+def first_line(connection: socket.socket) -> bytes:
+    return connection.recv(1000).partition(b"\r\n")[0]
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Returns true when the server has closed a connection, after all that it sends; fails after some time."""
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(100_000):
+            pass
+    return True
+
+
+# Bodies
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"\\ud800": []}', 422, "got \\ud800, expected an object with one of texts, pairs, inputs"),
+        (b'{"texts": ["a"], "texts": ["b"]}', 400, "the body is no JSON: the key 'texts' is given twice in one object"),
+        (b'{"texts": [%b]}' % (b"1" * 5000), 400, "the body is no JSON: Exceeds the limit"),
+        ({"texts": ["a" * 40] * 3}, 413, "the request counts as more than 100 characters, the limit: send several"),
+    ],
+    ids=["surrogate", "twice", "digits", "total"],
+)
+def test_a_hostile_body_is_refused(bundle: Path, start: Start, body: object, status: int, message: str) -> None:
+    running = start(bundle, total=100)
+    answer = running.ask(body)
+    assert answer.status == status
+    assert answer.body["error"].startswith(message)
+    assert running.ask({"texts": ["film"]}).status == 200
+
+
+@pytest.mark.parametrize("depth", [900, 990, 100_000])
+@pytest.mark.parametrize("body", [b'{"inputs": [%b]}', b'{"texts": {"a": %b}}', b'{"inputs": [{"tokens": %b}]}', b"%b"])
+def test_lists_in_each_other_are_refused(bundle: Path, start: Start, body: bytes, depth: int) -> None:
+    running = start(bundle)
+    assert running.ask(body % (b"[" * depth + b"]" * depth)).status in (400, 422)  # As deep as Python reads, or deeper.
+    assert running.ask({"texts": ["film"]}).status == 200
+
+
+def test_a_body_that_is_announced_too_large_is_refused_before_it_is_sent(bundle: Path, start: Start) -> None:
+    with connect(start(bundle)) as connection:
+        connection.sendall(HEAD + b"Content-Length: 90000000\r\n\r\n")
+        assert first_line(connection).startswith(b"HTTP/1.1 413")
+
+
+def test_a_compressed_body_is_refused(bundle: Path, start: Start) -> None:
+    answer = start(bundle).ask(gzip.compress(b'{"texts": ["film"]}'), headers={"Content-Encoding": "gzip"})
+    assert (answer.status, answer.body) == (
+        415, {"error": "got the content encoding gzip, expected none: send the JSON as it is"},
+    )  # fmt: skip
+
+
+def test_a_client_that_leaves_in_its_upload_is_no_failure(
+    bundle: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start(bundle)
+    with connect(running) as connection:
+        connection.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"texts')
+    wait_until(lambda: counted(running, 499))
+    assert caplog.text == ""
+
+
+Kinds = list[tuple[Any, dict[str, Any], Any, str]]
+KINDS: Kinds = [
+    (write_tag_bundle, {}, {"tokens": ["a"] * 11}, "a text of record 1 has more than 20 characters, the limit"),
+    (write_tag_bundle, {}, {"tokens": [["a"]]}, "record 1: tokens has lists or objects in it, expected texts"),
+    (write_choice_bundle, {}, {"question": "a", "choices": ["b"] * 4}, "record 1 has 4 choices, the limit of a record"),
+    (write_vector_bundle, {}, ["a"] * 4, "record 1 has 4 texts, the limit of a record is 3"),
+    (
+        write_tag_bundle,
+        {
+            "decoder": "spans", "labels": ["start", "end"], "pair": True, "max_length": 6, "doc_stride": 0,
+            "decoding": {"n_best": 2, "max_answer_length": 2, "null_threshold": 0.0},
+        },
+        {"question": "film", "context": "a a a a a a a a a a"},
+        "record 1: it has 5 windows, expected 3 at most: cut it",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("write", "changes", "record", "message"), KINDS, ids=["tokens", "nested", "choices", "texts", "windows"]
+)
+def test_a_record_of_much_work_is_refused(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    start: Start,
+    write: Any,
+    changes: dict[str, Any],
+    record: object,
+    message: str,
+) -> None:
+    write(tmp_path, tokenizer, task="films", **changes)
+    answer = start(tmp_path, characters=20, rows=3).ask({"inputs": [record]})
+    assert answer.status in (413, 422)
+    assert answer.body["error"].startswith(message)
+
+
+def test_masks_are_counted(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start) -> None:
+    write_mask_bundle(tmp_path, tokenizer, task="films")
+    answer = start(tmp_path, rows=3).ask({"texts": ["[MASK]" * 4]})
+    assert (answer.status, answer.body) == (413, {"error": "record 1 has 4 masks, the limit of a record is 3"})
+
+
+def test_keys_that_no_decoder_reads_are_not_kept(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
+) -> None:
+    write_choice_bundle(tmp_path, tokenizer, task="films")
+    running = start(tmp_path)
+    gate = hold(running)
+    gate.is_open.set()
+    record = {"question": "a", "choices": ["film", "b"]}
+    assert running.ask({"inputs": [{**record, "\ud800": [[[]]]}]}).status == 200
+    assert gate.batches == [[record]]
+
+
+def test_large_requests_share_a_memory_that_small_ones_do_not_need(bundle: Path, start: Start) -> None:
+    running = start(bundle, held=150_000, body=100_000)
+    gate, large = hold(running), {"texts": ["a" * 9_000] * 10}
+    first = running.later(large)
+    gate.entered.get(timeout=PATIENCE)
+    answer = running.ask(large)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    small = running.later({"texts": ["film"]})
+    gate.is_open.set()
+    assert [request.get(timeout=PATIENCE).status for request in (first, small)] == [200, 200]
+    assert running.ask(large).status == 200  # The memory is free again.
+
+
+# Connections
+
+
+def test_headers_that_are_too_large_are_refused(bundle: Path, start: Start) -> None:
+    running = start(bundle, head=1_000)
+    for content in (HEAD + b"X: " + b"a" * 2_000, HEAD + b"X: " + b"a" * 2_000 + b"\r\n\r\n", b"GET /" + b"a" * 2_000):
+        with connect(running) as connection:
+            connection.sendall(content)
+            assert first_line(connection) == b"HTTP/1.1 431 Request Header Fields Too Large"
+    assert running.ask({"texts": ["a" * 5_000]}).status == 200
+
+
+def test_what_comes_behind_a_body_is_limited_too(bundle: Path, start: Start) -> None:
+    with connect(start(bundle, head=1_000)) as connection:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"0\r\nX: " + b"a" * 3_000)
+        assert first_line(connection) == b"HTTP/1.1 431 Request Header Fields Too Large"
+
+
+def test_headers_that_are_too_slow_are_given_up(bundle: Path, start: Start) -> None:
+    running = start(bundle, head_seconds=0.1)
+    with connect(running) as silent, connect(running) as half:
+        half.sendall(HEAD)
+        assert first_line(half) == b"HTTP/1.1 408 Request Timeout"
+        assert is_closed(silent)
+
+
+def test_the_connection_that_waited_longest_makes_room(bundle: Path, start: Start) -> None:
+    running = start(bundle, connections=2)
+    with connect(running) as first, connect(running) as second:
+        wait_until(lambda: len(running.server.server_state.connections) == 2)
+        second.sendall(HEAD)
+        assert running.ask({"texts": ["film"]}).status == 200
+        assert is_closed(first)
+
+
+def test_few_requests_wait_on_one_connection(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    with connect(running) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+        assert is_closed(connection)
+    assert running.get("/health").status == 200
+
+
+def test_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    assert http.most_connections(512) == 36
+    assert http.most_connections(20) == 20
+
+
+# Who may ask
+
+
+def test_head_is_answered_without_a_body(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    answers = [running.ask(None, path, method="HEAD") for path in ("/health", "/ready", "/models")]
+    assert [(answer.status, answer.body) for answer in answers] == [(200, "")] * 3
+    assert running.ask(None, "/predict", method="HEAD").status == 405
+
+
+@pytest.mark.parametrize(
+    ("token", "given", "is_right"),
+    [
+        ("gehéim", "gehéim".encode(), True),
+        ("gehéim", "gehéim".encode("latin-1"), True),
+        ("ключ", "ключ".encode(), True),
+        ("aключ", b"a", False),
+        ("gehéim", b"geheim", False),
+        ("gehéim", b"", False),
+    ],
+)
+def test_a_token_may_have_letters_beyond_ascii(token: str, given: bytes, is_right: bool) -> None:
+    assert is_allowed([(b"authorization", b"Bearer " + given)], token) is is_right
+
+
+@pytest.mark.parametrize(
+    ("host", "is_known"),
+    [
+        ("localhost:8000", True), ("LOCALHOST.", True), ("127.0.0.1:8000", True), ("127.9.9.9", True),
+        ("[::1]:8000", True), ("box:8000", True), ("evil.example:8000", False), ("127.0.0.1.evil.example", False),
+        ("192.168.0.7", False),
+        ("[::2]", False), ("", False), (None, True),
+    ],
+)  # fmt: skip
+def test_a_host_is_known(host: str | None, is_known: bool) -> None:
+    assert is_known_host(host, {"box"}) is is_known
+    assert is_known_host(host, None)
+
+
+def test_a_page_whose_name_leads_here_gets_no_answer(bundle: Path, start: Start) -> None:
+    running = start(bundle, hosts=set())
+    for path in ("/models", "/health", "/"):
+        answer = running.get(path, Host="evil.example:8000")
+        assert (answer.status, answer.body) == (
+            403, {"error": "the host 'evil.example:8000' is not served: start the server with --allow-host NAME"},
+        )  # fmt: skip
+    assert running.get("/models").status == 200
+    assert start(bundle, token="secret", hosts=None).get("/health", Host="evil.example").status == 200
+
+
+@pytest.mark.parametrize(
+    ("token", "message"), [("  ", "has nothing but spaces"), ("a\x01b", "has a control character")]
+)
+def test_a_token_that_no_request_could_bear_is_refused(
+    monkeypatch: pytest.MonkeyPatch, token: str, message: str
+) -> None:
+    monkeypatch.setenv(command.TOKEN, token)
+    with pytest.raises(UserError, match=message):
+        command.read_token()
+    monkeypatch.setenv(command.TOKEN, "secret\n")  # As a file ends.
+    assert command.read_token() == "secret"
+
+
+# Failures of the model and the log
+
+
+def test_a_server_whose_queue_has_ended_is_not_ready(bundle: Path, start: Start) -> None:
+    running = start(bundle)
+    [model] = running.service.models.values()
+    worker = model.batcher._worker
+    assert worker is not None
+    worker.get_loop().call_soon_threadsafe(worker.cancel)
+    wait_until(worker.done)
+    answer = running.get("/ready")
+    assert (answer.status, answer.body) == (503, {"error": "films does not answer"})
+    assert running.ask({"texts": ["film"]}).body == {"error": "the model films does not answer: restart the server"}
+
+
+class Panic(BaseException):
+    """As the panics of a tokenizer, which are no `Exception`."""
+
+
+@pytest.mark.parametrize("error", [Panic("index out of bounds"), UserError("the model cannot be run")])
+def test_a_bundle_that_cannot_predict_does_not_replace_one_that_can(
+    bundle: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    running = start(bundle, reload_seconds=0.01)
+    predict = Bundle.predict
+
+    def fail(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.labels == ["much", "little"]:
+            raise error
+        return predict(self, *arguments, **options)
+
+    monkeypatch.setattr(Bundle, "predict", fail)
+    replace(bundle, tokenizer, labels=["much", "little"])
+    words = running.said.get(timeout=PATIENCE)
+    assert words.startswith("films changed and cannot be loaded, the old one is served:")
+    assert words.endswith(str(error))
+    assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "short"
+
+
+@pytest.mark.parametrize(
+    "write", [write_toy_bundle, write_choice_bundle, write_mask_bundle, write_tag_bundle, write_vector_bundle]
+)
+def test_a_bundle_of_any_kind_predicts_before_it_is_served(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, write: Any
+) -> None:
+    write(tmp_path, tokenizer, task="films")
+    records: list[object] = []
+    predict = Bundle.predict
+
+    def note(self: Bundle, given: list[Any]) -> list[Any]:
+        records.extend(given)
+        return predict(self, given)
+
+    monkeypatch.setattr(Bundle, "predict", note)
+    load_models([str(tmp_path)], model=None, threads=1, limits=Limits())
+    assert len(records) == 1
+
+
+def test_the_server_goes_on_when_nobody_reads_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        command.write_log("films changed and was loaded again")
+        command.write_log("and again")
+        monkeypatch.undo()
+
+
+def test_limits_that_contradict_each_other_are_refused(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(bundle), "--characters", "9", "--total", "8"]) == 2
+    assert capsys.readouterr().err == "error: got --characters 9 and --total 8, expected --total to be no less\n"

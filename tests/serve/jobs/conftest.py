@@ -1,0 +1,166 @@
+"""A service in a thread, whose jobs run when a test lets them and whose dry runs are the test's own."""
+
+import http.client
+import json
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distill.core.files import write_json
+from distill.serve.http import Server
+from distill.serve.jobs.accounts import Accounts
+from distill.serve.jobs.attempts import Attempt, AttemptWork, EngineState
+from distill.serve.jobs.job_service import Service, Settings
+from distill.serve.jobs.paths import create_app
+from distill.serve.jobs.queue import Queue, QueuedJob, State
+from distill.serve.jobs.results import DryRun
+from distill.serve.limits import Limits
+from tests.serve.bundles.conftest import PATIENCE, Answer
+from tests.serve.jobs.programs import wait_for
+
+
+@dataclass
+class FakeEngine:
+    """Attempts that run until a test ends them, or they are cancelled."""
+
+    directory: Path
+    seconds_between_checks: float = 0.01
+    works: list[AttemptWork] = field(default_factory=list)
+
+    def submit(self, work: AttemptWork) -> str:
+        Attempt(self.directory, work.job, work.attempt).path.mkdir(parents=True)
+        self.works.append(work)
+        return work.name
+
+    def state(self, handle: str) -> EngineState:
+        return "running"
+
+    def log(self, handle: str, offset: int) -> bytes:
+        return Attempt.find(self.directory, handle).read_log(offset)
+
+    def cancel(self, handle: str) -> None:
+        attempt = Attempt.find(self.directory, handle)
+        if attempt.read_exit() is None:
+            write_json(attempt.exit, {"code": -15, "error": None})
+
+    def list(self) -> list[str]:
+        return [work.name for work in self.works]
+
+
+@dataclass
+class FakePlanner:
+    """Dry runs that end at once, with what a test wants."""
+
+    result: DryRun | Exception = field(default_factory=lambda: DryRun("10 steps", 12.5, ("one epoch",)))
+    asked: list[tuple[Sequence[str], Mapping[str, str]]] = field(default_factory=list)
+
+    async def plan(self, overrides: Sequence[str], names: Mapping[str, str]) -> DryRun:
+        self.asked.append((overrides, names))
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@dataclass
+class Running:
+    """A service with its address."""
+
+    service: Service
+    engine: FakeEngine
+    planner: FakePlanner
+    server: Server
+    thread: threading.Thread
+    said: "queue.Queue[str]"
+    port: int
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def ask(
+        self, method: str, path: str, body: object = None, *, token: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:  # fmt: skip
+        """Sends a request over a connection of its own."""
+        connection = self.connect()
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        bearer = {} if token is None else {"Authorization": f"Bearer {token}"}
+        connection.request(method, path, content, {"Content-Type": "application/json", **bearer, **(headers or {})})
+        response = connection.getresponse()
+        received = response.read()
+        connection.close()
+        kind = response.getheader("content-type") or ""
+        answer: Any = received if "zip" in kind else received.decode()
+        return Answer(
+            response.status, json.loads(answer) if "json" in kind and answer else answer, dict(response.getheaders())
+        )
+
+    def submit(self, *overrides: str, **more: Any) -> QueuedJob:
+        """Adds a job."""
+        answer = self.ask(
+            "POST", "/jobs", {"overrides": list(overrides) or ["+teacher=minilm", "+student=bilstm"]}, **more
+        )
+        assert answer.status == 201, answer.body
+        return self.job(answer.body["id"])
+
+    def job(self, id: str) -> QueuedJob:
+        job = self.service.queue.get(id)
+        assert job is not None
+        return job
+
+    def wait(self, id: str, state: State) -> QueuedJob:
+        """Returns a job once it is in a state."""
+        wait_for(lambda: self.job(id).state == state)
+        return self.job(id)
+
+    def end(self, id: str, *, code: int = 0, error: str | None = None) -> QueuedJob:
+        """Lets the attempt of a job end."""
+        job = self.wait(id, State.RUNNING)
+        wait_for(lambda: Attempt(self.service.directory, id, job.attempt).path.is_dir())
+        write_json(Attempt(self.service.directory, id, job.attempt).exit, {"code": code, "error": error})
+        return self.wait(id, State.FAILED if code else State.FINISHED)
+
+    def write_events(self, id: str, *events: Mapping[str, Any]) -> None:
+        """Appends events to the file of a job that runs."""
+        job = self.wait(id, State.RUNNING)
+        path = Attempt(self.service.directory, id, job.attempt).events
+        wait_for(path.parent.is_dir)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("".join(f"{json.dumps(event)}\n" for event in events))
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+        self.service.queue.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """A function that starts a service; all are stopped after the test."""
+    running: list[Running] = []
+
+    def run(*, directory: Path | None = None, waiting: int = 100, **settings: Any) -> Running:
+        directory = directory or tmp_path / "service"
+        jobs, engine, planner = Queue(directory / "jobs.sqlite", limit=waiting), FakeEngine(directory), FakePlanner()
+        said: queue.Queue[str] = queue.Queue()
+        service = Service(
+            directory, jobs, engine, settings=Settings(**settings), accounts=Accounts(directory / "accounts.json"),
+            hosts=(), limits=Limits(body=20_000), log=said.put,
+        )  # fmt: skip
+        service.planner = planner  # type: ignore[assignment]
+        server = Server(service, create_app(service), host="127.0.0.1", port=0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        port = int(said.get(timeout=PATIENCE).rpartition(":")[2])
+        running.append(Running(service, engine, planner, server, thread, said, port))
+        return running[-1]
+
+    yield run
+    for one in running:
+        if one.thread.is_alive():
+            one.stop()

@@ -1,0 +1,148 @@
+"""Tests of the events of a job as its watchers get them: all, in order, and from where they left off."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distill.serve.jobs import results
+from distill.serve.jobs.queue import Queue, State
+from distill.serve.jobs.results import Feeds
+from tests.serve.jobs.conftest import Running
+from tests.serve.jobs.programs import wait_for
+
+Start = Callable[..., Running]
+WATCHERS, EVENTS = 16, 1200
+
+
+def read_stream(response: http.client.HTTPResponse) -> list[tuple[int, str, dict[str, Any]]]:
+    """Returns the events of a stream until its end: number, kind and data."""
+    return parse(response.read())
+
+
+def parse(content: bytes) -> list[tuple[int, str, dict[str, Any]]]:
+    found = []
+    for part in content.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in part.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def test_watchers_get_every_event_in_order_and_go_on_after_the_last_one(start: Start) -> None:
+    running = start()
+    job = running.wait(running.submit().id, State.RUNNING)
+    received: list[list[tuple[int, str, dict[str, Any]]]] = []
+
+    def watch() -> None:
+        connection = running.connect()
+        connection.request("GET", f"/jobs/{job.id}/events")
+        received.append(read_stream(connection.getresponse()))
+        connection.close()
+
+    threads = [threading.Thread(target=watch) for _ in range(WATCHERS)]
+    for thread in threads:
+        thread.start()
+    for first in range(0, EVENTS, 100):
+        running.write_events(job.id, *({"kind": "step", "step": first + i, "loss": 0.5} for i in range(100)))
+    running.end(job.id)
+    for thread in threads:
+        thread.join(60)
+    assert len(received) == WATCHERS
+    for events in received:
+        assert [number for number, _, _ in events] == list(range(1, EVENTS + 4))
+        assert [data["step"] for _, kind, data in events if kind == "step"] == list(range(EVENTS))
+        assert [data["state"] for _, kind, data in events if kind == "state"] == ["queued", "running", "finished"]
+    wait_for(lambda: not running.service.feeds.watched)
+    # A watcher whose connection broke goes on; one that has seen the end gets nothing more.
+    path = f"/jobs/{job.id}/events"
+    after = parse(running.ask("GET", path, headers={"Last-Event-ID": str(EVENTS)}).body.encode())
+    assert [number for number, _, _ in after] == [EVENTS + 1, EVENTS + 2, EVENTS + 3]
+    assert running.ask("GET", path, headers={"Last-Event-ID": str(EVENTS + 3)}).status == 204
+    for unknown in ("99999", "x", "-1", "9" * 40):
+        assert running.ask("GET", path, headers={"Last-Event-ID": unknown}).body.startswith("id: 1\n")
+
+
+def test_the_run_of_an_event_is_named_as_in_its_job(start: Start) -> None:
+    running = start()
+    job = running.wait(running.submit().id, State.RUNNING)
+    directory = running.service.runs_directory(job) / "toy" / "1"
+    running.write_events(job.id, {"kind": "run", "directory": str(directory), "run": str(directory)})
+    running.end(job.id)
+    [event] = [
+        data for _, kind, data in parse(running.ask("GET", f"/jobs/{job.id}/events").body.encode()) if kind == "run"
+    ]
+    assert (event["directory"], event["run"]) == ("toy/1", "toy/1")
+
+
+def test_a_job_that_is_tried_again_goes_on_for_its_watchers(start: Start) -> None:
+    running = start()
+    job = running.end(running.submit().id, code=2, error="there is no teacher")
+    running.ask("POST", f"/jobs/{job.id}/retry")
+    connection = running.connect()
+    connection.request("GET", f"/jobs/{job.id}/events")
+    response = connection.getresponse()
+    running.end(job.id)
+    states = [(data["state"], data["error"]) for _, _, data in read_stream(response)]
+    connection.close()
+    assert states == [
+        ("queued", None), ("running", None), ("failed", "there is no teacher"), ("queued", None), ("running", None),
+        ("finished", None),
+    ]  # fmt: skip
+
+
+def test_watchers_are_let_go_when_the_service_stops(start: Start) -> None:
+    running = start()
+    job = running.wait(running.submit().id, State.RUNNING)
+    connection = running.connect()
+    connection.request("GET", f"/jobs/{job.id}/events")
+    response = connection.getresponse()
+    assert response.readline() == b"id: 1\n"
+    running.stop()
+    response.read()
+    connection.close()
+    assert running.service.feeds.watched == 0
+
+
+def test_a_watcher_who_is_far_behind_reads_from_the_queue(tmp_path: Path) -> None:
+    """The events that are kept in memory are few, and a watcher that takes its time still gets all of them."""
+    queue = Queue(tmp_path / "jobs.sqlite")
+    job = queue.add("local", ["task=mrpc"])
+    queue.claim()
+
+    async def watch() -> list[int]:
+        feeds, numbers = Feeds(queue, tmp_path), list[int]()
+        stream = feeds.watch(job.id, 0, lambda: True)
+        numbers += [number for number, _, _ in parse(await anext(stream))]
+        queue.record(job.id, 1, *({"kind": "step", "step": step} for step in range(3 * results.RECENT)))
+        quick = feeds.watch(job.id, 2, lambda: True)  # It drives the feed on.
+        last = 2
+        while last < 3 * results.RECENT + 2:
+            last = parse(await anext(quick))[-1][0]
+        await quick.aclose()
+        queue.finish(job.id, 1, State.FINISHED)
+        async for content in stream:
+            numbers += [number for number, _, _ in parse(content)]
+        assert feeds.watched == 0
+        return numbers
+
+    assert asyncio.run(watch()) == list(range(1, 3 * results.RECENT + 4))
+    queue.close()
+
+
+def test_a_watcher_of_a_job_that_is_removed_is_let_go(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "jobs.sqlite")
+    job = queue.add("local", ["task=mrpc"])
+
+    async def watch() -> None:
+        stream = Feeds(queue, tmp_path).watch(job.id, 0, lambda: True)
+        await anext(stream)
+        queue.cancel(job.id)
+        queue.remove(job.id)
+        assert [content async for content in stream] == []
+
+    asyncio.run(watch())
+    queue.close()
