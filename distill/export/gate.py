@@ -294,7 +294,7 @@ class ExportedFile(FileComparison):
         reason: the reason in words; None if it passed.
         confidence: that of the interval whose upper end decides, more than 95% for one of several recipes.
         recipe: number format of the weights, in words.
-        target: the processors that the file is right on, one of `edge.processor.TARGETS`.
+        target: the processors that the file is right on, one of `edge.bundle_files.TARGETS`.
         abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
         batch_sensitivity: how far its predictions depend on the other texts of a batch.
         batch_size: the number of texts that the bundle recommends to run together; None for any.

@@ -52,7 +52,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
     `predicts_tokens` has the further input `positions [n]` and `logits [n, V]`, as `run_exported`. The `logits` of an
     encoder of vectors are these, `[B, H]`.
 
-    The files are those of `edge.model_files.list_model_files`, two for a large model.
+    The files are those of `edge.bundle_files.list_model_files`, two for a large model.
 
     Args:
         tokenizer: makes the inputs; None for all that the model accepts.
@@ -106,6 +106,8 @@ def save_program(
         )
     assert program is not None
     _keep_residuals_apart(program)
+    for node in program.model.graph.all_nodes():  # They would show the directories of this machine.
+        node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
     size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
     program.save(str(path), external_data=size > EXTERNAL_DATA_BYTES)
 

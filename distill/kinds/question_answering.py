@@ -60,7 +60,7 @@ class AnswerScores(Scoring):
     Args:
         max_length: tokens of a window.
         doc_stride: tokens of the context that neighbouring windows share.
-        limits: of spans, as `edge.spans.find_answers` takes them.
+        limits: of spans, as `edge.answering.find_answers` takes them.
         scored: the questions of all scored splits in turn; None before the data is read.
         may_be_unanswerable: whether a split has a question without an answer, so that the rules of SQuAD 2.0 hold.
     """

@@ -67,6 +67,11 @@ def test_a_teacher_reads_token_types_and_a_student_does_not(exported: dict[str, 
     assert "token_type_ids" not in names["student"]
 
 
+def test_a_file_names_no_source_file_of_the_machine(exported: dict[str, Any]) -> None:
+    for name in exported["sessions"]:
+        assert b".py" not in (exported["directory"] / f"{name}.onnx").read_bytes()
+
+
 def test_the_graph_has_plain_attention_and_residual_sums_that_are_not_fused(
     exported: dict[str, Any], tmp_path: Path
 ) -> None:
