@@ -270,7 +270,7 @@ def test_each_choice_may_have_a_column(
         return status, "".join(capsys.readouterr())
 
     rows = ["which,film,a dull film,,A", "which,film,a dull film,a film,C"]
-    status, printed = evaluation(*rows)
+    status, printed = evaluate(*rows)
     lists = [["film", "a dull film"], ["film", "a dull film", "a film"]]
     examples = [
         {"question": "which", "choices": choices, "answer": key} for choices, key in zip(lists, "AC", strict=True)
@@ -278,15 +278,15 @@ def test_each_choice_may_have_a_column(
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, examples)))
     assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
     assert (status, printed) == (0, capsys.readouterr().out)
-    assert evaluation(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
+    assert evaluate(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
     found = "{'question': 'which', 'choices': ['film']}"
     message = f"error: {file}, line 4: got {found}, expected a list of at least two choices\n"
-    assert evaluation(*rows, "which,film,,,A") == (2, message)
+    assert evaluate(*rows, "which,film,,,A") == (2, message)
     options[1] = "--text-column=x"
     missing = (
         "error: there is no column x, the columns are question, a, b, c, key: give --text-column or --label-column\n"
     )
-    assert evaluation(*rows) == (2, missing)
+    assert evaluate(*rows) == (2, missing)
 
 
 def test_answers_are_read_as_in_a_run() -> None:
