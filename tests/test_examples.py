@@ -191,10 +191,3 @@ def run_example(name: str, *arguments: str, directory: Path, cache: Path) -> str
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_an_example_lists_its_options(script: Path, tmp_path: Path, cache: Path) -> None:
-    output = run_example(script.name, "--help", directory=tmp_path, cache=cache)
-    assert "usage:" in output

@@ -251,7 +251,7 @@ TEXTS, ANSWERS = ["a lovely film", "a dull mess", "a joy", "a bore"], ["good", "
         ({"data": {"text": TEXTS}, "train": None, "dev": None}, "the data has no column label: it has text; name"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("form", ["mapping", "frame", "dataset"])
+@pytest.mark.parametrize("form", ["mapping", "dataset"])
 def test_columns_and_labels_that_are_missing_in_memory_are_refused_at_once(
     options: dict[str, Any], message: str, form: str
 ) -> None:

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 
 import distill as d
 from distill.chain import distillation
-from distill.data import batches, splits
+from distill.data import batches
 from distill.data.batches import MixedExamples
 from distill.kinds import Classification, Regression
 from distill.losses import Cosine, HardLabels, LogitMSE, Objective, PseudoLabels, SoftTargets
@@ -96,18 +96,6 @@ def test_labels_alone_are_learned_without_the_texts_in_as_many_steps(
     assert json.loads((tmp_path / "run" / "run.json").read_text())["task"]["unlabelled"]["share"] == 0.0
     expected = "objective custom learns from labels alone, and the texts of task.unlabelled have none"
     assert expected in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_fine_tuned_teacher_is_shared_by_runs_with_and_without_unlabelled_text(
-    encoder_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = {"max_steps": 2, "max_epochs": None, "precision": "32-true"}
-    for task in (classification(unlabelled=UNLABELLED), classification()):
-        d.Teacher.from_pretrained(encoder_dir, cache_dir=tmp_path / "cache").fit(task, **settings)
-    out = " ".join(capsys.readouterr().out.split())
-    assert out.count("is fine-tuned on toy first") == 1
-    assert out.count("Teacher: fine-tuned before, read from") == 1
-    assert len(list((tmp_path / "cache" / "teachers").iterdir())) == 1
 
 
 def mixed_toy(tokenizer: PreTrainedTokenizerBase, directory: Path, **options: Any) -> Toy:
@@ -273,26 +261,6 @@ def test_copies_and_a_bank_are_labelled_by_default_as_far_as_they_fit(
     assert out.count("encodes 56 sentences once") == 1
     assert "40 sentences of the bank (of 56 sentences of data in memory); 50% of the examples of every step" in out
     assert "bank: 56 sentences, encoded once; left out 9 of 10 copies of each row and 16 of 56 sentences of" in out
-
-
-def test_a_run_without_text_says_what_it_would_gain(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(fitting, "fit", _no_training)
-    source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
-    trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=1, precision="32-true")
-    objectives = {"taught": Objective(soft=SoftTargets()), "labels": Objective(hard=HardLabels())}
-    for name, objective in objectives.items():
-        with pytest.raises(_Stopped):
-            d.distill(
-                source, d.students.distilbert(), classification(unlabelled=None), trainer=trainer, augment=None,
-                objective=objective, directory=tmp_path / name,
-            )  # fmt: skip
-        out = " ".join(capsys.readouterr().out.split())
-        advice = f"none; to give some: task.unlabelled=FILE, augment=tang (copies of the rows); {splits.AUTO_GAIN}"
-        assert (advice in out) == (name == "taught")
-        assert "unlabelled" not in json.loads((tmp_path / name / "run.json").read_text())["task"]
 
 
 @pytest.mark.usefixtures("copies")

@@ -63,17 +63,6 @@ def test_entries_of_other_kinds_versions_and_parts_have_other_keys() -> None:
     assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
 
 
-def test_an_entry_of_another_version_is_not_read_and_stays(tmp_path: Path) -> None:
-    before, now = (tmp_path / "tokens" / entry_key("tokens", version, "text")[:20] for version in (0, 1))
-    write_entry(before)
-    with leases():
-        assert not has_entry(now)
-    write_entry(now)
-    with leases():
-        assert has_entry(now)
-    assert (before / "weights").is_file()
-
-
 def test_an_entry_is_leased_from_its_reading_to_the_end_of_the_run(tmp_path: Path) -> None:
     entry = write_entry(tmp_path / "tokens" / "one")
     assert not files.is_locked(entry / LEASE)

@@ -165,6 +165,7 @@ def damage(path: Path, generator: random.Random) -> bytes | None:
     return bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_of_the_cache_is_noticed_and_made_again(cache: Cache) -> None:
     generator = random.Random(0)
     intact = {name: (reader(), read_all(cache.entries(name))) for name, reader in cache.readers.items()}

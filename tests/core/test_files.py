@@ -80,17 +80,6 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "old")]
 
 
-def test_an_error_leaves_no_directory(tmp_path: Path) -> None:
-    def raise_while_writing() -> None:
-        with files.atomic_directory(tmp_path / "entry") as draft:
-            (draft / "file").write_text("half")
-            raise RuntimeError("half")
-
-    with pytest.raises(RuntimeError, match="half"):
-        raise_while_writing()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("damage", ["change", "truncate", "remove", "unseal", "forget"])
 def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "entry"

@@ -56,6 +56,7 @@ def list_leaves(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[
             yield (*prefix, str(name))
 
 
+@pytest.mark.slow
 def test_a_key_without_a_meaning_is_found(
     reference: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,11 +10,13 @@ from tests.documentation.conftest import ROOT
 from tests.documentation.test_python_reference import DOCUMENTED
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_the_site_has_every_page(site: Path) -> None:
     assert {path.stem for path in site.glob("*.html")} >= {path.stem for path in (ROOT / "docs").glob("*.md")}
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_no_file_of_the_site_loads_another_from_the_network(site: Path) -> None:
     pages = [*site.rglob("*.html")]
@@ -29,6 +31,7 @@ def test_no_file_of_the_site_loads_another_from_the_network(site: Path) -> None:
         assert not loaded, f"{sheet.name} loads files from the network"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("site")
 def test_the_references_have_an_anchor_for_every_option_and_name(site: Path, reference: ModuleType) -> None:
     def anchors(folder: str) -> set[str]:

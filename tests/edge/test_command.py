@@ -206,10 +206,7 @@ def test_a_full_disk_is_reported_in_one_line(bundle: Path) -> None:
     ("options", "expected"),
     [
         (["--threads", "0"], "got threads=0, expected a whole number from 1 to 1024"),
-        (["--threads", "-1"], "got threads=-1, expected a whole number from 1 to 1024"),
-        (["--threads", "99999999999"], "got threads=99999999999, expected a whole number from 1 to 1024"),
         (["--model", "int9"], "has no model int9, expected one of fp32"),
-        (["--model", ""], "has no model , expected one of fp32"),
     ],
 )
 def test_invalid_options_are_reported_in_one_line(

@@ -119,12 +119,6 @@ def test_a_bundle_that_fills_no_masks_has_no_rounds(tmp_path: Path, tokenizer: P
         Bundle(tmp_path).predict(["a film"], rounds=4)
 
 
-@pytest.mark.parametrize("rounds", [0, -1, 1.5, True])
-def test_rounds_are_a_whole_number(directory: Path, rounds: int) -> None:
-    with pytest.raises(UserError, match=f"got rounds={rounds}, expected a whole number of at least 1"):
-        Bundle(directory).predict(TEXTS, rounds=rounds)
-
-
 def test_the_command_refines(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = Bundle(directory).predict(TEXTS[1], rounds=4)["text"]
     assert main([str(directory), TEXTS[1], "--rounds", "4"]) == 0

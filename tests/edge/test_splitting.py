@@ -95,7 +95,14 @@ def test_words_are_located_in_a_text_that_has_nothing_else() -> None:
     assert locate_in_text(["left", "AT&T"], "AT&T left") is None
 
 
-@pytest.mark.parametrize("part", ["!", "a's", "(n't", "\u6211", "a\u0301"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "!",
+        "(n't",
+        "\u6211",
+    ],
+)
 def test_a_long_word_takes_no_quadratic_time(part: str) -> None:
     text = part * 50_000
     for splitter in (EDGES, Splitter("characters")):

@@ -141,10 +141,8 @@ def test_sentences_are_escaped(command: Callable[..., int], tmp_path: Path) -> N
     [
         (("inspect.split=test",), "inspect.split=test is no split of task=classification, expected one of train, dev"),
         (("inspect.sentences=['" + "good " * 100 + "']",), "has 402 tokens, and teacher reads 80 at most: cut it"),
-        (("inspect.word=zebra",), "inspect.word=zebra is in 0 of 24 texts"),
         (("inspect.relations=none.conllu",), "none.conllu cannot be read"),
         (("trainer.max_epochs=1",), "job=inspect reads only model, other, inspect.*"),
-        (("inspect.probe_rows=20",), "a probe of states of 32 numbers would fit any labels of 20 rows"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -152,11 +150,6 @@ def test_bad_input_is_one_line(
 ) -> None:
     assert command(*options) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("job=inspect", "task=sst2") == 2
-    assert "job=inspect has no model to look inside: add model=DIR" in capsys.readouterr().err
 
 
 def test_a_model_without_a_trained_head_is_refused(

@@ -82,6 +82,7 @@ def test_a_sentence_a_layer_and_heads_are_chosen(open_page: Open, subjects: list
     assert all(count > 100 for count in page.evaluate(INK))
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.xdist_group("browser")
 def test_the_arrow_keys_and_a_touch_choose_a_head(open_page: Open) -> None:
@@ -100,6 +101,7 @@ def test_the_arrow_keys_and_a_touch_choose_a_head(open_page: Open) -> None:
     assert (page.input_value("[name=layer]"), chosen_heads(page)) == ("2", ["4"])
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.xdist_group("browser")
 def test_fewer_lines_are_drawn_for_one_word_that_looks(open_page: Open, subjects: list[Subject]) -> None:
@@ -111,21 +113,7 @@ def test_fewer_lines_are_drawn_for_one_word_that_looks(open_page: Open, subjects
     assert 0 < page.evaluate(INK)[0] < everything
 
 
-@needs_browser
-@pytest.mark.xdist_group("browser")
-def test_the_table_of_heads_is_sorted_by_a_click(open_page: Open) -> None:
-    page = open_page()
-    table = page.locator("section", has=page.locator("h2", has_text=re.compile("^Heads$"))).locator("table").last
-    column = table.locator("th").all_inner_texts().index("entropy")
-
-    def values() -> list[float]:
-        return [float(row.locator("td").nth(column).inner_text()) for row in table.locator("tbody tr").all()]
-
-    before = values()
-    table.locator("th").nth(column).click()
-    assert values() in (sorted(before), sorted(before, reverse=True))
-
-
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.xdist_group("browser")
 @pytest.mark.parametrize("scheme", SCHEMES)

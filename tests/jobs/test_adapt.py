@@ -88,17 +88,8 @@ def test_a_student_of_an_adapted_teacher_has_its_vocabulary(
             (*LABELS, "adapt.add_words=500"),
             "adapt.add_words=500 would change nothing with adapt=none: set adapt=domain",
         ),
-        ((*LABELS, "adapt=domain"), "adapt=domain has no text: set adapt.data_dir=DIR"),
-        (
-            (*LABELS, "adapt=task", "adapt.data_dir=."),
-            "adapt=task reads the training texts of the task: leave adapt.da",
-        ),
-        ((*LABELS, "adapt=task", "teacher.finetune=false"), "adapt=task changes the encoder under a teacher's head"),
-        ((*LABELS, "adapt=task", "adapt.add_words=many"), "got adapt.add_words=many, expected auto, a number of at l"),
         ((*LABELS, "adapt=task", "adapt.clean=all"), "got adapt.clean=all, expected one of null, web"),
         (("+student=distilbert", "task=mlm", "adapt=task"), "adapt=task would change nothing in job=distill task=mlm"),
-        ((*TEXT, "adapt=task"), "adapt=task is for a teacher that is fine-tuned on labels, and task=mlm is raw text"),
-        ((*TEXT, "adapt.add_words=-1"), "got adapt.add_words=-1, expected auto, a number of at least 0"),
     ],
 )
 def test_what_has_no_effect_is_refused(run: Run, data_dir: Path, options: tuple[str, ...], message: str) -> None:

@@ -63,12 +63,9 @@ def test_a_bundle_and_a_teacher_are_measured(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], "job=benchmark has no bundles to measure: add bundles=[DIR,...], directories with bundle.json"),
-        (["bundles=[nowhere]"], "nowhere is no bundle: it has no bundle.json"),
         (["bundles=nowhere", "seed=2"], "job=benchmark reads only job=, job., bundles=, benchmark., output_dir="),
         (["bundles=[nowhere]", "job.threads=[0]"], "got job.threads=[0], expected whole numbers of at least 1"),
         (["bundles=[nowhere]", "job.threads=2"], "got job.threads=2, expected whole numbers of at least 1 in a list"),
-        (["bundles=[nowhere]", "benchmark.lengths=[]"], "got benchmark.lengths=[], expected whole numbers"),
         (["bundles=[nowhere]", "benchmark.max_lengths=[8]"], "benchmark.max_lengths is for job=distill, which has the"),
     ],
 )  # fmt: skip

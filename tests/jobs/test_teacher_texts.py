@@ -13,7 +13,7 @@ from tests.jobs.runs import Run, capture_runs, read_record, run_command
 
 WORDS = ("one", "two", "three", "four", "five")
 TRAINER = ("trainer.max_steps=4", "trainer.max_epochs=null", "trainer.batch_size=8", "trainer.precision=32-true",
-           "trainer.accelerator=cpu")  # fmt: skip
+           "trainer.accelerator=cpu", "export.enabled=false")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,6 @@ OF_CLASSES = ("task=sst2", "task.text=[source]", "task.label=target")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("teacher.beams=0",), "got teacher.beams=0, expected a whole number of at least 1"),
         (("teacher.beams=4", "teacher.keep=all"), "got teacher.keep=all, expected 1 or nearest"),
         (("teacher.keep=nearest",), "got teacher.keep=nearest, expected 1 without teacher.beams"),
         (("teacher.beams=4", "baseline=true"), "teacher.beams=4 puts the teacher's texts in the place of the labels"),
@@ -115,10 +114,6 @@ OF_CLASSES = ("task=sst2", "task.text=[source]", "task.label=target")
         ),
         (("teacher.beams=4", *OF_CLASSES), "teacher.beams=4 replaces the targets of texts, and task=sst2 has none"),
         (("objective=on_policy", *OF_CLASSES), "student_share of objective on_policy has the student write targets"),
-        (
-            ("objective=on_policy", "objective.terms.gkd.student_share=1.1"),
-            "student_share=1.1, expected a share from 0 to 1",
-        ),
         (
             ("objective=on_policy", "objective.terms.gkd.sampling_temperature=0"),
             "sampling_temperature=0, expected a number above 0",

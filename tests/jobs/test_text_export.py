@@ -14,15 +14,15 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from distill.edge import Bundle
-from distill.edge.bundle_files import encoder_file
 from tests.conftest import write_corpus
-from tests.jobs.runs import Run, capture_runs, read_record, run_command
+from tests.jobs.runs import Run, capture_runs, run_command
 
 COMMON = (
     "trainer.batch_size=16", "trainer.max_epochs=1", "trainer.learning_rate=3e-3", "trainer.precision=32-true",
     "trainer.accelerator=cpu",
 )  # fmt: skip
 EXPORT = ("benchmark.enabled=false", "export.max_drop=0.05")
+pytestmark = pytest.mark.xdist_group("test_text_export.causal")
 
 
 def write_tokenizer(directory: Path, texts: list[str], *, start: bool) -> None:
@@ -82,34 +82,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return root, write_pairs(root / "data")
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_student_of_an_encoder_decoder_is_exported_and_scored_on_its_targets(
-    kind: str, pairs: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root, texts = pairs
-    make_teacher(root / kind, kind, texts)
-    run = capture_runs(partial(run_in, root), tmp_path, capsys)
-    code, text, directory = run(
-        *COMMON, "task=seq2seq", f"task.data_dir={root / 'data'}", "task.max_length=32", "task.max_target=32",
-        "+teacher=pretrained", f"teacher.path={root / kind}", "teacher.finetune=false", "+student=distilbert",
-        "objective=seq2seq", "teacher.accept_weak=true", *EXPORT,
-    )  # fmt: skip
-    assert code == 0, text
-    record, bundle = read_record(directory), directory / "bundle"
-    metrics, formats = record["student"]["metrics"], record["export"]
-    assert formats["fp32"]["gate"] == "passed"
-    assert formats["fp32"]["metrics"]["loss"] == pytest.approx(metrics["loss"], abs=1e-4)
-    assert formats["int8"]["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=0.05)
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    for file in manifest["models"].values():
-        assert encoder_file(bundle / file).name in manifest["files"]
-        assert encoder_file(bundle / file).name in (bundle / "SHA256SUMS").read_text()
-    assert manifest["generation"]["start"] == 0
-    assert manifest["generation"]["eos"] == [2]
-    assert (manifest["generation"]["layers"], manifest["generation"]["heads"]) == (2, 2)
-    assert Bundle(bundle, model="fp32").generate_all(["3 1 2"], max_new_tokens=3)[0]["tokens"]
-
-
 def run_in(root: Path, output: Path, *options: str) -> int:
     """Runs the command in this process."""
     return run_command(*options, f"cache_dir={root / 'cache'}", f"output_dir={output}")
@@ -137,27 +109,6 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run_in(root, root / "students", *options, *student) == 0
     [path] = (root / "students").rglob("run.json")
     return path.parent
-
-
-def test_student_of_a_causal_model_is_exported_and_gated_by_its_loss(causal: Path) -> None:
-    record = read_record(causal)
-    formats, metrics = record["export"], record["student"]["metrics"]
-    assert formats["fp32"]["gate"] == "passed"
-    found = formats["fp32"]["metrics"]
-    assert found.keys() >= {"perplexity", "loss", "word_perplexity", "bits_per_byte"}
-    assert found == pytest.approx({name: metrics[name] for name in found}, rel=1e-4)
-    assert formats["int8"]["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=0.05)
-    manifest = json.loads((causal / "bundle" / "bundle.json").read_text())
-    assert manifest["decoder"] == "continuation"
-    assert manifest["generation"] == {
-        "eos": [0], "pad": 0, "start": None, "max_new_tokens": 64, "positions": 1024, "layers": 2, "heads": 2,
-        "head_width": 96, "positions_input": True, "forced_bos": None, "forced_eos": None, "length_penalty": None,
-        "early_stopping": None, "renormalizes": None, "beams": None, "repetition_penalty": None, "min_length": None,
-        "min_new_tokens": None, "no_repeat_ngram_size": None, "bad_words_ids": None, "suppress_tokens": None,
-        "begin_suppress_tokens": None,
-    }  # fmt: skip
-    for name in ("model.onnx", "model.int8.onnx", "README.md", "bundle.json"):
-        assert name in (causal / "bundle" / "SHA256SUMS").read_text()
 
 
 def test_int8_file_has_the_table_of_embeddings_once(causal: Path) -> None:

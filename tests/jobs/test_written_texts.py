@@ -15,6 +15,7 @@ from tests.jobs.test_text_export import COMMON, EXPORT, make_teacher, run_in, wr
 
 METRICS = ("exact_match", "rougeL", "chrf", "bleu")
 MODELS = ("teacher", "fp32", "int8")
+pytestmark = pytest.mark.xdist_group("test_written_texts.directory")
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,7 @@ def test_the_report_shows_the_texts_beside_each_other(directory: Path) -> None:
     assert "&lt;b&gt;1 | 2&lt;/b&gt; *3*" in page
 
 
+@pytest.mark.slow
 def test_the_plan_counts_the_texts_and_a_run_writes_none_where_none_are_scored(
     work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

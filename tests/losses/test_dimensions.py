@@ -15,8 +15,6 @@ from distill.losses.term import EncoderSize, take_prefix
 from tests.conftest import sentences
 from tests.kinds.test_embedding import items_of
 
-NAN = float("nan")
-
 
 def test_a_prefix_has_the_length_of_its_vector() -> None:
     vectors = torch.tensor([[3.0, 4.0, 12.0], [0.0, 0.0, 2.0]], requires_grad=True)

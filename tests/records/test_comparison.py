@@ -187,9 +187,7 @@ def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: P
     assert f"{paths[0].name}/run.json is damaged" in message
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("nowhere", "runs=.*nowhere is no directory"), ("", "runs=.* has no runs: give the")]
-)
+@pytest.mark.parametrize(("name", "expected"), [("", "runs=.* has no runs: give the")])
 def test_directory_without_runs_is_refused(name: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=expected):
         schema.find_runs(tmp_path / name)

@@ -72,6 +72,7 @@ def test_tensorboard_has_the_curves_the_results_and_the_configuration(tmp_path: 
     assert b"monday" in hparams
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_that_a_resumed_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     pytest.importorskip("mlflow")
@@ -130,11 +131,3 @@ def test_trackers_read_their_variables_when_they_are_used(monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_MODE", "never")
     with pytest.raises(UserError, match="got WANDB_MODE=never, expected one of online, offline, disabled"):
         Wandb(project="toy")._mode()
-
-
-def test_loggers_compose_and_each_has_its_options() -> None:
-    config = compose_config("logger=[csv,mlflow,tensorboard,wandb]", "logger.mlflow.experiment=mine")
-    assert list(config.logger) == ["csv", "mlflow", "tensorboard", "wandb"]
-    assert (config.logger.mlflow.experiment, config.logger.wandb.mode) == ("mine", None)
-    assert config.logger.mlflow.tracking_uri is None
-    assert "logger" not in compose_config("logger=[]")

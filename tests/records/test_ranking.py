@@ -70,19 +70,6 @@ def test_the_first_row_of_errors_has_the_least_and_the_next_one_is_the_nearest(t
     assert row_tables.table(rows)[3][4].startswith("+0.200 (")
 
 
-def test_a_row_of_fewer_errors_on_test_is_ahead_there(tmp_path: Path) -> None:
-    for number, (name, dev, test) in enumerate((("a", 0.8, 0.7), ("b", 0.9, 0.6), ("c", 0.91, 0.8))):
-        directory = write_row(tmp_path, number, name, [dev, dev, dev])
-        content = open_run(directory).record
-        for index, entry in enumerate(content["seeds"]):
-            entry["export"]["fp32"]["metrics"]["test/accuracy"] = test + index / 100 + number * index / 1000
-        Run(directory, content).save()
-    text = describe_ranking(count_errors(tmp_path))
-    assert text is not None
-    assert text.startswith("No best row: objective=a (rmse 0.7100 ± 0.0100 on test, ")
-    assert text.endswith("is the first by dev, and ahead of it on test, beyond noise, objective=b.")
-
-
 def test_rows_of_errors_are_equal_within_a_percent_of_the_first(tmp_path: Path) -> None:
     write_row(tmp_path, 0, "a", [30.0, 31.0, 30.5])
     write_row(tmp_path, 1, "b", [29.98, 31.03, 30.52])

@@ -170,12 +170,6 @@ def test_the_summary_has_a_row_for_every_exported_file() -> None:
     ]
 
 
-def test_a_baseline_has_a_row_of_its_own() -> None:
-    rows = tables.summary_rows(record(baseline={"metrics": {"accuracy": 0.45}}))
-    assert rows[2] == ("baseline, no teacher", "10.0 M", "0.4500", "50.0%", "-", "-", "-", "-", "-")
-    assert [row[4] for row in rows] == ["-", "-", "-", "+45.0", "+36.0"]
-
-
 def several_seeds() -> dict[str, Any]:
     """A record with three seeds: mean and deviation of the students, and differences from baseline and teacher."""
     files = {"fp32": {"mean": 0.855, "std": 0.0123}, "int8": {"mean": 0.81, "std": 0.02}}
@@ -267,14 +261,6 @@ def test_without_an_export_the_report_has_no_files_and_no_latency() -> None:
     assert "agreement_top5" not in text
 
 
-def test_the_terminal_table_has_the_rows_of_the_summary() -> None:
-    for content in (record(), language_model_record()):
-        table = report.summary_table(content)
-        headers = [str(column.header) for column in table.columns]
-        assert tuple(" ".join(header.split()) for header in headers) == tables.summary_columns(content)
-        assert list(zip(*(column.cells for column in table.columns), strict=True)) == tables.summary_rows(content)
-
-
 def test_a_narrow_terminal_shows_the_first_metrics_of_a_run_without_an_export() -> None:
     content = language_model_record() | {"export": {}}
     metrics = {f"metric_number_{number}": 0.1234 for number in range(8)}
@@ -289,22 +275,6 @@ def test_a_narrow_terminal_shows_the_first_metrics_of_a_run_without_an_export() 
     assert "loss perplexity" in shown
     assert columns[-1] == "metric_number_7"
     assert columns[-1] not in shown
-
-
-@pytest.mark.parametrize("metric", [0.0, -0.1])
-def test_a_teacher_at_zero_or_below_gives_no_shares(metric: float) -> None:
-    teacher = record()["teacher"] | {"metrics": {"accuracy": metric}}
-    content = record(teacher=teacher)
-    assert tables.summary_columns(content)[3] == "points against teacher"
-    assert not [row[3] for row in tables.summary_rows(content) if "%" in row[3]]
-
-
-def test_without_a_benchmark_the_report_has_no_latency() -> None:
-    content = record(benchmark=[])
-    assert {row[5:] for row in tables.summary_rows(content)} == {("-",)}
-    text = report.render_report(content)
-    assert "No latency was measured." in text
-    assert "## Latency" not in text
 
 
 def test_without_the_teachers_timings_the_report_has_no_speed_up() -> None:
@@ -335,14 +305,6 @@ def test_documents_name_a_substitute_teacher() -> None:
         assert "The weights of bert_base were not available." in text
         assert "> embedded is the teacher of this run" in text
     assert "not available" not in report.render_report(record())
-
-
-def test_documents_show_the_notices_about_a_teacher() -> None:
-    content = record(teacher=record()["teacher"] | {"notices": ["teacher big is weak", "its labels are put in order"]})
-    for text in (report.render_report(content), report.render_model_card(content, ["no", "yes"])):
-        assert "\n> **Notice.** teacher big is weak\n" in text
-        assert "\n> **Notice.** its labels are put in order\n" in text
-    assert "Notice" not in report.render_report(record())
 
 
 def test_the_metrics_of_other_splits_have_a_table_of_their_own() -> None:
@@ -404,22 +366,6 @@ def test_a_missing_value_is_never_shown_as_none(make: Any) -> None:
     assert checked > 20
 
 
-def test_nothing_is_missing_in_the_report_of_a_whole_record() -> None:
-    prose = [line for line in report.render_report(record()).splitlines() if not line.startswith("|")]
-    assert not [line for line in prose if " - " in line or line.endswith("-") or "(-" in line]
-
-
-def test_a_card_has_the_prediction_and_the_example_of_its_task() -> None:
-    content = record()
-    content["task"] |= {
-        "pipeline_tag": "token-classification", "prediction": "Entities: PER, ORG.", "example": "'[\"a\", \"b\"]'",
-    }  # fmt: skip
-    card = card_of(content, [])
-    assert card.data.pipeline_tag == "token-classification"
-    assert "Distilled from **big**. Entities: PER, ORG." in card.text
-    assert 'python -m distill.edge path/to/this/directory \'["a", "b"]\'\n' in card.text
-
-
 def test_a_card_names_what_a_classifier_and_a_regression_predict() -> None:
     assert "Labels: no, yes." in report.render_model_card(record(), ["no", "yes"])
     number = record()
@@ -457,7 +403,6 @@ def test_the_header_of_a_card_has_the_fields_of_the_hub() -> None:
         (12.4, None, "computed in every step, 12 s in total"),
         (0.0, None, "none needed"),
         (12.4, {"hit": False, "bytes": 64_000}, "computed once in 12 s and cached (0.1 MB)"),
-        (0.0, {"hit": True, "bytes": 64_000}, "read from the cache (0.1 MB)"),
     ],
 )
 def test_the_report_has_the_cost_of_the_teachers_outputs(
@@ -466,15 +411,6 @@ def test_the_report_has_the_cost_of_the_teachers_outputs(
     content = record()
     content["training"] |= {"teacher_seconds": seconds, "teacher_cache": cache}
     assert f"- Teacher outputs: {expected}\n" in report.render_report(content)
-
-
-def test_the_best_constant_prediction_is_a_row_of_every_table() -> None:
-    content = record(baseline={"metrics": {"accuracy": 0.45}})
-    content["teacher"]["constant"] = {"answer": "always positive", "metrics": {"accuracy": 0.54}}
-    [row] = [row for row in tables.summary_rows(content) if row[0] == "always positive"]
-    assert row[2] == "0.5400"
-    assert "| always positive | - | 0.5400 |" in report.render_report(content)
-    assert ("always positive", "-", "0.5400") in tables.summary_rows(content | {"export": {}})
 
 
 def test_the_report_says_how_the_weights_and_the_options_were_chosen() -> None:

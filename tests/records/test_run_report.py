@@ -159,14 +159,6 @@ def test_curves_join_the_files_of_a_resumed_run_and_leave_out_what_was_cut_off(t
     assert read_curves(tmp_path / "nowhere") == {}
 
 
-def test_the_pareto_front_has_no_point_that_another_one_beats() -> None:
-    values = [(1.0, 0.5), (2.0, 0.4), (2.0, 0.7), (3.0, 0.7), (4.0, 0.9)]
-    points = [plots.Point(cost, metric, "") for cost, metric in values]
-    assert [point.metric for point in plots.find_pareto(points)] == [0.5, 0.7, 0.9]
-    front = plots.find_pareto(points, lower_is_better=True)
-    assert [(point.cost, point.metric) for point in front] == [(1.0, 0.5), (2.0, 0.4)]
-
-
 @pytest.mark.parametrize("lower_is_better", [False, True])
 def test_a_point_that_costs_more_for_the_same_metric_is_not_on_the_pareto_front(lower_is_better: bool) -> None:
     sign = -1.0 if lower_is_better else 1.0

@@ -264,16 +264,6 @@ def test_8_a_ranking_without_a_baseline_says_that_the_gain_is_not_known() -> Non
     says(same, "Whether the student is as good as its teacher is undecided.")
 
 
-def test_9_tags_with_a_student_above_its_teacher_have_points_in_place_of_a_percentage() -> None:
-    content = situation(
-        metric="f1", student=0.92, teacher=0.9, baseline=0.86, constant=0.0, answer="always O",
-        against_baseline=difference(6, 4, 8), against_teacher=difference(2, 0.5, 3.5),
-    )  # fmt: skip
-    text = says(content, "The teacher helps.", "2.0 points above its teacher (0.900; 95% interval +0.5 to +3.5)")
-    assert "102.2%" not in text + "".join(documents(content))
-    assert [row[3] for row in tables.summary_rows(content)] == ["-", "-", "-90.0", "-4.0", "+2.0", "+2.0"]
-
-
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_10_one_seed_is_named_as_such_and_several_have_their_intervals(seeds: int) -> None:
     content = situation(against_baseline=difference(5, 3, 7, over="seeds" if seeds > 1 else "examples"))

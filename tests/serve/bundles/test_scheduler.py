@@ -100,25 +100,6 @@ def run(work: Callable[[Scheduler], Coroutine[Any, Any, None]], *, waiting: int 
     asyncio.run(asyncio.wait_for(start(), PATIENCE))
 
 
-def test_sixteen_jobs_of_a_hundred_tokens_share_their_steps() -> None:
-    stepper = Counter()
-    sizes: list[int] = []
-    lengths: list[int] = []
-
-    async def work(scheduler: Scheduler) -> None:
-        scheduler.sizes.append(sizes.append)
-        scheduler.lengths.append(lengths.append)
-        jobs = [job(stepper, 100) for _ in range(16)]
-        for each in jobs:
-            scheduler.submit(each)
-        assert await asyncio.gather(*map(collect, jobs)) == [[count(100)]] * 16
-
-    run(work)
-    assert sizes == [16] * 99
-    assert lengths == [100] * 16
-    assert stepper.notes == [("start", [0] * 16)] + [("step", 16)] * 99
-
-
 def test_a_text_joins_between_two_steps_and_the_short_one_leaves_first() -> None:
     stepper = Counter(steps=1)
 

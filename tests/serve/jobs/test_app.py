@@ -111,7 +111,11 @@ def test_a_job_whose_data_is_gone_shows_no_path_and_is_not_tried_again(start: St
 
 @pytest.mark.parametrize(
     ("more", "is_sweep"),
-    [("-m", True), ("+experiment=depth", True), ("+experiment=spanbert_recipe", False), ("seed=3", False)],
+    [
+        ("-m", True),
+        ("+experiment=depth", True),
+        ("+experiment=spanbert_recipe", False),
+    ],
 )
 def test_an_experiment_may_be_a_sweep(start: Start, more: str, is_sweep: bool) -> None:
     running = start()
@@ -139,18 +143,14 @@ def test_a_form_stands_for_overrides(start: Start) -> None:
     ("body", "status", "message"),
     [
         (b"{", 400, "the body is no JSON"),
-        (b"[" * 9999, 400, "the body has lists or objects in too many others"),
         (b"x" * 20_001, 413, "the body has more than 20,000 bytes, the limit"),
         ([], 422, "got [], expected an object with overrides or form, and perhaps name"),
-        ({}, 422, "expected one of overrides and form"),
         ({"overrides": TRAINING, "form": {}}, 422, "expected one of overrides and form"),
         ({"overrides": []}, 422, "got no overrides, expected those of the command line, such as +teacher=NAME"),
         ({"overrides": "+teacher=minilm"}, 422, "got overrides='+teacher=minilm', expected a list of texts"),
         ({"overrides": TRAINING, "name": "a\nb"}, 422, "got name='a\\nb', expected a text of one line"),
         ({"overrides": TRAINING, "more": 1}, 422, "got {'overrides'"),
-        ({"overrides": ["task.textt=a"]}, 422, "there is no option"),
         ({"overrides": ["hydra.run.dir=/tmp"]}, 422, "the option hydra.run.dir cannot be set here"),
-        ({"overrides": ["task.data_dir=/etc"]}, 422, "got task.data_dir='/etc', expected data:NAME"),
         ({"overrides": ["task.data_dir=data:nothing"]}, 404, "there is no data set nothing"),
         ({"overrides": ["teacher.path=teacher:nothing"]}, 422, "there is no teacher:nothing, expected one of none"),
         ({"overrides": ["cache_dir=/tmp"]}, 422, "the option cache_dir is for the administrator of the service"),
@@ -365,15 +365,3 @@ def test_a_second_service_on_a_directory_is_refused(start: Start) -> None:
             service.directory, service.queue, running.engine, settings=Settings(), accounts=service.accounts
         )  # fmt: skip
     assert upload.is_dir()  # Of the first one, which has not lost it.
-
-
-def test_drained_it_begins_no_more_jobs_and_waits_for_those_that_run(start: Start) -> None:
-    running = start()
-    first = running.wait(running.submit().id, State.RUNNING)
-    drained = threading.Thread(target=running.service.dispatcher.drain)
-    drained.start()
-    second = running.submit()
-    running.end(first.id)
-    drained.join(PATIENCE)
-    assert not drained.is_alive()
-    assert running.job(second.id).state == State.QUEUED

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from distill.core.errors import UserError
 from distill.serve.jobs.attempts import Attempt, AttemptWork, BuildCommand, Dispatcher, build_command, read_log
 from distill.serve.jobs.engines import LocalEngine, find_marked
-from distill.serve.jobs.queue import LOSSES, Queue, QueuedJob, State
+from distill.serve.jobs.queue import Queue, QueuedJob, State
 from tests.serve.jobs.programs import ESCAPING, is_running, list_running, read_pids, run_override, wait_for
 
 WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
@@ -119,32 +118,6 @@ def test_a_finished_job_leaves_no_process(tmp_path: Path, queue: Queue, start: S
     start()
     assert wait_for_end(queue, job).state == State.FINISHED
     assert not any(map(is_running, read_pids(directory_of(tmp_path, job))))
-
-
-def test_a_cancel_ends_the_workers_of_loaders(tmp_path: Path, queue: Queue, start: Start) -> None:
-    program = """
-import os, sys, time, torch
-class Rows(torch.utils.data.Dataset):
-    def __len__(self): return 8
-    def __getitem__(self, row):
-        open(f"worker-{os.getpid()}", "w").close()
-        return row
-if __name__ == "__main__":
-    batches = iter(torch.utils.data.DataLoader(Rows(), num_workers=2, persistent_workers=True))
-    for _ in range(8): next(batches)
-    print("begun", flush=True)
-    time.sleep(1000)
-"""
-    job = queue.add("ada", [program])
-    dispatcher = start()
-    wait_for_begin(tmp_path, job)
-    pids = [int(path.name.partition("-")[2]) for path in directory_of(tmp_path, job).glob("worker-*")]
-    assert len(pids) == 2
-    assert all(map(is_running, pids))
-    queue.cancel(job.id)
-    dispatcher.wake()
-    assert wait_for_end(queue, job).state == State.CANCELLED
-    assert not any(map(is_running, pids))
 
 
 class SlowEngine(LocalEngine):
@@ -265,33 +238,11 @@ def test_a_lost_attempt_leaves_no_process_and_is_tried_again(tmp_path: Path, que
     ]  # fmt: skip
 
 
-def test_a_job_whose_processes_are_always_lost_fails(tmp_path: Path, queue: Queue, start: Start) -> None:
-    job = queue.add("ada", ["import os, signal; os.kill(os.getppid(), signal.SIGKILL)"])
-    start()
-    end = wait_for_end(queue, job)
-    assert (end.state, end.attempt) == (State.FAILED, LOSSES + 1)
-    assert end.error == f"its processes were lost {LOSSES + 1} times"
-
-
 def test_a_command_that_the_machine_has_stopped_goes_on(tmp_path: Path, queue: Queue, start: Start) -> None:
     job = queue.add("ada", ["import os, sys\nif not os.path.exists('a'): open('a', 'w').close(), sys.exit(130)"])
     start()
     end = wait_for_end(queue, job)
     assert (end.state, end.attempt) == (State.FINISHED, 2)
-
-
-def test_a_late_runner_of_an_attempt_that_is_over_does_not_begin(tmp_path: Path, queue: Queue) -> None:
-    job = queue.add("ada", ["open('ran', 'w').close()"])
-    claimed = queue.claim()
-    assert claimed is not None
-    attempt = Attempt(tmp_path, job.id, 1)
-    engine = LocalEngine(tmp_path)
-    assert attempt.close()
-    assert attempt.read_exit() is not None
-    engine.submit(AttemptWork(job.id, 1, run_override(claimed, attempt), tmp_path, {}, 1.0))
-    wait_for(lambda: engine.state(f"{job.id}/1") == "lost")
-    assert not (directory_of(tmp_path, job) / "ran").exists()
-    assert not attempt.process.exists()
 
 
 def test_two_attempts_of_a_job_never_run_at_once(tmp_path: Path, queue: Queue) -> None:
@@ -329,37 +280,6 @@ def test_queued_jobs_cost_no_process(tmp_path: Path, queue: Queue, start: Start)
     assert len(list_running() - before) == 2, "the runner and the command of the first"
     for job in queue.jobs(states=[State.QUEUED]):
         queue.cancel(job.id)
-
-
-def test_a_second_service_of_a_directory_is_refused(tmp_path: Path, queue: Queue, start: Start) -> None:
-    first = start()
-    second = Dispatcher(queue, LocalEngine(tmp_path), tmp_path)
-    expected = f"{tmp_path} is in use by another service: stop it, or give another directory"
-    with pytest.raises(UserError) as caught:
-        second.start()
-    assert str(caught.value) == expected
-    first.stop()
-    start()
-
-
-def test_a_number_of_workers_below_one_is_refused(tmp_path: Path, queue: Queue) -> None:
-    with pytest.raises(UserError, match="got 0 workers, expected at least 1"):
-        Dispatcher(queue, LocalEngine(tmp_path), tmp_path, 0)
-
-
-def test_a_clock_that_jumps_changes_no_order_and_no_end(
-    tmp_path: Path, queue: Queue, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jobs, moments = [], iter((2e9, 1e9, 3e9))
-    monkeypatch.setattr(time, "time", lambda: next(moments, 5e8))
-    for name in "abc":
-        jobs.append(queue.add("ada", [f"open('../order', 'a').write({name!r})"]))
-    start()
-    ends = [wait_for_end(queue, job) for job in jobs]
-    assert {job.state for job in ends} == {State.FINISHED}
-    assert (tmp_path / "jobs" / "order").read_text() == "abc"
-    for job in jobs:
-        assert [event.number for event in queue.events(job.id)] == [1, 2, 3]
 
 
 def to_lines(*events: object) -> str:

@@ -139,6 +139,7 @@ def test_an_unknown_attempt_is_lost(create: CreateEngine) -> None:
     assert engine.list() == []
 
 
+@pytest.mark.slow
 def test_jobs_of_a_queue_run_are_cancelled_and_tried_again(create: CreateEngine, tmp_path: Path) -> None:
     queue = Queue(tmp_path / "jobs.sqlite")
     resumed = "import os, sys\nif not os.path.exists('a'): open('a', 'w').close(), sys.exit(130)\nprint('resumed')"

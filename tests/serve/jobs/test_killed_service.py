@@ -5,11 +5,6 @@ from pathlib import Path
 from benchmarks.service_jobs import STAND_IN, run_experiment
 
 
-def test_each_job_is_finished_exactly_once_although_the_service_is_killed(tmp_path: Path) -> None:
-    outcome = run_experiment(tmp_path, [[STAND_IN]] * 8, kills=4, workers=2, seconds=0.2, gap=1.0)
-    assert (outcome.finished_once, outcome.lost, outcome.twice, outcome.processes_left) == (8, 0, 0, 0)
-
-
 def test_cancelled_jobs_leave_no_process_although_the_service_is_killed(tmp_path: Path) -> None:
     outcome = run_experiment(tmp_path, [[STAND_IN]] * 8, kills=3, workers=4, cancel=0.6, seconds=0.2, gap=1.0, seed=1)
     assert outcome.cancelled > 0
