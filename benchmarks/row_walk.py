@@ -17,7 +17,7 @@ from typing import Any
 PACKAGE = "distill"
 ASIDE = ("options.py", "console.py", "errors.py")
 ROWS = "text,label\n" + "".join(
-    f"a {word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(8)
+    f"a {word} film {number},{label}\n" for label, word in enumerate(("good", "bad")) for number in range(8)
 )
 
 
