@@ -33,10 +33,9 @@ from distill.chain.student_setup import PlanSummary
 from distill.core import storage
 from distill.core.console import silence_libraries
 from distill.core.contracts import Task
-from distill.core.errors import Interrupted, UserError, hide_secrets
+from distill.core.errors import Interrupted, Overview, Shown, UserError, describe_call, hide_secrets
 from distill.core.storage import open_cache
 from distill.data.augmentation import Augmentation, AutoAugmentation
-from distill.edge.strings import Overview, Shown, describe_call
 from distill.export.latency import BenchmarkSettings, Budget
 from distill.export.quantization import ExportSettings
 from distill.inspection.inspection import Inspection, Questions, inspect_models

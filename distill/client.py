@@ -1,21 +1,20 @@
-"""A client of the service, and the commands `distill submit`, `watch`, `fetch`, `cancel` and `jobs`.
+"""A client of the service, and the commands `distill submit`, `watch`, `fetch`, `cancel` and `jobs`, which ask one.
 
-A client of the service (`python -m distill.service`): the same words as its paths, by the standard library alone. from
-distill.client import Client
+The client has the same words as the paths of the service (`python -m distill.service`), by the standard library alone:
 
-client = Client("http://127.0.0.1:8080")
-client.upload("films.csv")
-job = client.submit(["+teacher=minilm", "+student=distilbert", "task=classification", "task.data_dir=data:films"])
-client.wait(job["id"])  # A bar in a terminal and in a notebook.
-client.fetch(job["id"])  # Its bundle, as a directory.
+    from distill.client import Client
 
-The commands `distill submit`, `watch`, `fetch`, `cancel` and `jobs`, which ask a service.
+    client = Client("http://127.0.0.1:8080")
+    client.upload("films.csv")
+    job = client.submit(["+teacher=minilm", "+student=distilbert", "task=classification", "task.data_dir=data:films"])
+    client.wait(job["id"])  # A bar in a terminal and in a notebook.
+    client.fetch(job["id"])  # Its bundle, as a directory.
+
+The commands import neither torch nor Hydra. docs/service.md has their options and exit codes:
 
     distill submit +teacher=minilm +student=distilbert task=classification task.data_dir=films.csv
     distill watch ID
     distill fetch ID
-
-They import neither torch nor Hydra. docs/service.md has their options and exit codes.
 """
 
 import argparse

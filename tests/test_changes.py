@@ -1,5 +1,6 @@
 """Tests that a row added to a table is seen by everything that reads the table."""
 
+import ast
 import re
 import runpy
 import sys
@@ -20,24 +21,27 @@ from distill.export import quantization
 from distill.export.quantization import FORMATS, RECIPES, Format, Recipe
 from distill.jobs.command_line import JOBS, OPTIONS, Job, find_job
 from distill.kinds import classification
-from distill.kinds import classification as class_scores
-from distill.kinds import classification as label_scores
 
 ROOT = Path(__file__).parent.parent
 
 
-def import_again(module: Any) -> dict[str, Any]:
-    """Returns the names of a module as a new process would import it, without changing the module of the others."""
-    return runpy.run_path(str(module.__file__))
+def import_with(module: Any, table: str, **rows: Any) -> dict[str, Any]:
+    """Returns the names of a module as a process would import it whose table had these rows too."""
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    [place] = [
+        number
+        for number, node in enumerate(tree.body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == table
+    ]
+    tree.body[place + 1 : place + 1] = ast.parse(f"{table}.update(ROWS)").body
+    names = {"__name__": "imported", "ROWS": rows}
+    exec(compile(tree, module.__file__, "exec"), names)
+    return names
 
 
-def import_settings() -> Any:
-    return import_again(quantization)["ExportSettings"]
-
-
-def test_an_added_recipe_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RECIPES, "copied", Recipe("the float32 file", lambda material, path: None))
-    added = import_settings()
+def test_an_added_recipe_is_an_option() -> None:
+    recipe = Recipe("the float32 file", lambda material, path: None)
+    added = import_with(quantization, "RECIPES", copied=recipe)["ExportSettings"]
     assert added().recipes[-1] == "copied"
     assert added(recipes=("copied",)).recipes == ("copied",)
     with pytest.raises(OptionError, match="float16, qat, copied$"):
@@ -46,9 +50,8 @@ def test_an_added_recipe_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         quantization.ExportSettings(recipes=("copied",))
 
 
-def test_an_added_format_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "copy", Format("model.copy.onnx", "float32 again"))
-    added = import_settings()
+def test_an_added_format_is_an_option() -> None:
+    added = import_with(quantization, "FORMATS", copy=Format("model.copy.onnx", "float32 again"))["ExportSettings"]
     assert added(formats=["fp32", "copy"]).formats == ("fp32", "copy")
     with pytest.raises(OptionError, match="openvino-full, copy$"):
         added(formats=["fp32", "other"])
@@ -59,9 +62,8 @@ def test_every_recipe_and_format_is_in_the_docs(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "quantization.md").read_text(), re.MULTILINE)
 
 
-def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(class_scores.METRICS, "first", lambda counts, positive: counts[0, 1])
-    added = import_again(classification)["Classification"]
+def test_an_added_metric_of_classes_is_an_option() -> None:
+    added = import_with(classification, "METRICS", first=lambda counts, positive: counts[0, 1])["Classification"]
     scores = Scores({"logits": np.array([[0.0, 1.0]])}, np.array([0]), np.array([0]))
     rows = (["a", "b"], ["x", "y"])
     data = added(text="text", metrics=["first"], train=rows, dev=rows).read(Path("nowhere"))
@@ -70,9 +72,8 @@ def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch
         added(text="text", metrics=["other"])
 
 
-def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(label_scores.SET_METRICS, "given", lambda labels, given: given.sum())
-    added = import_again(classification)["Classification"]
+def test_an_added_metric_of_sets_of_labels_is_an_option() -> None:
+    added = import_with(classification, "SET_METRICS", given=lambda labels, given: given.sum())["Classification"]
     scores = Scores({"logits": np.array([[-1.0, 1.0]])}, np.zeros((1, 2)), np.array([0]))
     rows = (["a", "b"], [["x"], ["x", "y"]])
     data = added(text="text", multi_label=True, metrics=["given"], train=rows, dev=rows).read(Path("nowhere"))

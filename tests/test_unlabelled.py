@@ -43,7 +43,7 @@ def read_evaluated_steps(path: Path) -> list[int]:
 def test_a_run_mixes_its_texts_and_records_them(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for stage in ("export", "close"):  # The export has its own tests.
+    for stage in ("export", "close_run"):  # The export has its own tests.
         monkeypatch.setattr(distillation, stage, lambda *arguments: None)
     source = d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
     task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
@@ -80,7 +80,7 @@ def test_labels_alone_are_learned_without_the_texts_in_as_many_steps(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    for stage in ("export", "close"):
+    for stage in ("export", "close_run"):
         monkeypatch.setattr(distillation, stage, lambda *arguments: None)
     task = classification(unlabelled=UNLABELLED, unlabelled_share=0.25)
     trainer = d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true", evaluations=2)

@@ -33,7 +33,7 @@ from distill.chain.task_run import BASELINE, TaskRun, joint_record, joint_scorin
 from distill.chain.train import Prepared, Trained, create_model, make_student, train
 from distill.core.console import console, in_notebook, print_line, print_notice, silence_libraries
 from distill.core.contracts import Data, EncodedSplits, Examples, Loader, Scores, Task
-from distill.core.errors import UserError
+from distill.core.errors import Overview, Shown, UserError
 from distill.core.files import atomic_directory, replace_file, write_checksums, write_text
 from distill.core.options import show_value
 from distill.core.storage import open_cache
@@ -41,7 +41,6 @@ from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_rows_profile
 from distill.data.splits import LabelledData
 from distill.edge import Bundle
-from distill.edge.strings import Overview, Shown
 from distill.export.bundle_writer import check_calibration
 from distill.export.gate import check_dev, check_dimensions
 from distill.export.graph import share_weights

@@ -13,13 +13,12 @@ from transformers import PreTrainedModel
 
 from distill.core.console import print_notice
 from distill.core.contracts import Data, Examples, Stream, Task, TaskInfo
-from distill.core.errors import OptionError, UserError, first_line
+from distill.core.errors import OptionError, Overview, Shown, UserError, describe_call, first_line
 from distill.core.options import show_value
 from distill.data.augmentation import Augmentation, AutoAugmentation
 from distill.data.pool import check_texts
 from distill.edge.bundle_files import needs_openvino
 from distill.edge.decode import DECODERS
-from distill.edge.strings import Overview, Shown, describe_call
 from distill.export.gate import check_abstention
 from distill.export.latency import BenchmarkSettings, Budget
 from distill.export.quantization import FORMATS, ExportSettings, check_formats

@@ -27,14 +27,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.chain.plan import Plan, Student
 from distill.core.console import console, display_html, format_duration, in_notebook, print_line, print_notice
 from distill.core.contracts import Data, EncodedSplits, Examples, Loader, Signal, Task
-from distill.core.errors import UserError
+from distill.core.errors import Overview, Shown, UserError
 from distill.core.files import JsonObject
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.batches import MixedBuckets, examples_and_buckets
 from distill.data.splits import BANK
 from distill.edge import bundle_files
 from distill.edge.bundle_files import count_bytes, weight_bits
-from distill.edge.strings import Overview, Shown
 from distill.export import latency
 from distill.export.bundle_writer import FILES, export_float32
 from distill.export.gate import recommended

@@ -19,7 +19,7 @@ from distill.core.options import check_arguments
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.pool import clean, describe_removed
 from distill.data.splits import AUTO, CHANGED_COPIES, LabelledData, Split, compute_digest, text_split
-from distill.edge.strings import TagScheme
+from distill.edge.words import TagScheme
 
 # Frequent words of English that no other language has as often. Without `in`, `a`, `is`, `was` and `of`, which others
 # share.

@@ -18,7 +18,7 @@ from distill.core.errors import UserError
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.splits import Split
 from distill.edge.decoder import Truncation, chunk_texts
-from distill.edge.strings import cut_between_words, find_first_pieces, locate_words
+from distill.edge.words import cut_between_words, find_first_pieces, locate_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -42,13 +42,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, cast
 
-from distill.core.errors import DistillError, UserError, first_line, forget_interrupt
+from distill.core.errors import DistillError, UserError, escape, find_surrogate, first_line, forget_interrupt, shorten
 from distill.edge import web
 from distill.edge.bundle import Bundle, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluation import Columns, evaluate
 from distill.edge.sampling import SIDES, GenerationOptions
-from distill.edge.strings import escape, find_surrogate, shorten
 from distill.rows.formats import read_lines
 
 GENERATE, SEARCH = "generate", "search"  # Before the texts.

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.core.errors import UserError
+from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge.decoder import (
     MASKED,
     Example,
@@ -38,7 +38,6 @@ from distill.edge.decoder import (
     TooLongError,
     softmax,
 )
-from distill.edge.strings import check_text, escape, shorten
 from distill.edge.text_decoders import Targets
 
 SHOWN = 8  # Classes in a message.

@@ -13,7 +13,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.core.errors import UserError, first_line
+from distill.core.errors import Overview, Shown, UserError, describe_call, first_line, shorten
 from distill.core.files import hash_file
 from distill.edge import bundle_files, decode
 from distill.edge.bundle_files import (
@@ -56,7 +56,6 @@ from distill.edge.index import (
     take_dimensions,
 )
 from distill.edge.sampling import GenerationOptions, GenerationSettings
-from distill.edge.strings import Overview, Shown, describe_call, shorten
 from distill.edge.text_decoders import (
     TARGET,
     TARGET_MASK,

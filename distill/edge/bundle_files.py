@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
-from distill.core.errors import UserError, first_line
+from distill.core.errors import UserError, find_surrogate, first_line
 from distill.core.files import CHECKSUMS, read_checksums
-from distill.edge.strings import find_surrogate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 GROUPS = Path("/sys/fs/cgroup")
@@ -261,8 +261,10 @@ class OpenVinoSession:
         """Returns the outputs."""
         return _list_values(self._request.model_outputs)
 
-    def run(self, names: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.floating]]:
+    def run(self, names: Sequence[str], inputs: "Mapping[str, NDArray[np.int64]]") -> "list[NDArray[np.floating]]":
         """Returns the outputs of these names; raises RuntimeError if openvino cannot compute them."""
+        import numpy as np
+
         with self._lock, _shorten_errors():
             self._request.infer(dict(inputs))
             return [np.array(self._request.get_tensor(name).data) for name in names]

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 import numpy as np
 from tokenizers import Tokenizer
 
-from distill.core.errors import UserError
+from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge import answering
 from distill.edge.answering import LabelWords
 from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row, pad_classes, sigmoid, softmax
 from distill.edge.index import check_count
-from distill.edge.strings import (
+from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
+from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
     Splitter,
     TagScheme,
-    check_text,
     cut_between_words,
-    escape,
     join_words,
     locate_words,
-    shorten,
     split_words,
 )
-from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
 
 if TYPE_CHECKING:
     from distill.edge.bundle import Bundle

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.edge.strings import CutEncoding, Span, shorten
+from distill.core.errors import shorten
+from distill.edge.words import CutEncoding, Span
 
 MASKED = float(np.finfo(np.float32).min)  # The logit of a class that an item cannot have.
 

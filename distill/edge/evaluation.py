@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.core.errors import UserError
+from distill.core.errors import UserError, shorten
 from distill.edge.answering import (
     TASK,
     LabelWords,
@@ -39,7 +39,7 @@ from distill.edge.decoder import (
     split_choices,
 )
 from distill.edge.index import match_pairs
-from distill.edge.strings import Span, TagScheme, locate_entities, locate_words, place_words, score_entities, shorten
+from distill.edge.words import Span, TagScheme, locate_entities, locate_words, place_words, score_entities
 from distill.rows.columns import read_conll, read_table
 from distill.rows.formats import SUFFIXES, Row, read_articles, read_rows, reading_errors
 from distill.rows.label_sets import find_label_sets, stack_columns

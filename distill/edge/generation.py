@@ -1,18 +1,4 @@
-"""Writes text with an exported model: prompts, cached keys and values, and steps of several texts at once.
-
-Sequences of tokens that a model reads together, step by step, with the keys and values of their earlier tokens. A model
-of one file continues its prompts. One of two files has an encoder that reads sources, and its decoder continues from a
-start token. Names of inputs and outputs are those of Optimum.
-
-The text of tokens that arrive one after the other: never half a character, and none of a stop string.
-
-text = TokenText(tokenizer, stop=["\n"])
-for token in tokenizer.encode("a film\nand more").ids:
-    text.add(token)
-text.end()
-text.read(), text.is_stopped  # ('a film', True)
-
-Writes text with an exported model: several texts at once, step by step, with numpy alone.
+"""Writes text with an exported model: several texts at once, step by step, with numpy alone.
 
     generator = Bundle("path/to/bundle").generator()
     first, second = generator.start(["Once upon", "It was"], GenerationOptions(max_new_tokens=20))
@@ -21,6 +7,18 @@ Writes text with an exported model: several texts at once, step by step, with nu
         print(first.read(), end="")
 
 Other texts may start between two steps, and any may be dropped.
+
+Sequences of tokens that a model reads together, step by step, with the keys and values of their earlier tokens: a model
+of one file continues its prompts. One of two files has an encoder that reads sources, and its decoder continues from a
+start token. Names of inputs and outputs are those of Optimum.
+
+The text of tokens that arrive one after the other has never half a character, and none of a stop string:
+
+    text = TokenText(tokenizer, stop=["\\n"])
+    for token in tokenizer.encode("a film\\nand more").ids:
+        text.add(token)
+    text.end()
+    text.read(), text.is_stopped  # ('a film', True)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.core.errors import UserError, first_line
+from distill.core.errors import UserError, check_text, first_line, shorten
 from distill.edge.bundle_files import Session, input_names
 from distill.edge.decoder import Truncation
 from distill.edge.sampling import (
@@ -43,7 +41,6 @@ from distill.edge.sampling import (
     OneToken,
     TokenChoice,
 )
-from distill.edge.strings import check_text, shorten
 
 PAST, PRESENT = "past_key_values.", "present."
 KEPT_LOGITS = "num_logits_to_keep"  # The input of a model that can leave out the logits of a prompt.

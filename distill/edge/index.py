@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.core.errors import UserError, first_line
+from distill.core.errors import UserError, first_line, shorten
 from distill.core.files import atomic_directory, write_json
-from distill.edge.strings import shorten
 
 Vectors = NDArray[np.floating]
 CHUNK_COSINES = 2**24  # That are in memory at once, 64 MiB in float32.

@@ -9,9 +9,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from distill.core.errors import UserError
+from distill.core.errors import UserError, check_text, shorten
 from distill.edge.index import check_count
-from distill.edge.strings import check_text, shorten
 
 Floats = NDArray[np.floating]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.core.errors import UserError, first_line
+from distill.core.errors import UserError, check_text, escape, first_line, shorten
 from distill.edge.bundle_files import Session, encoder_file, session
 from distill.edge.decoder import (
     Example,
@@ -27,7 +27,6 @@ from distill.edge.decoder import (
     softmax,
 )
 from distill.edge.generation import PAST, Writing, pad_rows
-from distill.edge.strings import check_text, escape, shorten
 
 TARGET = "decoder_input_ids"  # An input of an encoder-decoder here: the tokens that its decoder reads.
 TARGET_MASK = "decoder_attention_mask"  # An input of one that fills targets, which reads them from both sides.

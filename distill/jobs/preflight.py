@@ -13,7 +13,6 @@ import inspect
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,14 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
 from distill.core import storage
-from distill.core.errors import PACKAGE, OptionError, UserError, config_directory, is_checkout
+from distill.core.errors import PACKAGE, OptionError, UserError, is_checkout
 from distill.core.options import STRICT, describe, show_value
 from distill.core.storage import is_url
 from distill.data.check import Chosen
 from distill.data.labelled_text import LabelledText
 from distill.data.profile import print_profile, profile_data, rehearse_reading, suggest_command
 from distill.data.sources import SINGLE, STEMS, TableSource, find_files, missing_data, missing_file
-from distill.jobs.command_line import find_job
+from distill.jobs.command_line import find_job, known_targets, walk_mappings
 from distill.rows.columns import SUFFIXES, Table
 from distill.rows.formats import is_delimited, open_parquet, read_fields, read_rows
 
@@ -185,44 +184,6 @@ def _evaluate(module: str, node: ast.expr) -> Any:
         return eval(compile(ast.fix_missing_locations(expression), module, "eval"), {}, names)
     except (TypeError, NameError, AttributeError) as error:
         raise UnknownAnnotationError(ast.unparse(node)) from error
-
-
-@cache
-def known_targets() -> frozenset[str]:
-    """Returns every `_target_` of our YAML files. Those of Hydra's own plugins are not part of a run."""
-    found: set[str] = set()
-    for path in sorted(config_directory().rglob("*.yaml")):
-        if path.relative_to(config_directory()).parts[0] != "hydra":
-            content = read_yaml(path)
-            found |= {str(node["_target_"]) for name, node in walk_mappings(content) if "_target_" in node}
-    return frozenset(found)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Returns the content of a YAML file, without that of the files that it inherits from."""
-    import yaml  # type: ignore[import-untyped]
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(path.read_text(encoding="utf-8"), loader) or {}
-
-
-def list_bases(path: Path) -> list[Path]:
-    """Returns the YAML files of its own group that a file inherits from, in the order of its `defaults`."""
-    named = [entry for entry in read_yaml(path).get("defaults", ()) if isinstance(entry, str) and entry != "_self_"]
-    return [path.parent / f"{entry.partition('@')[0]}.yaml" for entry in named if not entry.startswith("/")]
-
-
-def walk_mappings(value: object, name: str = "") -> Iterator[tuple[str, dict[str, object]]]:
-    """Yields every mapping in a value with its full name, such as `objective.terms.soft`; those of Hydra are left out.
-
-    Items of a list are named by their number.
-    """
-    if isinstance(value, dict):
-        yield name, value
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            if (name, key) != ("", "hydra"):
-                yield from walk_mappings(inner, f"{name}.{key}" if name else str(key))
 
 
 _WEIGHTS = ("path", "paths", "tokenizer", "encoder")  # Options that name weights or files beside them.

@@ -14,7 +14,7 @@ from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
 from distill.core.contracts import IGNORED, Batch, Examples, Items, Likelihood, Outputs, TaskInfo
-from distill.core.errors import OptionError
+from distill.core.errors import OptionError, Overview, Shown, describe_call
 from distill.core.options import show_value
 from distill.data import sources
 from distill.data import splits as in_memory
@@ -22,7 +22,6 @@ from distill.data.labelled_text import ADVICE, LabelledText, Missing
 from distill.data.pool import BankSource, Unlabelled, UnlabelledText, clean_pool
 from distill.data.sources import SINGLE, STEMS, TableSource, check_memory
 from distill.data.splits import AUTO, SHARE, TEACHER_CLASS, GivenTable, LabelledData, Split, TableSplits
-from distill.edge.strings import Overview, Shown, describe_call
 from distill.rows import columns
 from distill.rows.columns import SUFFIXES
 

@@ -33,13 +33,12 @@ from distill.core.contracts import (
     Scores,
     Task,
 )
-from distill.core.errors import OptionError, UserError
+from distill.core.errors import OptionError, Overview, Shown, UserError, describe_call
 from distill.core.options import check_arguments, show_value
 from distill.data import batches as batching
 from distill.data.batches import CollatedBatch, LengthBuckets, MixedBuckets, Step, labelled_only
 from distill.data.sources import text_key
 from distill.data.splits import Split
-from distill.edge.strings import Overview, Shown, describe_call
 from distill.kinds.scoring import Scoring
 
 if TYPE_CHECKING:

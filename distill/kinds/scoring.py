@@ -191,7 +191,7 @@ class WritingSettings:
     def rows(self, examples: int) -> list[int]:
         """Returns the rows of a split of `examples` that texts are written for.
 
-        >>> Writing(("chrf",), sources=3, beams=1, max_target=8).rows(9)
+        >>> WritingSettings(("chrf",), sources=3, beams=1, max_target=8).rows(9)
         [0, 4, 8]
         """
         number = examples if self.sources is None else min(self.sources, examples)

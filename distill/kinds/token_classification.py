@@ -27,12 +27,15 @@ from distill.data.pool import Unlabelled, UnlabelledText
 from distill.data.sources import TableSource, check_columns, check_memory, text_keys
 from distill.data.splits import LabelledData, Split, create_data
 from distill.data.tokenization import check_offsets, tokenize_sentences
-from distill.edge import strings
 from distill.edge.decoder import softmax
-from distill.edge.strings import (
+from distill.edge.words import (
+    NAME as SPLITTER,
+)
+from distill.edge.words import (
     Span,
     Splitter,
     TagScheme,
+    choose_splitter,
     locate_entities,
     locate_in_text,
     place_words,
@@ -383,7 +386,7 @@ class TagScores(Scoring):
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """Returns the splitter of plain text."""
-        return {strings.NAME: self.splitter.describe()}
+        return {SPLITTER: self.splitter.describe()}
 
     def plain_texts(self, split: Split) -> list[str]:
         """The sentences as they are written."""
@@ -632,7 +635,7 @@ def _choose_splitter(train: Split) -> Splitter:
     """Returns the splitter of plain text that finds most of the words of train."""
     chosen = np.unique(np.linspace(0, len(train) - 1, SPLIT).astype(int))
     sample = train.select(chosen)
-    return strings.choose_splitter(sample["words"], plain_texts(sample), train["words"])
+    return choose_splitter(sample["words"], plain_texts(sample), train["words"])
 
 
 def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: Split) -> np.ndarray:

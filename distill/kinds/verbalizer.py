@@ -23,13 +23,12 @@ from pydantic import Field
 
 from distill.core.console import print_notice
 from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
-from distill.core.errors import OptionError, UserError
+from distill.core.errors import OptionError, Overview, UserError, describe_call
 from distill.core.options import check_arguments, show_value
 from distill.data import tokenization
 from distill.data.splits import LabelledData, Split, compute_digest, text_split
 from distill.edge.answering import TASK, WordTask
 from distill.edge.decoder import MASKED
-from distill.edge.strings import Overview, describe_call
 from distill.kinds import labelled_rows
 from distill.kinds.classification import Classification, OneClass
 from distill.kinds.labelled_rows import ShownTask

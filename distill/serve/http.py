@@ -27,8 +27,7 @@ from starlette.routing import request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from distill.core.errors import UserError, first_line
-from distill.edge.strings import escape, shorten
+from distill.core.errors import UserError, escape, first_line, shorten
 from distill.serve.limits import Limits, is_known_host
 
 

@@ -28,8 +28,8 @@ from typing_extensions import is_typeddict
 
 from distill.core.errors import config_directory
 from distill.core.options import describe, list_annotations
+from distill.jobs.command_line import list_bases, read_yaml
 from distill.jobs.optuna_sweeper import register_plugins
-from distill.jobs.preflight import list_bases, read_yaml
 
 # The title of every page, in the order of the navigation, and the folders of `conf/` on it.
 PAGES: dict[str, tuple[str, tuple[str, ...]]] = {

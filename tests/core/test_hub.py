@@ -19,7 +19,7 @@ def test_one_timeout_does_not_leave_later_runs_offline(monkeypatch: pytest.Monke
         return "data"
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(storage, "check_file", check_file)
+    monkeypatch.setattr(storage, "check_hub_file", check_file)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert [storage.load_hub_dataset("owner/name", "data set", advice="") for _ in range(2)] == ["data", "data"]
     assert asked == [True, False]
@@ -27,7 +27,7 @@ def test_one_timeout_does_not_leave_later_runs_offline(monkeypatch: pytest.Monke
 
 def test_a_data_set_may_have_a_revision_and_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(storage, "check_file", lambda *names, **options: calls.append((names, options)))
+    monkeypatch.setattr(storage, "check_hub_file", lambda *names, **options: calls.append((names, options)))
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: calls.append((names, options)))
     storage.load_hub_dataset("owner/name@refs/convert/parquet:small", "data set", advice="")
     assert calls == [

@@ -257,7 +257,7 @@ def test_a_data_set_of_the_hub_is_read_without_its_empty_sentences(
 ) -> None:
     empty = datasets.Dataset.from_dict({"tokens": [*WORDS, []], "tags": [*NUMBERS, []]}, features=CLASSES)
     splits = datasets.DatasetDict({"train": empty, "validation": FORMS["class labels"]})
-    monkeypatch.setattr(storage, "load_dataset", lambda *names, **options: splits)
+    monkeypatch.setattr(storage, "load_hub_dataset", lambda *names, **options: splits)
     data = read(hub_id="owner/name", name="toy")
     assert data.sizes() == {"train": 3, "dev": 3}
     assert "owner/name train: sentences without a word, which are left out: 1" in capsys.readouterr().out

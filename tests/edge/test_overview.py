@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.edge.strings import Overview, Shown, describe_call
+from distill.core.errors import Overview, Shown, describe_call
 
 
 def test_the_table_is_plain_html_in_which_every_text_is_escaped() -> None:

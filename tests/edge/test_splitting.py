@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distill.core.errors import UserError
-from distill.edge.strings import SPLITTERS, Splitter, choose_splitter, locate_in_text, write_text
+from distill.edge.words import SPLITTERS, Splitter, choose_splitter, locate_in_text, write_text
 
 PUNCTUATED = [["O'Brien", "left", "AT&T", "in", "St.", "Paul", "."], ["He", "did", "n't", ",", "it", "'s", "3.5", "."]]
 EDGES = Splitter.fit_edges([*PUNCTUATED, ["well", "...", "@anna", "#go", "!", "l'", "eau", "St.", "St."]])

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from distill.edge.decoder import Truncation, cut_lengths
-from distill.edge.strings import CutEncoding
+from distill.edge.words import CutEncoding
 
 WORDS = ["film", "a", "moving", "Überraschung", "don't", "42", "1234567", "...", "<mask>", "été", "好", "x" * 120]
 WORDS += ["\x00"]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import config_directory, expand_tasks
 from distill.jobs import execution
-from distill.jobs.preflight import list_bases, read_yaml
+from distill.jobs.command_line import list_bases, read_yaml
 from distill.losses import Objective
 from distill.losses.term import EncoderSize
 

@@ -79,14 +79,14 @@ def test_test_sets_are_those_of_the_hub_by_default(
         texts = ["sentence"] if hub_id.endswith("cola") else ["sentence1", "sentence2"]
         return [dict.fromkeys(texts, SHORT) | {"label": -1, "idx": 0}]
 
-    monkeypatch.setattr(storage, "load_dataset", load)
+    monkeypatch.setattr(storage, "load_hub_dataset", load)
     assert command("job=glue_test", f"runs={table}")[0] == 0
     assert asked == [("nyu-mll/glue:cola", "test"), ("nyu-mll/glue:rte", "test"), ("nyu-mll/glue:stsb", "test")]
 
     def fail(*arguments: Any, **options: Any) -> None:
         raise UnreachableError("the Hub does not respond")
 
-    monkeypatch.setattr(storage, "load_dataset", fail)
+    monkeypatch.setattr(storage, "load_hub_dataset", fail)
     code, _, error = command("job=glue_test", f"runs={table}")
     assert code == 2
     assert error.strip().endswith("cannot be downloaded from the Hub: add data=DIR, a directory with cola/test.tsv")

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from distill.core.errors import UserError
 from distill.jobs import execution as jobs
-from distill.jobs.preflight import check_targets, known_targets
+from distill.jobs.command_line import known_targets
+from distill.jobs.preflight import check_targets
 from distill.records.run import read_config, read_plain, write_config
 from tests.jobs.conftest import Command
 from tests.jobs.test_config import compose_config

@@ -297,7 +297,7 @@ def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
 def test_an_interrupted_run_goes_on_to_the_same_weights(
     result: d.Result, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for stage in ("export", "close"):  # The export has its own tests.
+    for stage in ("export", "close_run"):  # The export has its own tests.
         monkeypatch.setattr(distillation, stage, lambda *arguments: None)
     original = DistillationModule.training_step
 

@@ -22,7 +22,7 @@ from distill.data.augmentation import augment
 from distill.data.batches import MixedExamples
 from distill.edge import decode
 from distill.edge.__main__ import main
-from distill.edge.strings import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
+from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
 from distill.kinds import TokenClassification
 from distill.kinds.token_classification import TagScores
 from tests.conftest import stored_logits, toy_bert

@@ -13,7 +13,7 @@ from distill.kinds import Classification
 from distill.models.architectures import MODULES
 from tests.conftest import toy_bert
 
-MODELS = Path(__file__).parents[2] / "distill" / "models"
+MODELS = Path(__file__).parents[2] / "distill" / "models" / "architectures"
 
 
 def test_every_model_type_has_its_module() -> None:

@@ -1,44 +1,26 @@
 """Plants each mutant in a copy of the repository and runs the tests of its lines: which mistakes would be found?
 
-    python -m tests.mutants --measure          # once: the suite under coverage.py, for the tests that run a line
-    python -m tests.mutants                    # all lists
-    python -m tests.mutants service records    # two of them
-
-A mutant is killed if one of the tests that run its lines fails. They run in two rounds: the quickest ones of half a
-minute together, and then as many others as fit into SECONDS.
+python -m tests.mutants --measure          # once: the suite under coverage.py, for the tests that run a line
+python -m tests.mutants                    # all lists
+python -m tests.mutants service records    # two of them
 """
 
 import argparse
 import json
-import multiprocessing
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tests.mutants.coverage_map import CoverageMap, measure, read_map
+from tests.mutants.coverage_map import measure, read_map
 from tests.mutants.mutant import ROOT, Mutant, find_faults, read_mutants
-
-ROUNDS = (30.0, 300.0)  # Seconds of the tests of a round.
-TIMEOUT = 120  # Seconds of a test, because a mistake may make an endless loop.
-# What most tests import, seconds each; the processes of the mutants are forked from one that has them.
-PRELOADED = (
-    "lightning", "onnx_ir", "onnxruntime", "onnxscript", "pandas", "scipy.stats", "sklearn.metrics", "torchmetrics",
-    "torch.onnx._internal.exporter._core", "transformers.models.bert.modeling_bert",
-)  # fmt: skip
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", "build", "dist", "runs")
+from tests.mutants.running import run_mutants
 
 
 def main() -> None:
@@ -58,96 +40,6 @@ def main() -> None:
     text = json.dumps([asdict(mutant) | {"killed_by": test} for mutant, test in results], indent=1)
     (arguments.directory / "results.json").write_text(text, encoding="utf-8")
     print_results(results)
-
-
-def run_mutants(mutants: Sequence[Mutant], tests: CoverageMap, jobs: int) -> list[tuple[Mutant, str | None]]:
-    """Returns each mutant with the test that found it, or None; ends if such a test fails without a mistake too."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    console, results = Console(stderr=True), list[tuple[Mutant, str | None]]()
-    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        started = {pool.submit(run_mutant, mutant, list(_list_rounds(mutant, tests))): mutant for mutant in mutants}
-        for future in as_completed(started):
-            mutant, test = started[future], future.result()
-            results.append((mutant, test))
-            console.print(f"{len(results)}/{len(mutants)} {mutant.file}: {test or 'SURVIVED: ' + mutant.wrong}")
-        killers = sorted({test for _, test in results if test})
-        unclear = set(pool.submit(run_tests, killers).result())
-    for test in unclear & set(killers):
-        console.print(f"{test} fails in a copy without a mistake too, so that it shows nothing")
-    return [(mutant, None if test in unclear else test) for mutant, test in results]
-
-
-def _list_rounds(mutant: Mutant, tests: CoverageMap) -> Iterator[list[str]]:
-    """Yields the tests of each round."""
-    found = tests.find_tests(mutant.file, mutant.lines())
-    sums = list(accumulate(tests.seconds.get(test, 1.0) for test in found))
-    first = 0
-    for most in ROUNDS:
-        last = sum(total <= most for total in sums)
-        if last > first or (first == 0 and found):
-            last = max(last, 1)
-            yield found[first:last]
-        first = last
-
-
-def run_mutant(mutant: Mutant, rounds: Sequence[Sequence[str]]) -> str | None:
-    """Returns the first test that fails with the mistake, or None. The process ends after it."""
-    with _enter_copy() as root:
-        mutant.plant(root)
-        return next((test for tests in rounds for test in _find_failures(tests, "-x")), None)
-
-
-def run_tests(tests: Sequence[str]) -> list[str]:
-    """Returns the tests that fail in a copy without a mistake. The process ends after it."""
-    with _enter_copy():
-        return _find_failures(tests)
-
-
-@contextmanager
-def _enter_copy() -> Iterator[Path]:
-    """Makes a copy of the repository the source of all imports, of this process and of those that it starts."""
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        shutil.copytree(ROOT, root, symlinks=True, ignore=NOT_COPIED, dirs_exist_ok=True)
-        os.chdir(root)
-        os.environ["PYTHONPATH"] = directory
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "distill")]:
-            del sys.modules[name]
-        sys.path[:] = [directory, *(path for path in sys.path if path not in ("", str(ROOT)))]
-        yield root
-
-
-class _Failures:
-    """A plugin of pytest that has the names of failed tests."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.names.append(report.nodeid)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.names.append(report.nodeid)
-
-
-def _find_failures(tests: Sequence[str], *options: str) -> list[str]:
-    """Runs tests and returns the names of those that fail. Their output is left out."""
-    failures = _Failures()
-    arguments = [*options, "-n", "0", "-m", "not slow", f"--timeout={TIMEOUT}", "-p", "no:cacheprovider", "--no-header"]
-    with open(os.devnull, "w") as nothing:
-        saved = os.dup(1), os.dup(2)
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-        try:
-            pytest.main([*arguments, *tests], plugins=[failures])
-        finally:
-            for stream, number in zip(saved, (1, 2), strict=True):
-                os.dup2(stream, number)
-                os.close(stream)
-    return failures.names
 
 
 def print_results(results: Sequence[tuple[Mutant, str | None]]) -> None:

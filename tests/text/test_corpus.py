@@ -470,7 +470,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loader], list[Any]]:
             calls.append((arguments, options))
             return loader()
 
-        monkeypatch.setattr(storage, "check_file", lambda *arguments, **options: calls.append((arguments, options)))
+        monkeypatch.setattr(storage, "check_hub_file", lambda *arguments, **options: calls.append((arguments, options)))
         monkeypatch.setattr(datasets, "load_dataset", load)
         return calls
 

@@ -345,7 +345,7 @@ def test_every_rank_drops_other_units(make_toy: MakeToy, monkeypatch: pytest.Mon
     monkeypatch.setattr(toy.module, "losses", losses)
     batch = next(iter(toy.loaders["train"]))
     for rank in (0, 1, 1, 2):
-        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(processes, "get_rank", lambda rank=rank: rank)
         with pytest.raises(Stopped):
             toy.module.training_step(batch, 0)
     assert drawn[1] == drawn[2]

@@ -20,11 +20,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from distill import __version__
-from distill.core.errors import first_line
+from distill.core.errors import first_line, shorten
 from distill.edge.bundle import LongTextError, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.generation import Writing
-from distill.edge.strings import shorten
 from distill.serve.bundles.requests import (
     Generation,
     Order,

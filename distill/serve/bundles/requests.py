@@ -15,12 +15,11 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import Receive, Scope, Send
 
-from distill.core.errors import UserError, first_line
+from distill.core.errors import SHOWN, UserError, first_line, shorten
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Decoder, Example, Record
 from distill.edge.generation import Prompt, Writing
 from distill.edge.sampling import GenerationOptions
-from distill.edge.strings import SHOWN, shorten
 from distill.edge.text_decoders import describe_writing
 from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel, Stepper
 from distill.serve.http import GONE, RefusedError, parse_body, read_body, refuse

@@ -484,7 +484,7 @@ def find_verdict(key: Sequence[str]) -> OptionRule | None:
     """Returns the verdict on an option; None for one that `conf/` has not.
 
     >>> find_verdict(["task", "max_length"]).kind
-    <Kind.VALUE: 'numbers, words, and lists of them'>
+    <ValueKind.VALUE: 'numbers, words, and lists of them'>
     """
     if key[0] == "hydra":
         return OptionRule(ValueKind.NEVER, reason="it is of the command line")

@@ -19,9 +19,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from distill.core.errors import UserError, config_directory
-from distill.edge.strings import shorten
-from distill.jobs.preflight import list_bases, read_yaml
+from distill.core.errors import UserError, config_directory, shorten
+from distill.jobs.command_line import list_bases, read_yaml
 from distill.serve.http import RefusedError
 from distill.serve.jobs.accounts import Account, Accounts, Cleanup, Keeping, Usage, count_bytes
 from distill.serve.jobs.allowed_options import (

@@ -16,9 +16,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from distill import __version__
-from distill.core.errors import UserError
+from distill.core.errors import UserError, shorten
 from distill.core.files import is_full_disk
-from distill.edge.strings import shorten
 from distill.serve.http import (
     PlainRoute,
     RefusedError,

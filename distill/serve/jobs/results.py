@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from distill.core.console import VARIABLE
-from distill.core.errors import UserError, hide_secrets
+from distill.core.errors import UserError, hide_secrets, shorten
 from distill.core.files import JsonObject
 from distill.edge.bundle_files import NAME
-from distill.edge.strings import shorten
 from distill.records import verdict as verdicts
 from distill.records.headline import describe_verdict
 from distill.records.run import CONFIG, RECORD, read_plain

@@ -1,11 +1,6 @@
-"""Strings and words: checked, shown on one line or as an overview, split and joined.
+"""Words of a text, the tokens that stand for them, and the entities that their tags describe.
 
-The overview of an object: a table of HTML where a notebook shows the object, and aligned lines elsewhere.
-
->>> print(Overview("Bundle", [("model", "int8"), ("size", "14.2 MB")]))
-Bundle
-  model  int8
-  size   14.2 MB
+Plain text is split into words as the data of a bundle has them, and words are written as plain text.
 """
 
 import re
@@ -14,104 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from html import escape as escape_html
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distill.core.errors import UserError
-
-# The characters at which `str.splitlines` splits, and the tab, with their escapes.
-ESCAPES = {ord(character): ascii(character)[1:-1] for character in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"}
-SHOWN = 80  # Characters of a record in a message.
-
-
-def escape(text: str, *, tab: bool = True) -> str:
-    """Returns a text in which line breaks, and by default tabs, are escaped as in Python."""
-    return text.translate(ESCAPES if tab else {code: words for code, words in ESCAPES.items() if code != ord("\t")})
-
-
-def shorten(record: object) -> str:
-    """Returns a record as one line of a message."""
-    text = ascii(record) if find_surrogate(repr(record)) is not None else repr(record)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def find_surrogate(text: str) -> int | None:
-    """Returns the position of the first half of a character, which UTF-8 cannot encode; None if there is none."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
-
-
-def check_text(text: str) -> str:
-    """Returns the text; raises UserError if it is not Unicode."""
-    position = find_surrogate(text)
-    if position is not None:
-        raise UserError(f"got {shorten(text)}, expected Unicode: character {position + 1} is a lone surrogate")
-    return text
-
-
-# Notebooks align the cells of a table to the right. Colours are those of the notebook, light or dark.
-_CELL = 'style="text-align: left; vertical-align: top; white-space: normal"'
-
-
-@dataclass(frozen=True)
-class Overview:
-    """A title, rows of texts of equal length, and sentences below them.
-
-    Args:
-        header: names of the columns; none for rows of a name and its value.
-        notes: a line each.
-    """
-
-    title: str
-    rows: Sequence[Sequence[str]]
-    header: Sequence[str] = ()
-    notes: Sequence[str] = ()
-
-    def __str__(self) -> str:
-        lines = [*([self.header] if self.header else []), *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        cells = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([self.title, *(f"  {line}" for line in cells), *self.notes])
-
-    def html(self) -> str:
-        """Returns the table as HTML without scripts and colours; every text is escaped."""
-        head = "".join(f"<th {_CELL}>{escape_html(name)}</th>" for name in self.header)
-        lines = [f"<thead><tr>{head}</tr></thead>"] if head else []
-        for first, *others in self.rows:
-            cells = "".join(f"<td {_CELL}>{escape_html(text)}</td>" for text in others)
-            lines.append(f'<tr><th scope="row" {_CELL}>{escape_html(first)}</th>{cells}</tr>')
-        notes = "".join(f"<p>{escape_html(note)}</p>" for note in self.notes)
-        # A wide table scrolls by itself.
-        table = f'<div style="overflow-x: auto"><table>{"".join(lines)}</table></div>'
-        return f"<div><p><strong>{escape_html(self.title)}</strong></p>{table}{notes}</div>"
-
-
-class Shown:
-    """An object that a notebook shows as its overview. A class writes `overview`."""
-
-    def overview(self) -> Overview:
-        """Returns the facts of the object that a reader looks for first."""
-        raise TypeError(f"{type(self).__name__} has no overview()")
-
-    def _repr_html_(self) -> str:
-        return self.overview().html()
-
-
-def describe_call(name: str, /, *values: object, **options: object) -> str:
-    """Returns an object in one line, as the call that makes it; options that are None or empty are left out.
-
-    >>> describe_call("Bundle", "runs/first/bundle", model="int8", threads=None)
-    "Bundle('runs/first/bundle', model='int8')"
-    """
-    shown = [f"{option}={value!r}" for option, value in options.items() if value or value == 0]
-    return f"{name}({', '.join([*map(repr, values), *shown])})"
-
 
 Span = tuple[int, int]  # First and last (exclusive) character, in code points.
 OUTSIDE = "O"
