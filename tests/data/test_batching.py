@@ -304,23 +304,6 @@ def test_dev_comes_completely_and_longest_first(tokenizer: PreTrainedTokenizerBa
     assert widths[0] == examples.lengths.max()
 
 
-def test_the_loaders_yield_the_tokens_and_labels_of_their_splits(tokenizer: PreTrainedTokenizerBase):
-    texts, labels = zip(*sentences(22), strict=True)
-    train, dev = (text_split(list(texts[:size]), labels=np.array(labels[:size])) for size in (22, 6))
-    splits = LabelledData(labels=("bad", "good"), splits={"train": train, "dev": dev}, sha256="", scoring=SCORING)
-    loaders = batching.all_loaders(TASK.encode(splits, tokenizer, None), batch_size=4, accumulate=2, seed=0)
-    steps = list(loaders["train"])
-    assert len(steps) == len(loaders["train"]) == 3  # six micro-batches, two a step
-    for batch in chain(*steps):
-        for ids, mask, label, example in zip(
-            *(batch[name] for name in ("input_ids", "attention_mask", "labels", "example_id")), strict=True
-        ):
-            text, expected = texts[example], labels[example]
-            assert ids[mask.bool()].tolist() == tokenizer(text)["input_ids"]
-            assert label == expected
-    assert sum(len(batch["example_id"]) for step in loaders["dev"] for batch in step) == 6
-
-
 def test_a_batch_is_padded_on_the_side_of_the_tokenizer(tokenizer: PreTrainedTokenizerBase):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = "left"
@@ -352,6 +335,7 @@ def _tokenize_rows(directory: Path, barrier: Any, results: Any) -> None:
     results.put(tokenize_split(split, tokenizer, cache_dir=directory)[[3, 60]]["input_ids"].tolist())
 
 
+@pytest.mark.slow
 def test_processes_that_tokenize_at_once_share_one_cache_entry(tmp_path: Path):
     results = run_concurrently(_tokenize_rows, tmp_path)
     assert results[0] == results[1] == results[2]

@@ -1,6 +1,6 @@
 """Tests that a damaged file is read exactly like by the `csv` and `json` modules, or refused.
 
-`DISTILL_FUZZ=10000` sets the number of damaged files of each format, of which the default is a few hundred.
+`DISTILL_FUZZ=10000` sets the number of damaged files of each format, of which the default is a hundred.
 """
 
 import csv
@@ -117,7 +117,7 @@ def damaged(draw: st.DrawFn, contents: list[bytes]) -> bytes:
     return bytes(data)
 
 
-damaged_files = fuzz(200)
+damaged_files = fuzz(100)
 
 
 @pytest.fixture(scope="module")

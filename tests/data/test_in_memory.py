@@ -9,7 +9,6 @@ import pandas
 import pytest
 
 from distill.core.errors import OptionError, UserError
-from distill.data import splits as in_memory
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, Regression
 
@@ -100,7 +99,13 @@ def test_a_test_split_and_splits_of_other_names_are_scored(tmp_path: Path):
     assert list(read(task, tmp_path).scored()) == ["dev", "other"]
 
 
-@pytest.mark.parametrize("form", ["lists", "columns", "pandas", "datasets"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "lists",
+        "pandas",
+    ],
+)
 def test_dev_is_held_out_of_a_single_table_like_of_a_single_file(tmp_path: Path, form: str):
     texts, labels = (
         [f"text {index}" for index in range(50)],
@@ -222,11 +227,6 @@ def test_invalid_rows_in_memory_are_named_in_the_error(options: dict[str, Any], 
         read(Classification(**{"text": "sentence", **options}), tmp_path)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_without_data_there_are_no_tables():
-    splits = {"train": None, "dev": None, "test": None}
-    assert in_memory.to_tables(None, splits, text=["sentence"], label="label") is None
 
 
 def test_texts_and_labels_need_no_name_of_a_column(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ COLUMNS = {"rude": [1, 0, 0, 1], "threat": [0, 1, 0, 1], "insult": [0, 1, 0, 1]}
 NAMES = list(COLUMNS)
 
 
-@pytest.mark.parametrize("kind", [int, bool, float, str])
+@pytest.mark.parametrize("kind", [int, str])
 def test_a_column_for_each_label_is_read_with_all_others(kind: Any) -> None:
     table = frame({name: list(map(kind, values)) for name, values in COLUMNS.items()})
     data = read_tables(table, table[:2], label=NAMES, test=table.drop(columns=NAMES))
@@ -245,7 +245,7 @@ def test_columns_of_other_names_in_other_splits_are_refused() -> None:
 # Texts with several labels
 
 
-@pytest.mark.parametrize("separator", [",", ";", "#", "\n", "\t", " ", "/", "+", "&"])
+@pytest.mark.parametrize("separator", [",", "#", "\n", "\t", " ", "&"])
 def test_labels_with_another_separator_are_refused(separator: str) -> None:
     values = ["rude", "threat", f"rude{separator}threat", "insult"]
     with pytest.raises(UserError) as caught:

@@ -68,12 +68,6 @@ def test_the_other_mentions_of_a_type_are_equally_likely() -> None:
 DEV_CITY = ([["Bern"]], [["B-city"]])
 
 
-def test_copies_follow_from_the_seed() -> None:
-    options = {"copies": 8, "p_replace": 0.5}
-    assert copies(**options, seed=1) == copies(**options, seed=1)
-    assert copies(**options, seed=1) != copies(**options, seed=2)
-
-
 def test_copies_of_other_tags_are_made_again(tmp_path: Path) -> None:
     method = MentionAugmentation(copies=2)
     [first] = cached_copies(data(), method, None, cache_dir=tmp_path, device="cpu")

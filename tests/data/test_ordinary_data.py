@@ -52,7 +52,12 @@ def notices(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     return lambda: [line for line in capsys.readouterr().out.splitlines() if line.startswith("Notice:")]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.csv",
+    ],
+)
 def test_rows_without_a_label_go_to_the_teacher(name: str, tmp_path: Path, notices: Callable[[], list[str]]) -> None:
     rows = make_rows()
     without = [37, 44, 121, 122, 200, 256]
@@ -102,21 +107,6 @@ def test_the_sentiments_minus_one_to_one_are_not_guessed(tmp_path: Path) -> None
     assert read(tmp_path / "a.csv", labels=["-1", "0", "1"]).labels == ("-1", "0", "1")
     dropped = read(tmp_path / "a.csv", missing="drop")
     assert (dropped.labels, sum(dropped.sizes().values())) == (("0", "1"), 60)
-
-
-def test_many_gaps_of_a_large_file_are_one_notice(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
-    rows = make_rows(3000)
-    for row in range(7, 3000, 16)[:180]:
-        rows[row][2] = ""
-    for row in range(2900, 2996, 8):
-        rows[row][1] = ""
-    lines = write_csv(tmp_path / "a.csv", rows)
-    data = read(tmp_path / "a.csv")
-    assert (len(data.pool), sum(data.sizes().values())) == (180, 2808)
-    [notice] = notices()
-    places = [", ".join(str(lines[row]) for row in of_kind) for of_kind in (range(2900, 2940, 8), range(7, 87, 16))]
-    assert f"12 of 3,000 rows have no text (lines {places[0]} and 7 more): they are left out; " in notice
-    assert f"180 of 3,000 rows have no label (lines {places[1]} and 175 more): only the teacher" in notice
 
 
 def test_missing_says_what_happens_to_rows_without_a_label(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
@@ -194,32 +184,6 @@ def test_a_frame_with_gaps_names_its_rows_and_has_whole_classes(notices: Callabl
     assert "no label (examples 8 and 9)" in first
     [spelled] = [notice for notice in further if "decimal" in notice or "whole numbers" in notice]
     assert "are read as the whole numbers 0, 1, 2, 3" in spelled
-
-
-def test_whole_numbers_of_one_split_are_those_of_another(tmp_path: Path) -> None:
-    for split, spelling in (("train", "{}.0"), ("dev", "{}"), ("test", "{}.0")):
-        rows = [[index, f"{split} {index}", spelling.format(index % 3 + 8)] for index in range(60)]
-        write_csv(tmp_path / f"{split}.csv", rows)
-    data = read(tmp_path)
-    assert data.labels == ("8", "9", "10")
-    assert [split.labels[:3].tolist() for split in data.splits.values()] == [[0, 1, 2]] * 3
-
-
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        (["10", "1.5", "9"], ("1.5", "9", "10")),
-        (["-1", "-10", "3"], ("-10", "-1", "3")),
-        (["4.0", "10.0"], ("4", "10")),
-        (["4.0", "4.5"], ("4.0", "4.5")),
-        (["v10", "v9", "1"], ("1", "v10", "v9")),
-    ],
-)
-def test_labels_are_sorted_as_numbers_only_if_all_are(
-    values: list[str], names: tuple[str, ...], tmp_path: Path
-) -> None:
-    write_csv(tmp_path / "a.csv", [[0, f"text {index}", values[index % len(values)]] for index in range(60)])
-    assert read(tmp_path / "a.csv").labels == names
 
 
 def test_a_class_of_few_rows_is_named_with_its_lines(tmp_path: Path, notices: Callable[[], list[str]]) -> None:

@@ -304,14 +304,10 @@ def test_lists_in_the_place_of_texts_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("rows.csv", "", "rows.csv is empty, expected a header and examples"),
-        ("rows.csv", "text,label\n", "rows.csv has a header and no examples"),
         ("rows.csv", "text|label\ngood|1\n", "one column 'text|label' with '|' in its name, expected commas between"),
         ("rows.csv", "text\tlabel\ngood\t1\n", "'text\\tlabel' with a tab in its name, expected commas between the "
          "columns of .csv: rename it to .tsv"),
         ("rows.tsv", "text,label\ngood,1\n", "expected tabs between the columns of .tsv: rename it to .csv"),
-        ("rows.csv", "text,label\ngood\n", "rows.csv, line 2 has 1 field, its header 2"),
-        ("rows.jsonl", "\n", "rows.jsonl has no examples, expected an object on every line"),
         ("rows.conll", "Ada B-PER\n", "rows.conll is of no known kind, expected one of .tsv, .csv"),
     ],
 )  # fmt: skip

@@ -58,11 +58,6 @@ def test_a_question_is_asked_of_the_other_contexts_of_its_title() -> None:
     assert oslo / 200 == pytest.approx(0.5, abs=0.12)
 
 
-def test_copies_follow_from_the_seed() -> None:
-    assert copies(copies=9, seed=1) == copies(copies=9, seed=1)
-    assert copies(copies=9, seed=1) != copies(copies=9, seed=2)
-
-
 def test_the_json_of_squad_has_its_titles(tmp_path: Path) -> None:
     articles = []
     for title, contexts in ARTICLES.items():

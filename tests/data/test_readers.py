@@ -192,14 +192,6 @@ def test_a_truncated_archive_is_refused(tmp_path: Path, end: int) -> None:
         read_file(path, WANTED)
 
 
-def test_a_truncated_parquet_file_is_refused(read: Read, tmp_path: Path) -> None:
-    read("a.parquet", pa.table({"text": ["a"] * 100, "label": [1] * 100}))
-    content = (tmp_path / "a.parquet").read_bytes()
-    for size in (3, 100, len(content) // 2, len(content) - 1):
-        with pytest.raises(UserError, match=r"a\.parquet cannot be read: "):
-            read("a.parquet", content[:size])
-
-
 def test_damaged_metadata_of_a_parquet_file_is_refused(read: Read) -> None:
     table = pa.table({"text": ["a"], "label": [1]})
     for content in (b'{"info": "features"}', b'{"info": {"features": [1]}}', b'{"info"'):
@@ -295,13 +287,3 @@ def test_an_unpaired_surrogate_is_refused(tmp_path: Path) -> None:
         (tmp_path / "train.jsonl").write_text(rows)
         with pytest.raises(UserError, match=r"train\.jsonl, line 2: .* unpaired surrogate"):
             Classification(text="text", data=tmp_path).read(tmp_path)
-
-
-def test_texts_that_train_has_too_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    splits = {"train": (["a", "b", "c"], [0, 1, 0]), "dev": (["a", "d", "a"], [0, 1, 1]), "test": (["c"], [0])}
-    Classification(text="text", **splits).read(Path("nowhere"))
-    printed = capsys.readouterr().out
-    assert (
-        "2 of 3 rows of dev have the text of a row of train, 1 of them with another label (examples 1 and 3" in printed
-    )
-    assert "; 1 of 1 rows of test has the text of a row of train (example 1 of test): the scores of test may" in printed

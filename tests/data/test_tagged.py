@@ -238,12 +238,6 @@ def test_a_lone_carriage_return_is_refused(text: str, tmp_path: Path) -> None:
         read(data=tmp_path)
 
 
-def test_a_sample_of_the_sentences_is_always_the_same() -> None:
-    one, two = (read(train=(WORDS * 4, TAGS * 4), dev=DEV, train_examples=5, dev_examples=1) for _ in range(2))
-    assert one.sizes() == {"train": 5, "dev": 1}
-    assert content(one) == content(two)
-
-
 def test_a_test_split_without_tags_is_absent() -> None:
     hidden = datasets.Dataset.from_dict({"tokens": WORDS, "tags": [[-1] * len(words) for words in WORDS]})
     without = datasets.Dataset.from_dict({"tokens": WORDS})

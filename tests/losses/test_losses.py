@@ -4,13 +4,11 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from distill.core.contracts import IGNORED, Items, Outputs
@@ -317,7 +315,13 @@ def test_soft_targets_at_low_temperature_use_the_teachers_arg_max():
     torch.testing.assert_close(cold, 1e-3 * margin.mean())
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize(
+    "temperature",
+    [
+        0.5,
+        2.0,
+    ],
+)
 def test_the_divergence_has_exactly_the_gradient_of_the_cross_entropy(temperature: float):
     student, teacher, _ = token_case()
     z, v = student.logits[0].clone().requires_grad_(), teacher.logits[0]
@@ -355,58 +359,12 @@ def test_a_student_with_the_teachers_distribution_has_no_loss():
     assert loss.item() == pytest.approx(expected, rel=0.05)
 
 
-logits_pair = arrays(np.float32, (2, 6, 4), elements=st.floats(-10, 10, width=32))
 temperatures = st.floats(0.5, 20)
 
 
 def soft(temperature: float, z: Tensor, v: Tensor) -> Tensor:
     """Returns the sum over the items, `[]`."""
     return call(SoftTargets(temperature=temperature), outputs(z), outputs(v), items(*z.shape[:-1]))[0]
-
-
-@quick
-@given(logits_pair, temperatures)
-def test_soft_targets_are_lowest_for_the_teachers_own_logits(pair: np.ndarray, temperature: float):
-    z, v = torch.from_numpy(pair)
-    assert abs(soft(temperature, v, v)) < 1e-5 * temperature**2
-    assert soft(temperature, z, v) > -1e-5 * temperature**2
-    assert soft_gradient(temperature, v, v).abs().max() < 1e-5 * temperature
-
-
-@quick
-@given(logits_pair, temperatures, st.floats(-50, 50), st.floats(-50, 50))
-def test_a_constant_on_all_logits_of_an_item_does_not_change_the_loss(
-    pair: np.ndarray, temperature: float, a: float, b: float
-):
-    z, v = torch.from_numpy(pair)
-    torch.testing.assert_close(soft(temperature, z + a, v + b), soft(temperature, z, v), rtol=1e-3, atol=1e-2)
-
-
-@quick
-@given(logits_pair, temperatures, st.permutations(range(6)), st.permutations(range(4)))
-def test_the_order_of_items_and_classes_does_not_change_the_loss(
-    pair: np.ndarray, temperature: float, rows: list[int], classes: list[int]
-):
-    z, v = torch.from_numpy(pair)
-    torch.testing.assert_close(
-        soft(temperature, z[rows][:, classes], v[rows][:, classes]), soft(temperature, z, v), rtol=1e-4, atol=1e-3
-    )
-
-
-@quick
-@given(logits_pair, temperatures, st.integers(0, 6))
-def test_parts_of_a_batch_add_up(pair: np.ndarray, temperature: float, cut: int):
-    z, v = torch.from_numpy(pair)
-    parts = soft(temperature, z[:cut], v[:cut]) + soft(temperature, z[cut:], v[cut:])
-    torch.testing.assert_close(parts, soft(temperature, z, v), rtol=1e-4, atol=1e-3)
-
-
-@quick
-@given(logits_pair, temperatures)
-def test_positions_of_sequences_are_items_like_any_other(pair: np.ndarray, temperature: float):
-    z, v = torch.from_numpy(pair)
-    as_sequences = soft(temperature, z.view(2, 3, 4), v.view(2, 3, 4))
-    torch.testing.assert_close(as_sequences, soft(temperature, z, v), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0, -1, math.nan])
@@ -501,13 +459,6 @@ def test_connect_adds_a_projection_for_different_widths():
     assert gradient.any()
 
 
-def test_connect_adds_no_projection_for_equal_widths():
-    objective = Objective(name="distilbert", terms=distilbert_terms())
-    objective.connect(EncoderSize(6, 2), EncoderSize(6, 2))
-    assert list(objective.parameters()) == []
-    assert not objective.state_dict()
-
-
 def test_the_projection_maps_student_states_to_the_width_of_the_teacher():
     # The student's [1, 2] becomes [1, 2, 1 + 2], which is the teacher's direction: cos = 1.
     cosine = Cosine()
@@ -542,7 +493,7 @@ def test_unscored_tokens_count_only_with_positions_all(name: str) -> None:
     torch.testing.assert_close(all_positions(*every, replace(whole, chosen=chosen)), TERMS["soft"](*every, whole))
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [3.0])
 @pytest.mark.parametrize("name", ["soft", "hard", "pseudo", "mse", "margins"])
 def test_an_invalid_class_changes_neither_loss_nor_gradient(name: str, temperature: float) -> None:
     """An item with three valid classes of four has the loss and the gradient of those three."""

@@ -168,8 +168,3 @@ def test_another_kind_of_vocabulary_is_refused(make: object) -> None:
 def test_an_option_that_is_no_words_is_refused(value: object) -> None:
     with pytest.raises(OptionError, match=r"^got add_words=.*, expected auto, a number of at least 0, or a list"):
         check_option(value)
-
-
-def test_words_a_number_of_them_and_auto_are_options() -> None:
-    for value in (0, 500, "auto", ["genome"]):
-        check_option(value)

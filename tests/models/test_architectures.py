@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from distill.builtin.students import cnn
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +26,7 @@ def test_every_model_type_has_its_module() -> None:
     assert found == MODULES
 
 
+@pytest.mark.slow
 def test_a_cnn_is_loaded_without_its_code(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     task = Classification(text="text", max_length=32)
     student = cnn.from_teacher(toy_bert(len(tokenizer)), task=task)

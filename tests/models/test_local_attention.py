@@ -17,7 +17,7 @@ from distill.core.errors import UserError
 from distill.data import splits
 from distill.kinds import Classification
 from distill.kinds.classification import OneClass
-from distill.losses import AttentionScoreMSE, Cosine, MiniLMv2, Objective
+from distill.losses import Cosine, MiniLMv2, Objective
 from distill.models import compatibility
 from distill.models.architectures.modeling_local import ATTENTION, LocalRobertaForMaskedLM  # type: ignore[attr-defined]
 from distill.models.forward import output_logits
@@ -67,7 +67,14 @@ def batch_of(length: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("global_tokens", [0, 1, 3])
-@pytest.mark.parametrize("length", [1, 2, 8, 9, 37, 64])
+@pytest.mark.parametrize(
+    "length",
+    [
+        1,
+        9,
+        37,
+    ],
+)
 def test_the_attention_is_that_of_longformer(length: int, global_tokens: int) -> None:
     reference = longformer("ForMaskedLM")
     model = LongTexts("student", "local", global_tokens=global_tokens).apply(reference)
@@ -105,7 +112,7 @@ def test_the_largest_of_several_windows_is_taken() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["xlm-roberta", "camembert", "bert", "distilbert"])
+@pytest.mark.parametrize("name", ["xlm-roberta", "bert", "distilbert"])
 def test_a_student_reads_more_positions_than_its_teacher_and_the_first_ones_alike(name: str) -> None:
     teacher = enlarge(OTHERS[name](dict(OPTIONS)))
     depth = teacher.config.num_hidden_layers
@@ -229,7 +236,7 @@ def test_families_without_local_attention_or_positions_are_refused_by_name() -> 
         LongTexts("teacher", positions=100).apply(deberta)
 
 
-@pytest.mark.parametrize("term", [AttentionScoreMSE(), MiniLMv2(relation_heads=4)])
+@pytest.mark.parametrize("term", [MiniLMv2(relation_heads=4)])
 def test_terms_on_attention_are_refused_for_local_attention_and_others_are_not(term: Any) -> None:
     teacher = OTHERS["bert"](dict(OPTIONS))
     student = distilbert.from_teacher(teacher, attention="local", window=6)

@@ -231,14 +231,15 @@ def test_chunk_boundaries_do_not_change_the_text(
         )
 
 
-@pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
-@pytest.mark.parametrize("name", ["big.txt", "big.txt.gz", "one_line.txt"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("big.txt.gz", "paragraph"), ("one_line.txt", "file"), ("one_line.txt", "line")]
+)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str):
     line = b"some twenty characters of text, and then a few more " * 4
     end = b"" if name == "one_line.txt" else b"\n"
     opener = gzip.open if name.endswith(".gz") else open
     with opener(tmp_path / name, "wb") as file:
-        for _ in range(30):
+        for _ in range(20):
             file.write((line + end) * (2**20 // len(line)))
     characters = 0
     tracemalloc.start()
@@ -249,7 +250,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert characters > 29 * 2**20
+    assert characters > 19 * 2**20
     assert peak < 12 * 2**20
 
 
@@ -279,7 +280,7 @@ def write_files(root: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
-@pytest.mark.parametrize("count", [1, 3, 11])
+@pytest.mark.parametrize("count", [1, 11])
 def test_each_document_goes_to_one_process(tmp_path: Path, count: int, kind: str):
     shared = make_corpus(write_files(tmp_path, count), split_by=kind)
     alone = join_documents(shared.read_documents())
@@ -406,16 +407,6 @@ def test_a_damaged_gzip_file_raises(tmp_path: Path, name: str):
     for broken in (packed[:-20], packed[:200] + b"\xff" * 200 + packed[400:], b"no gzip", packed + b"more"):
         (tmp_path / name).write_bytes(broken)
         with pytest.raises(UserError, match=rf"{name} cannot be read: \w") as caught:
-            read(tmp_path)
-        assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_parquet_file_raises(tmp_path: Path):
-    path = write(tmp_path / "a.parquet", ["a" * 1000, "b" * 1000])
-    content = path.read_bytes()
-    for broken in (content[: len(content) // 2], content[:4] + b"\xff" * 200 + content[204:]):
-        path.write_bytes(broken)
-        with pytest.raises(UserError, match=r"a\.parquet cannot be read: \w") as caught:
             read(tmp_path)
         assert "\n" not in str(caught.value)
 
@@ -762,7 +753,12 @@ def test_the_fingerprint_depends_on_the_splits(tmp_path: Path):
 # Held out
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize(
+    "fraction",
+    [
+        0.1,
+    ],
+)
 def test_the_held_out_share_is_near_the_fraction(fraction: float):
     keys = [f"a/b.txt#{number}" for number in range(20_000)]
     held = {key for key in keys if is_held_out(key, fraction=fraction, seed=0)}

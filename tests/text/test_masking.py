@@ -1,7 +1,5 @@
 """Tests that masking chooses the right number of tokens evenly and replaces them in the configured shares."""
 
-import subprocess
-import sys
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import pairwise
 from typing import Any, get_args
@@ -12,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from distill.core import contracts
 from distill.core.errors import UserError
-from distill.text import masking
 from distill.text.masking import Masker, Masking, Unit, check_masking
 
 UNITS = get_args(Unit)
@@ -95,7 +91,7 @@ def test_the_number_of_tokens_is_rounded_half_up(probability: float, tokens: int
         assert (labels != -100).sum(axis=1).tolist() == [chosen] * 20
 
 
-@pytest.mark.parametrize(("unit", "length"), [("token", 1), ("token", 3), ("whole_word", 1), ("whole_word", 3)])
+@pytest.mark.parametrize(("unit", "length"), [("token", 1), ("whole_word", 3)])
 def test_all_positions_are_chosen_equally_often(unit: str, length: int):
     words = 60 // length
     _, labels = mask_examples(masker(unit=unit, probability=0.2), sentence(*[length] * words), 2000)
@@ -172,7 +168,12 @@ def find_runs(chosen: np.ndarray) -> list[slice]:
     return [slice(first, last) for first, last in edges.reshape(-1, 2).tolist()]
 
 
-@pytest.mark.parametrize(("p", "longest"), [(0.2, 10), (0.5, 4), (0.05, 3)])
+@pytest.mark.parametrize(
+    ("p", "longest"),
+    [
+        (0.2, 10),
+    ],
+)
 def test_lengths_of_spans_follow_the_geometric_distribution(p: float, longest: int):
     """Counts each length with a budget of 20 words in 4000, so that spans seldom touch."""
     shares = geometric(p, longest)
@@ -244,7 +245,14 @@ def classify_replacements(inputs: np.ndarray, originals: np.ndarray) -> np.ndarr
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
-@pytest.mark.parametrize("shares", [(0.8, 0.1, 0.1), (0.3, 0.7, 0.0), (0.0, 0.0, 1.0), (1.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        (0.8, 0.1, 0.1),
+        (0.3, 0.7, 0.0),
+        (0.0, 0.0, 1.0),
+    ],
+)
 def test_chosen_tokens_are_replaced_in_the_configured_shares(unit: str, shares: tuple[float, float, float]):
     ids, continues = sentence(*[1, 2, 3] * 20)
     mask = masker(unit=unit, probability=0.3, replace=shares, vocabulary_size=10**6)
@@ -336,7 +344,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(tokens, options, st.integers(0, 3))
 def test_any_sequence_is_masked_within_its_budget(tokens: list[tuple[int, bool]], options: dict[str, Any], visit: int):
     ids = np.array([token for token, _ in tokens], dtype=np.int64)
@@ -438,12 +446,3 @@ def test_spans_longer_than_a_sequence_are_refused():
         check_masking(Masking(unit="span", span_longest=127), 128)
     check_masking(Masking(unit="span", span_longest=126), 128)
     check_masking(Masking(span_longest=200), 128)  # Ignored if unit is token.
-
-
-def test_masking_and_losses_ignore_the_same_label():
-    assert masking.IGNORED == contracts.IGNORED
-
-
-def test_masking_does_not_import_torch():
-    program = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import distill.text.masking"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

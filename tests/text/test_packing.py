@@ -154,14 +154,6 @@ def test_doc_sentences_do_not_cross_document_boundaries(
     assert packer.dropped_token_count == left_out
 
 
-def test_a_short_document_is_one_sequence(tokenizer: PreTrainedTokenizerBase):
-    sequences = pack(tokenizer, "doc_sentences", [Document("a", 0, "dull"), Document("b", 0, "a joy")], max_length=8)
-    assert [strip_special(tokenizer, sequence) for sequence in sequences] == [
-        tokenize(tokenizer, "dull"),
-        tokenize(tokenizer, "a joy"),
-    ]
-
-
 def test_chunks_of_a_document_are_joined_and_empty_ones_are_ignored(tokenizer: PreTrainedTokenizerBase):
     parts = [Document("a", 0, "a lovely film\n"), Document("a", 1, "\u200d"), Document("a", 2, "a joy\n\n\nfunny")]
     whole, other = "a lovely film a joy funny", "a dull mess i hated every minute a bore"
@@ -335,7 +327,7 @@ def test_a_document_of_one_sentence_makes_no_pair(tokenizer: PreTrainedTokenizer
 
 
 @pytest.mark.parametrize("pair", [None, "nsp", "sop"])
-@pytest.mark.parametrize("length", [8, 9, 64, 128])
+@pytest.mark.parametrize("length", [8, 128])
 def test_a_very_long_sentence_is_split_into_pairs(tokenizer: PreTrainedTokenizerBase, length: int, pair: str | None):
     text = "A joy. " + " ".join(WORDS[n % 12] for n in range(20_000)) + ". A bore."
     packer = make_packer(tokenizer, "segment_pair", length, pair=pair)
@@ -347,15 +339,6 @@ def test_a_very_long_sentence_is_split_into_pairs(tokenizer: PreTrainedTokenizer
     )
     assert len(sequences) > 0.5 * packer.token_count / length
     assert np.mean([len(sequence.ids) == length for sequence in sequences]) > 0.9
-
-
-@pytest.mark.parametrize("mode", ["full_sentences", "doc_sentences"])
-def test_a_very_long_sentence_is_packed_completely(tokenizer: PreTrainedTokenizerBase, mode: str):
-    text = " ".join(WORDS[n % 12] for n in range(20_000))
-    sequences = pack(tokenizer, mode, [Document("a", 0, text)], max_length=12)
-    ids = [token for sequence in sequences for token in strip_special(tokenizer, sequence)]
-    assert ids == tokenize(tokenizer, text)[: len(ids)]
-    assert len(tokenize(tokenizer, text)) - len(ids) < 10
 
 
 # Tokenizers
