@@ -87,7 +87,7 @@ def write_corpus(root: Path) -> Path:
 
 EXPENSIVE = (
     "chain", "pretrained", "killed", "two_rank_training", "sweep", "result", "exported", "prepared", "recorded_fit",
-    "ray_cluster",
+    "ray_cluster", "written", "keys", "bart",
 )  # fmt: skip
 
 
