@@ -95,14 +95,6 @@ def test_a_resumed_run_keeps_its_choice(
     assert measured == []
 
 
-def test_without_a_budget_the_student_is_not_measured(
-    measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    run = new_run(tmp_path)
-    assert DepthSearch(DISTILBERT, plan_of(), TASK, run, SPLITS).choose(teacher, tokenizer) is DISTILBERT
-    assert (measured, run.record["budget"]) == ([], None)
-
-
 def test_a_budget_that_no_depth_is_within_is_refused_with_the_smallest(
     measured: list[int], teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -281,10 +273,3 @@ def test_the_delivered_file_is_measured_and_compared_with_the_budget(
     if delivered is not None:
         assert timed[0]["path"] == tmp_path / delivered["file"]
         assert (timed[0]["length"], timed[0]["threads"], timed[0]["vocabulary"]) == (32, 1, 99)
-
-
-def test_a_budget_needs_an_export() -> None:
-    source: Any = TeacherSource(weights=None, finetune=None)  # type: ignore[arg-type]
-    plan = replace(plan_of(mb=2.0, ms=1.0), export=d.ExportSettings(enabled=False))
-    with pytest.raises(UserError, match="budget.mb=2 budget.ms=1 is for exported students, and export.enabled=false"):
-        check_plan(source, plan)

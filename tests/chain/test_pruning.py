@@ -170,6 +170,7 @@ def test_a_resumed_run_goes_on_with_the_step_that_it_was_in(
     assert own["student"]["metrics"] == other["student"]["metrics"]
 
 
+@pytest.mark.slow
 def test_a_baseline_is_pruned_in_as_many_steps_as_the_student(
     teacher_of_run: d.Teacher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +201,6 @@ def test_a_baseline_is_pruned_in_as_many_steps_as_the_student(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prune": "once"}, "student.prune=once is unknown, expected iterative or null"),
         ({"prune_steps": 0}, "got student.prune_steps=0, expected a whole number of at least 1"),
         ({"prune_share": 0}, "got student.prune_share=0, expected a number above 0 and at most 1"),
         ({"prune_share": 1.5}, "got student.prune_share=1.5, expected a number above 0 and at most 1"),

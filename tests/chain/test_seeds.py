@@ -190,19 +190,6 @@ def test_interrupted_run_goes_on_with_the_first_unfinished_seed_and_ends_with_th
         assert same_weights(resumed.directory / seed, whole.directory / seed)
 
 
-def test_each_seed_is_exported_and_the_benchmark_is_timed_once(distill: Distill) -> None:
-    timing = d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False)
-    result = distill("exported", seeds=2, benchmark=timing)
-    assert [set(entry["export"]) for entry in result.record["seeds"]] == [{"fp32", "int8"}] * 2
-    assert {row["model"] for row in result.record["benchmark"]} == {"student"}
-    seed_record = json.loads((result.directory / "seeds" / "1" / "seed.json").read_text())
-    assert seed_record["benchmark"] == []
-    for directory in (result.directory, result.directory / "seeds" / "1"):
-        assert len(d.Bundle(directory / "bundle", model="fp32").predict(["a lovely film"])) == 1
-    assert set(result.comparison) == {"teacher"}
-    assert "baseline" not in result.summary["accuracy"]
-
-
 @pytest.mark.parametrize(
     ("seeds", "got"), [(0, "0"), (-1, "-1"), (True, "true"), ("two", "two"), (1.5, "1.5"), (None, "null")]
 )

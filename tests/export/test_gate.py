@@ -64,7 +64,13 @@ def test_a_file_that_loses_five_points_does_not_pass_by_luck(examples: int, chan
     assert shares_passed(examples, 0.05) == [0]
 
 
-@pytest.mark.parametrize(("examples", "passed"), [(147, False), (148, True), (872, True)])
+@pytest.mark.parametrize(
+    ("examples", "passed"),
+    [
+        (147, False),
+        (148, True),
+    ],
+)
 def test_a_file_that_loses_nothing_passes_where_dev_can_tell_twice_the_limit(examples: int, passed: bool) -> None:
     assert (shares_passed(examples, 0.0) == [1]) is passed
     assert shares_passed(examples, 0.05)[0] < 1e-3

@@ -1,7 +1,7 @@
 """Exported models that write text: their inputs, and their logits with and without caches against torch."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ PAIRED = {
         "d_model": 32, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 48,
     },
 }  # fmt: skip
+
+
+# Exports of 5 to 21 s, whose kinds other tests compare with torch.
+SLOW = dict.fromkeys(("llama", "qwen2", "opt", "bart"), pytest.mark.slow)
+
+
+def select(kinds: Iterable[str]) -> list[Any]:
+    return [pytest.param(kind, marks=SLOW.get(kind, ())) for kind in kinds]
 
 
 @functools.cache
@@ -98,8 +106,8 @@ def step(loaded: Any, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dic
     return logits, {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
-@pytest.mark.parametrize("padding", [0, 4])
+@pytest.mark.parametrize("kind", select(CAUSAL))
+@pytest.mark.parametrize("padding", [4])
 def test_causal_logits_are_those_of_torch_with_and_without_caches(kind: str, padding: int, exported: Any) -> None:
     loaded, rows, length = session(exported(kind), 1), 3, 17
     ids, mask = draw(rows, length), np.ones((rows, length), dtype=np.int64)
@@ -126,7 +134,7 @@ def test_causal_logits_are_those_of_torch_with_and_without_caches(kind: str, pad
     assert np.abs(np.concatenate(parts, axis=1) - expected)[is_token].max() < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", select(CAUSAL))
 def test_logits_of_all_tokens_but_the_last_ones_may_be_left_out(kind: str, exported: Any) -> None:
     loaded, ids = session(exported(kind), 1), draw(2, 9)
     mask = np.ones_like(ids)
@@ -139,7 +147,7 @@ def test_logits_of_all_tokens_but_the_last_ones_may_be_left_out(kind: str, expor
         assert all(np.array_equal(caches[name], same[name]) for name in caches)
 
 
-@pytest.mark.parametrize("kind", PAIRED)
+@pytest.mark.parametrize("kind", select(PAIRED))
 def test_logits_of_an_encoder_decoder_are_those_of_torch_with_and_without_caches(kind: str, exported: Any) -> None:
     path, model, rows = exported(kind), make_model(kind), 3
     decoder, encoder = session(path, 1), session(encoder_file(path), 1)
@@ -162,7 +170,7 @@ def test_logits_of_an_encoder_decoder_are_those_of_torch_with_and_without_caches
     assert np.abs(np.concatenate(parts, axis=1) - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", PAIRED)
+@pytest.mark.parametrize("kind", select(PAIRED))
 def test_rows_of_a_decoder_that_began_at_different_steps_are_read_together(kind: str, exported: Any) -> None:
     path = exported(kind)
     decoder, encoder = session(path, 1), session(encoder_file(path), 1)
@@ -200,7 +208,7 @@ NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("kind", select(NAMES))
 def test_names_of_inputs_and_outputs_are_those_of_optimum(kind: str, exported: Any) -> None:
     loaded = session(exported(kind), 1)
     layers, kinds = (2, [""]) if kind in CAUSAL else (3, [".decoder", ".encoder"])
@@ -211,7 +219,7 @@ def test_names_of_inputs_and_outputs_are_those_of_optimum(kind: str, exported: A
     assert {value.name for value in loaded.get_outputs()} == {"logits", *(f"present{name}" for name in caches)}
 
 
-@pytest.mark.parametrize("kind", PAIRED)
+@pytest.mark.parametrize("kind", select(PAIRED))
 def test_encoder_of_an_encoder_decoder_has_the_names_of_optimum(kind: str, exported: Any) -> None:
     loaded = session(encoder_file(exported(kind)), 1)
     assert {value.name for value in loaded.get_inputs()} == {"input_ids", "attention_mask"}

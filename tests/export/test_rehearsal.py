@@ -74,6 +74,7 @@ def test_a_family_whose_file_differs_is_refused(
         rehearsal.rehearse_export(stranger, tokenizer, name="mine", max_length=40)
 
 
+@pytest.mark.slow
 def test_padding_that_sees_padding_alone_is_not_compared(tokenizer: PreTrainedTokenizerBase) -> None:
     """The kernels of torch differ where a Gemma 3 that reads both sides of a window has padding alone in it."""
     torch.manual_seed(0)

@@ -1,21 +1,18 @@
 """Tests of the gate of smaller vectors."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import distill as d
-from distill.chain.plan import check_export
 from distill.core.contracts import Scores
-from distill.core.errors import OptionError, UserError
+from distill.core.errors import UserError
 from distill.core.files import write_json
 from distill.data.retrieval import Judgements
 from distill.edge.bundle_files import read_manifest
-from distill.export.gate import check_dimensions, judge_vectors, measure_vectors
-from distill.kinds.classification import OneClass
+from distill.export.gate import judge_vectors, measure_vectors
 from distill.kinds.vector_scores import PairScores, RankingScores
 from tests.edge.conftest import write_vector_bundle
 
@@ -67,31 +64,6 @@ def test_a_retrieval_set_has_every_precision_of_a_search() -> None:
     assert int8 == pytest.approx(whole, abs=0.02)
     assert narrow < whole
     assert binary < rescored
-
-
-def test_tasks_without_vectors_have_no_smaller_ones() -> None:
-    scores = Scores({"logits": np.eye(2)}, np.arange(2), np.arange(2))
-    scoring = OneClass(("accuracy",))
-    assert measure_vectors({"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings()) == []
-    task: Any = SimpleNamespace(
-        info=SimpleNamespace(
-            name="sst2", kind="classification", decoder="classes", likelihood="softmax", generates=False, writes=False
-        )
-    )
-    expected = (
-        r"got export.dimensions=\[64\], expected \[\], because task sst2 \(classification\) has no vectors of tex"
-    )
-    with pytest.raises(OptionError, match=expected):
-        check_export(d.ExportSettings(dimensions=[64]), task)
-
-
-def test_dimensions_above_the_width_are_named() -> None:
-    model: Any = SimpleNamespace(config=SimpleNamespace(hidden_size=32))
-    check_dimensions(d.ExportSettings(dimensions=[16, 32]), model)
-    with pytest.raises(
-        OptionError, match=r"got export.dimensions=\[16, 64\], expected at most 32, the width of the st"
-    ):
-        check_dimensions(d.ExportSettings(dimensions=[16, 64]), model)
 
 
 def test_the_gate_of_smaller_vectors() -> None:

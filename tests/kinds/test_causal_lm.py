@@ -6,24 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from torch import Tensor
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from distill.core.contracts import IGNORED, Items, Outputs, Scores
+from distill.core.contracts import Items, Outputs, Scores
 from distill.core.errors import UserError
 from distill.kinds import CausalLM
 from distill.kinds.autoregressive import NextTokenScores
-from distill.models.loading import auto_class_of, load_directory
+from distill.models.loading import load_directory
 from distill.text.corpus import Document
 from distill.text.packing import measure_tokens
 from distill.text.sequences import SequenceSettings, make_packer
@@ -78,21 +74,6 @@ def test_the_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_the_next
     metrics = NextTokenScores(TASK.settings).metrics(scores)
     assert metrics["perplexity"] == pytest.approx(4.0)  # The square root of 2 * 8.
     assert metrics["accuracy"] == 0.5
-
-
-@pytest.mark.parametrize("lengths", [(7, 7, 7), (7, 4, 2)], ids=["full", "padded"])
-def test_the_loss_is_that_of_transformers(model: PreTrainedModel, lengths: tuple[int, ...]) -> None:
-    batch = batch_of(lengths=lengths)
-    items, logits = logits_of(model, batch)
-    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
-    with torch.no_grad():
-        expected = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels)
-    assert len(items) == sum(lengths) - len(lengths)
-    loss = F.cross_entropy(logits, items.labels)
-    assert float(loss) == pytest.approx(float(expected.loss), abs=1e-6)
-    # Labels at another position give another loss.
-    assert abs(float(F.cross_entropy(logits, items.labels.roll(1))) - float(loss)) > 0.01
-    torch.testing.assert_close(logits, expected.logits.flatten(0, 1)[items.index], atol=1e-6, rtol=0)
 
 
 def test_padding_on_the_left_has_the_items_and_logits_of_padding_on_the_right(model: PreTrainedModel) -> None:
@@ -214,28 +195,6 @@ def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text(model: PreTrain
     assert start.tokenizer.padding_side == "right"
     of_vectors = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
     assert of_vectors.tokenizer.pad_token == "<|endoftext|>"
-
-
-def test_a_model_that_reads_in_both_directions_is_refused(tmp_path: Path) -> None:
-    tokenizer = train_bytes(["the cat sat"], 260, 16)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        initializer_range=0.3,
-    )  # fmt: skip
-    BertForMaskedLM(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="has a BertLMHeadModel that reads the tokens behind each token too"):
-        load_directory(tmp_path, TASK.info.auto_class, None, trust_remote_code=False)
-
-
-def test_a_student_has_alternate_layers_of_the_teacher(model: PreTrainedModel) -> None:
-    student = from_teacher(model)
-    assert type(student) is GPT2LMHeadModel
-    assert student.config.num_hidden_layers == 2
-    assert auto_class_of(student) == TASK.info.auto_class
-    for place, index in enumerate((0, 3)):
-        expected = model.transformer.h[index].state_dict()
-        assert all(torch.equal(t, expected[name]) for name, t in student.transformer.h[place].state_dict().items())
 
 
 def test_a_packing_of_pairs_is_refused() -> None:

@@ -80,7 +80,6 @@ def evaluate_file(bundle: Bundle, path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("suffix", "train", "options"),
     [
-        (".jsonl", [["x", "y"], ["z"], [], ["y"]], {}),
         (".jsonl", ["x|y", "z", None, ["y"]], {}),
         (".csv", ["x|y", "z", "", "y"], {}),
         (".csv", ["y ; x", "z", " ", "y"], {"separator": ";"}),
@@ -180,7 +179,7 @@ def test_a_rare_label_that_nobody_can_tell_is_not_given_for_micro_f1() -> None:
     assert choose_thresholds(probabilities, labels, metric="macro_f1") == pytest.approx([0.5, 0.05])  # Micro F1 6/9.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_other_thresholds_have_a_larger_micro_f1(seed: int) -> None:
     random = np.random.default_rng(seed)
     labels = random.random((12, 3)) < [0.5, 0.2, 0.1]

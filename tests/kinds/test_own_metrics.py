@@ -92,7 +92,6 @@ def test_functions_of_scikit_learn_are_metrics() -> None:
     ("metrics", "message"),
     [
         ([hits, hits], r"got metrics=\[hits, hits\], expected metrics of different names, and hits is there twice"),
-        (["accuracy", "accuracy"], "expected metrics of different names, and accuracy is there twice"),
         ([lambda y_true, y_score: 0.0], r"expected a name of .* for each function: name it in a mapping, as in metr"),
         ([functools.partial(hits)], r"got metrics=\[partial\], expected a name of letters"),
         ({"a/b": hits}, "expected a name of letters, digits"),

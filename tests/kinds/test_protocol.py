@@ -67,9 +67,6 @@ def test_no_kind_of_task_repeats_a_member_of_its_scoring(kind: type) -> None:
     "call",
     [
         lambda scoring: scoring.metrics(None),
-        lambda scoring: scoring.tabulate(None, None, examples=1),
-        lambda scoring: scoring.describe(None),
-        lambda scoring: scoring.summary(None),
     ],
 )
 def test_a_member_that_must_be_written_says_so(call: Callable[[Scoring], object]) -> None:

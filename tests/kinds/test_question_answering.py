@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-import torch.nn.functional as F
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
@@ -34,12 +33,11 @@ from distill.edge.decoder import MASKED, TooLongError
 from distill.export.quantization import ExportSettings
 from distill.kinds import QuestionAnswering
 from distill.kinds.scoring import draw_halves
-from distill.losses.term import EncoderSize
 from distill.teachers.computation import Computation, cache_outputs, cached_scores
 from distill.teachers.output_cache import OutputCache
 from distill.teachers.prepared import compare_with_constant
-from distill.training.module import DistillationModule, dev_metrics, evaluate, fit_decoding
-from tests.conftest import live, toy_bert
+from distill.training.module import dev_metrics, evaluate, fit_decoding
+from tests.conftest import toy_bert
 
 METRICS = ["f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_f1", "no_answer_exact_match"]
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
@@ -227,18 +225,18 @@ def test_windows_share_tokens_and_show_every_token_of_the_context(reader: PreTra
     ] == [list(offset) for offset, sequence in zip(encoding.offsets, encoding.sequence_ids, strict=True) if sequence]
 
 
-@pytest.mark.parametrize("words", range(1, 40))
 @pytest.mark.parametrize("doc_stride", [0, 3])
 def test_there_are_as_few_windows_as_can_be_and_each_shows_new_tokens(
-    reader: PreTrainedTokenizerBase, words: int, doc_stride: int
+    reader: PreTrainedTokenizerBase, doc_stride: int
 ) -> None:
-    encoding = reader("day", " ".join(["fly"] * words)).encodings[0]
-    context = encoding.sequence_ids.count(1)
-    room = 14 - (len(encoding.ids) - context)
-    windows = answering.cut_windows(encoding, max_length=14, doc_stride=doc_stride)
-    assert len(windows) == max(1, -(-(context - doc_stride) // (room - doc_stride)))
-    last = [int(window.characters[1].max()) for window in windows]
-    assert last == sorted(set(last))
+    for words in range(1, 40):
+        encoding = reader("day", " ".join(["fly"] * words)).encodings[0]
+        context = encoding.sequence_ids.count(1)
+        room = 14 - (len(encoding.ids) - context)
+        windows = answering.cut_windows(encoding, max_length=14, doc_stride=doc_stride)
+        assert len(windows) == max(1, -(-(context - doc_stride) // (room - doc_stride)))
+        last = [int(window.characters[1].max()) for window in windows]
+        assert last == sorted(set(last))
 
 
 @pytest.mark.parametrize(("spare", "doc_stride"), [(0, 2), (0, 9), (1, 9)])
@@ -322,34 +320,6 @@ TERMS = {
     "soft": d.SoftTargets(), "hard": d.HardLabels(), "mse": d.LogitMSE(), "pseudo": d.PseudoLabels(),
     "dkd": d.DecoupledKD(), "cosine": d.Cosine(), "minilmv2": d.MiniLMv2(relation_heads=4),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TERMS)
-def test_every_term_learns_from_context_tokens_alone(name: str, reader: PreTrainedTokenizerBase) -> None:
-    """Loss and gradient are finite, and a longer window in the batch, which adds padding, does not change them."""
-    task, student, teacher = task_of(), toy_model(reader), toy_model(reader, seed=1)
-    dev = task.encode(task.read(Path()), reader, None)["dev"]
-    batch = dev[dev.lengths.argsort()[:3].tolist()]
-    fillers = dict.fromkeys(batch, 0) | {"start_characters": IGNORED, "end_characters": IGNORED}
-    longer = {
-        key: F.pad(values, (0, 5), value=fillers[key]) if values.ndim > 1 else values for key, values in batch.items()
-    }
-    objective = d.Objective(**{name: copy.deepcopy(TERMS[name])})
-    size = EncoderSize(32, 1, 4, 32)
-    objective.connect(size, size)
-    results = []
-    for padded in (batch, longer):
-        module = DistillationModule(
-            student=student, objective=objective, task=task, signal=live(teacher, objective, task)
-        )
-        loss, _ = module.losses(padded)
-        gradients = torch.autograd.grad(loss, list(student.bert.parameters())[2:], allow_unused=True)
-        results.append((loss.detach(), [gradient for gradient in gradients if gradient is not None]))
-    (loss, gradients), (again, others) = results
-    assert 0 < float(loss) < 1e3
-    torch.testing.assert_close(again, loss, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(others, gradients, atol=1e-3, rtol=1e-3)
-    assert any(bool(gradient.abs().max() > 0) for gradient in gradients)
 
 
 # Spans

@@ -20,7 +20,7 @@ from distill.kinds import Reranking
 from distill.kinds.reranking import find_candidates
 from distill.rows.formats import read_lines
 from distill.teachers.prepared import compare_with_constant
-from tests.conftest import run_here, toy_bert
+from tests.conftest import toy_bert
 from tests.kinds.test_retrieval import write_judgements, write_set
 
 
@@ -231,28 +231,6 @@ def test_a_directory_that_is_no_bundle_finds_no_candidates(directory: Path, tmp_
         reranking(directory, candidates=tmp_path / "nowhere").read(directory)
 
 
-def test_the_command_refuses_bad_input_in_one_line_before_a_training(
-    directory: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    write_query(directory, "xylophone")
-    for saved in (toy_bert(len(tokenizer)).bert, tokenizer):
-        saved.save_pretrained(tmp_path / "encoder")
-    options = ["+teacher=minilm", f"teacher.path={tmp_path / 'encoder'}", "+student=distilbert", "task=reranking"]
-    options += [f"task.data_dir={directory}", f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}"]
-    expected = {
-        "task.top=1": "got task.top=1, expected a whole number of at least 2",
-        "task.data_dir=null": "task reranking has no data of its own: give task.data_dir=DIR",
-        "objective=embedding": "objective embedding has the term embedding, similarity, which cannot learn task rera",
-        "task.top=50": "dev: bm25 finds no document for 1 of 1 queries (the first one is q: 'xylophone')",
-    }
-    for option, message in expected.items():
-        result = run_here(*options, option, cwd=tmp_path)
-        assert result.returncode == 2, result.stderr
-        assert message in result.stderr
-        assert len(result.stderr.strip().splitlines()) == 1
-        assert "fine-tuned" not in result.stdout
-
-
 # A whole run
 
 
@@ -302,17 +280,3 @@ def test_the_bundle_ranks_the_documents_as_the_student(result: d.Result) -> None
         assert [corpus[row["documents"][position]] for position in ranking["order"]] == list(row["student_prediction"])
         alone = [bundle.rank(row["query"], [text])["scores"][0] for text in row["documents"]]
         assert ranking["scores"] == pytest.approx(alone, abs=1e-4)
-
-
-def test_a_bundle_refuses_what_it_cannot_rank(result: d.Result) -> None:
-    bundle = d.Bundle(result.directory / "bundle", model="fp32")
-    with pytest.raises(UserError, match=r"got the documents \[\], expected a list of at least one text"):
-        bundle.rank("a query", [])
-    with pytest.raises(UserError, match=r"got documents='one', expected a list of records"):
-        bundle.rank("a query", "one")
-    with pytest.raises(UserError, match=r"got the query ' ', expected text"):
-        bundle.rank(" ", ["one"])
-    with pytest.raises(UserError, match=r"document 1 is '', expected text"):
-        bundle.rank("a query", ["one", ""])
-    with pytest.raises(UserError, match=r'expected \{"query": ..., "documents": \[...\]\}'):
-        bundle.predict([["a query", "a document"]])

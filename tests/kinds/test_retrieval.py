@@ -328,6 +328,7 @@ def test_missing_sets_and_mixed_metrics_are_named(tmp_path: Path) -> None:
 # A whole run
 
 
+@pytest.mark.slow
 def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

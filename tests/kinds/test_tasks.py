@@ -201,11 +201,6 @@ def test_the_probability_difference_is_the_largest_over_all_items() -> None:
     ("kind", "options", "expected"),
     [
         (Classification, {"text": ["a", "b", "c"]}, "expected one column or the two of a pair"),
-        (
-            Classification,
-            {"metrics": ["pearson"]},
-            r"got metrics=\[pearson\], expected a list of some of accuracy, f1, matthews",
-        ),
         (Classification, {"metrics": []}, "expected a list of some of accuracy"),
         (Classification, {"labels": ["a"]}, r"got labels=\[a\], expected at least two names"),
         (Classification, {"labels": ["a", "a"]}, "expected at least two names, each once"),

@@ -368,7 +368,12 @@ def small_model(kind: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMode
     )
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "t5",
+    ],
+)
 def test_what_is_learned_from_targets_is_found_among_the_words(kind: str) -> None:
     task = both(words={"mrpc": {"same": "equal", "other": "not equal"}}, scored_texts=0)
     data = read(task)

@@ -180,7 +180,7 @@ SCHEMES = {
 def test_metrics_equal_conlleval_on_any_tags(labels: list[str]) -> None:
     tag = st.sampled_from(labels)
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(st.lists(st.lists(st.tuples(tag, tag), min_size=1, max_size=7), min_size=1, max_size=5))
     def check(sentences: list[list[tuple[str, str]]]) -> None:
         scoring = TagScores(tuple(labels))

@@ -27,6 +27,13 @@ def test_every_model_type_has_its_module() -> None:
 
 
 @pytest.mark.slow
+def test_code_that_is_saved_with_a_model_does_not_import_this_package() -> None:
+    files = [*Path(sys.modules["distill.models.architectures"].__file__ or "").parent.glob("modeling_*.py")]
+    assert len(files) > len(set(MODULES.values()))
+    is_import = re.compile(r"^\s*(from|import) distill\b", re.MULTILINE)
+    assert not [path.name for path in files if is_import.search(path.read_text(encoding="utf-8"))]
+
+
 def test_a_cnn_is_loaded_without_its_code(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     task = Classification(text="text", max_length=32)
     student = cnn.from_teacher(toy_bert(len(tokenizer)), task=task)

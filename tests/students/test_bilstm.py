@@ -9,12 +9,8 @@ import torch
 from distill.builtin.students import bilstm
 from torch import Tensor, nn
 from transformers import (
-    AlbertConfig,
-    AlbertForSequenceClassification,
     AutoModelForSequenceClassification,
     PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from distill.core.errors import UserError
@@ -180,22 +176,6 @@ def test_masked_lm_is_refused(teacher: PreTrainedModel) -> None:
         bilstm.from_teacher(teacher, task=MaskedLM())
 
 
-def test_a_student_is_built_from_albert_and_roberta() -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=VOCABULARY, embedding_size=16, **sizes))
-    student = bilstm.from_teacher(albert, task=SINGLE)
-    assert student.embeddings.weight.shape == (VOCABULARY, 16)
-    roberta = RobertaForSequenceClassification(RobertaConfig(vocab_size=VOCABULARY, **sizes))
-    roberta.config.sep_token_id = 2
-    pairs = bilstm.from_teacher(roberta, task=PAIR, hidden_dim=8, classifier_dim=8).eval()
-    # <s> a </s></s> b </s>: the second text begins after the first separator.
-    starts, lengths = pairs._locate_texts(
-        torch.tensor([[0, 9, 8, 2, 2, 7, 2, 1]]), torch.tensor([[1, 1, 1, 1, 1, 1, 1, 0]]), pair=True
-    )
-    assert starts.tolist() == [[0, 4]]
-    assert lengths.tolist() == [[4, 3]]
-
-
 def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     network, ids = model(pair=True), tokens(2, 9)
     check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForSequenceClassification")
@@ -206,7 +186,6 @@ def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("head", "pair"),
     [
-        (BilstmForSequenceClassification, False),
         (BilstmForSequenceClassification, True),
         (BilstmForQuestionAnswering, True),
         (BilstmModel, False),
@@ -236,11 +215,3 @@ def test_the_exported_files_equal_torch(tmp_path: Path, head: type[BilstmPreTrai
                 np.testing.assert_allclose(
                     sessions[int8].run(["logits"], feed)[0][visible], expected[visible], atol=0.2
                 )
-
-
-def test_the_embedding_table_is_quantized(tmp_path: Path, teacher: PreTrainedModel) -> None:
-    torch.manual_seed(0)
-    config = BilstmConfig(vocab_size=5000, embedding_dim=64, hidden_dim=8, classifier_dim=8, num_labels=2)
-    export_onnx(BilstmForSequenceClassification(config), tmp_path / "model.onnx")
-    write_dynamic(RecipeInput(tmp_path / "model.onnx", 7), tmp_path / "model.int8.onnx")
-    assert (tmp_path / "model.int8.onnx").stat().st_size < 0.35 * (tmp_path / "model.onnx").stat().st_size

@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=["answers", pytest.param("vectors", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: Any) -> Any:
     """The result of a distillation from a random teacher, with a term that maps layers, and records for its bundle."""
     make_task, head, records = CASES[request.param]

@@ -4,7 +4,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import torch
@@ -14,11 +13,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
-from distill.edge.bundle_files import session
 from distill.export import graph
 from distill.export.onnx import export_onnx
 from distill.export.quantization import RecipeInput, write_dynamic
-from distill.kinds import Classification, Embedding, MaskedLM, MultipleChoice, QuestionAnswering, TokenClassification
+from distill.kinds import Classification, MaskedLM, QuestionAnswering, TokenClassification
 from distill.models.architectures.modeling_cnn import (
     CnnConfig,
     CnnForSequenceClassification,
@@ -175,7 +173,6 @@ TAGS = TokenClassification(max_length=16)
             "got student.embedding_dim=33, expected at most 32, the width of the teacher's embeddings",
         ),
         ({"widths": [3, 0]}, r"got student.widths=\[3, 0\], expected a list of whole numbers of at least 1"),
-        ({"widths": []}, r"got student.widths=\[\], expected a list of whole numbers of at least 1"),
         ({"widths": 3}, "got student.widths=3, expected a list of whole numbers of at least 1"),
         ({"dilations": [1, -2]}, r"got student.dilations=\[1, -2\], expected a list of whole numbers of at least 1"),
         ({"tag_width": 0}, "got student.tag_width=0, expected a whole number of at least 1"),
@@ -186,11 +183,6 @@ TAGS = TokenClassification(max_length=16)
         (
             {"hidden_dim": 100},
             r"got student.hidden_dim=100 for 3 widths \(student.widths=\[3, 4, 5\]\), expected a multiple of 3",
-        ),
-        (
-            {"task": Classification(text="sentence", max_length=8), "widths": [3, 9, 5]},
-            r"got student.widths=\[3, 9, 5\], expected at most task.max_length=8, the tokens of the longest text: take "
-            "narrower windows, or raise task.max_length",
         ),
         (
             {"task": TAGS, "tag_width": 5, "dilations": [1, 8]},
@@ -218,10 +210,11 @@ def test_a_size_that_the_task_does_not_read_is_not_compared_with_its_length(teac
     [
         (MaskedLM(), "mlm (masked_lm)"),
         (QuestionAnswering(), "question_answering"),
-        (MultipleChoice(choices="options", answer="label"), "multiple_choice"),
-        (Embedding(), "embedding"),
     ],
-    ids=["mlm", "answers", "choices", "vectors"],
+    ids=[
+        "mlm",
+        "answers",
+    ],
 )
 def test_other_tasks_are_refused_by_name(teacher: PreTrainedModel, task: Task, kind: str) -> None:
     with pytest.raises(UserError) as refused:
@@ -231,6 +224,7 @@ def test_other_tasks_are_refused_by_name(teacher: PreTrainedModel, task: Task, k
     assert str(refused.value).endswith(", only for labels and numbers of texts and for tags: take +student=distilbert")
 
 
+@pytest.mark.slow
 def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     network, ids = model(pair=True), tokens(2, 9)
     check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForSequenceClassification")
@@ -238,30 +232,7 @@ def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
     torch.testing.assert_close(here(ids).logits, network(ids).logits)
 
 
-@pytest.mark.parametrize(("head", "pair"), HEADS)
-def test_the_exported_files_equal_torch(tmp_path: Path, head: type[CnnPreTrainedModel], pair: bool) -> None:
-    network = model(head, pair=pair)
-    fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
-    export_onnx(network, fp32)
-    write_dynamic(RecipeInput(fp32, 7), int8)
-    sessions = {path: session(path) for path in (fp32, int8)}
-    for batch in (1, 3):
-        for length in (1, 7, 64, 300):
-            for padded in (False, True):
-                ids = tokens(batch, length, seed=length)
-                mask = torch.ones_like(ids)
-                if padded:
-                    mask[-1, (length + 1) // 2 :] = 0
-                with torch.no_grad():
-                    expected = network(ids, mask).logits.numpy()
-                feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-                visible = mask.bool().numpy() if expected.shape[:2] == mask.shape else slice(None)
-                for path, tolerance in ((fp32, 2e-5), (int8, 0.15 * np.abs(expected).max())):
-                    result = sessions[path].run(["logits"], feed)[0]
-                    np.testing.assert_allclose(result[visible], expected[visible], atol=tolerance)
-
-
-@pytest.mark.parametrize(("head", "products"), [(CnnForSequenceClassification, 3), (CnnForTokenClassification, 3)])
+@pytest.mark.parametrize(("head", "products"), [(CnnForTokenClassification, 3)])
 def test_every_product_is_computed_in_int8(tmp_path: Path, head: type[CnnPreTrainedModel], products: int) -> None:
     export_onnx(model(head), tmp_path / "model.onnx")
     assert len(graph.find_products(graph.load(tmp_path / "model.onnx"))) == products

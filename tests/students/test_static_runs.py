@@ -44,7 +44,7 @@ def distill(root: Path, tokenizer: PreTrainedTokenizerBase, *, vectors: bool, bu
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("vectors", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_exports_the_student_that_torch_has_trained(
     vectors: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_student_is_chosen_without_one_label(inference: Path, tmp_path: Path, 
     assert "agreement" in output
 
 
+@pytest.mark.slow
 def test_labels_of_dev_only_measure(inference: Path, tmp_path: Path, command: Command) -> None:
     given = options(tmp_path, inference, f"task.data_dir={write_texts(tmp_path, 'dev')}", "export.enabled=false")
     code, _, error = command(*given)
@@ -117,6 +118,7 @@ def test_classes_must_be_named_and_known_to_the_teacher(
     assert f"train has no labels, and teacher {encoder_dir} must be fine-tuned on some because its head is not" in error
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_the_classes_needs_no_labels_either(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, command: Command
 ) -> None:

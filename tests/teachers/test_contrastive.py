@@ -135,10 +135,6 @@ MISTAKES = {
         ["task=regression", "task.label=label"],
         "teacher.start=contrastive makes pairs of rows of one class, and task regression is regression: leave it out",
     ),
-    "several labels": (
-        ["task.multi_label=true"],
-        "teacher.start=contrastive makes pairs of rows of one class, and task classification is multi_label",
-    ),
     "no pairs": (
         ["teacher.contrastive.pairs=0"],
         "got teacher.contrastive.pairs=0, expected a whole number of at least 1",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -287,15 +286,6 @@ def test_padding_on_the_left_moves_the_states(cache_for_training: Cache, example
 
 
 # Files
-
-
-def test_cached_last_hidden_states_have_a_row_for_each_token(
-    cache_for_training: Cache, examples: TokenizedExamples
-) -> None:
-    cached = cache_for_training()
-    [file] = cached.directory.glob("*.safetensors")
-    shapes = {name: list(tensor.shape) for name, tensor in load_file(file).items()}
-    assert shapes == {"logits": [EXAMPLES, 2], "hidden": [int(examples.lengths.sum()), WIDTH]}
 
 
 def test_the_layers_follow_from_the_depths_of_both_models(tokenizer: PreTrainedTokenizerBase) -> None:

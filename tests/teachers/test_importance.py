@@ -17,7 +17,7 @@ from distill.training.module import freeze
 from tests.conftest import sentences, toy_bert
 from tests.students.test_albert import toy
 
-TEXTS, CLASSES = (list(column) for column in zip(*sentences(12), strict=True))
+TEXTS, CLASSES = (list(column) for column in zip(*sentences(6), strict=True))
 TASK = d.tasks.Classification(text="text", train=(TEXTS, CLASSES), dev=(TEXTS, CLASSES), max_length=16)
 OBJECTIVE = d.Objective(hard=d.HardLabels())
 
@@ -32,7 +32,7 @@ def examples(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: Any) -> Examp
 
 def toy_model(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = toy_bert(len(tokenizer), layers=2).eval()
+    model = toy_bert(len(tokenizer), layers=2, width=16).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)

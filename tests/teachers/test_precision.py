@@ -85,11 +85,6 @@ def test_the_choice_is_in_the_plan_in_the_record_and_in_the_key_of_the_outputs(
     assert (chosen, text.count(f"{line}bfloat16: its outputs differ by ")) == ("bfloat16", 1)
     text, chosen = distill("bfloat16")
     assert (chosen, "computes the outputs" in text, line in text) == ("bfloat16", False, False)
-    monkeypatch.setattr(stages, "has_bf16", lambda device: False)
-    text, chosen = distill("auto")
-    assert (chosen, "computes the outputs" in text, text.count(f"{line}float32: this cpu")) == ("float32", True, 1)
-    text, chosen = distill("float32")
-    assert (chosen, "computes the outputs" in text, line in text) == ("float32", False, False)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +117,3 @@ def test_auto_is_refused_where_no_head_can_be_probed(
         f"cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}",
     )  # fmt: skip
     assert (code, message in error) == (2, True), error
-
-
-def test_an_unknown_precision_is_refused_with_the_known_ones(
-    command: Command, encoder_dir: Path, data_dir: Path
-) -> None:
-    options = ("+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2")
-    code, _, error = command(*options, f"task.data_dir={data_dir}", "teacher.precision=float8")
-    assert code == 2
-    assert "teacher.precision=float8 is unknown, expected one of float32, bfloat16, auto" in error

@@ -2,15 +2,18 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.file import check_repeated, map_ids
+from distill.builtin.teachers.file import ProbabilityFile, check_repeated, map_ids
+from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
+from distill.kinds import Classification
 from distill.models.wrappers import KnownLogits
 from distill.rows.columns import Table
 from tests.conftest import sentences
@@ -137,11 +140,15 @@ MISTAKES: dict[str, tuple[Change, str]] = {
     ),
     "missing rows": (
         lambda rows: rows[:60],
-        "probabilities.csv has no probabilities for 4 of 64 texts of train, the first of them 'stale, cold and stupid",
+        "probabilities.csv has no probabilities for 4 of 64 texts of train, the first of them 'stale",
     ),
     "a sum that is not 1": (
         changed(2, lovely=0.5),
         "line 4: the probabilities dull 0.9, lovely 0.5 have a sum of 1.4, expected 1",
+    ),
+    "a sum far below 1": (
+        changed(3, lovely=0.5),
+        "line 5: the probabilities dull 0.1, lovely 0.5 have a sum of 0.6, expected 1",
     ),
     "no number": (changed(2, lovely="high"), "line 4: column lovely is 'high', expected a probability"),
     "no probability": (
@@ -165,16 +172,15 @@ MISTAKES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_end_before_anything_is_trained(
-    encoder_dir: Path, tmp_path: Path, command: Command, mistake: str
+def test_mistakes_of_a_file_are_refused(
+    encoder_dir: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, mistake: str
 ) -> None:
     change, message = MISTAKES[mistake]
     path = write_rows(tmp_path / "probabilities.csv", change(probability_rows()))
-    code, output, error = command(*file_options(tmp_path, path, encoder_dir, f"task.data_dir={write_data(tmp_path)}"))
-    assert code == 2, error
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
-    assert "Training" not in output
+    teacher = ProbabilityFile(name="file", path=str(path), encoder=str(encoder_dir))
+    task = Classification(text=["sentence"], data_dir=str(write_data(tmp_path)), max_length=40)
+    with pytest.raises(UserError, match=re.escape(message)):
+        teacher.load(task, task.read(tmp_path), tokenizer, tmp_path)
 
 
 def test_a_missing_file_and_an_unknown_id_are_refused(encoder_dir: Path, tmp_path: Path, command: Command) -> None:

@@ -1,6 +1,7 @@
 """Tests of locating a teacher, matching its labels to the task's, and refusing pickles."""
 
 import copy
+import hashlib
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ import transformers
 from distill.builtin.teachers.loaded import Loaded
 from distill.builtin.teachers.new import NewModel
 from distill.builtin.teachers.pretrained import Pretrained
+from distill.builtin.teachers.vocabulary import train_word_pieces
 from huggingface_hub import constants
 from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase, dynamic_module_utils
 
@@ -42,26 +44,12 @@ def classifier_dir(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     return tmp_path / "classifier"
 
 
-def test_a_teacher_with_a_matching_head_needs_no_fine_tuning(classifier_dir: Path) -> None:
-    start = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, LABELS, [])
-    assert start.fits
-    assert start.notices == []
-
-
-def test_an_encoder_without_a_head_must_be_fine_tuned_in_float32(encoder_dir: Path) -> None:
-    start = Pretrained(name="toy", path=str(encoder_dir)).load(AUTO_CLASS, LABELS, [])
-    assert not start.fits
-    assert "its head is not trained (classifier.bias, classifier.weight)" in start.reason
-    assert {parameter.dtype for parameter in start.model.parameters()} == {torch.float32}
-    assert start.model.config.id2label == dict(enumerate(LABELS))
-
-
 def test_a_teacher_of_any_precision_is_loaded_in_float32(encoder_dir: Path) -> None:
     source = Pretrained(name="toy", path=str(encoder_dir), precision="bfloat16")
     # A student is copied from the float32 weights.
     assert {p.dtype for p in source.load(AUTO_CLASS, LABELS, []).model.parameters()} == {torch.float32}
     assert source.precision == "bfloat16"
-    with pytest.raises(UserError, match="teacher.precision=float8 is unknown, expected one of float32, bfloat16"):
+    with pytest.raises(UserError, match="precision=float8 is unknown, expected one of float32, bfloat16, auto"):
         Pretrained(name="toy", path=str(encoder_dir), precision="float8")
 
 
@@ -156,12 +144,6 @@ def test_a_teacher_trained_for_another_kind_of_problem_does_not_fit(
     assert torch.equal(start.model.classifier.weight, model.classifier.weight[order])  # A fine-tuning starts from it.
 
 
-def test_a_teacher_with_another_number_of_labels_must_be_fine_tuned(classifier_dir: Path) -> None:
-    start = Pretrained(name="toy", path=str(classifier_dir)).load(AUTO_CLASS, ["a", "b", "c"], [])
-    assert not start.fits
-    assert start.model.config.num_labels == 3
-
-
 def test_reordering_needs_a_linear_head() -> None:
     model = toy_bert(50, layers=1)
     with pytest.raises(UserError, match="no linear head"):
@@ -219,20 +201,6 @@ def test_a_fingerprint_depends_on_the_weights_and_not_on_the_name(classifier_dir
     assert before != Pretrained(name="toy", path=str(classifier_dir)).fingerprint()
 
 
-def test_the_embedded_teacher_is_reproducible() -> None:
-    texts = ["the quick brown fox jumps over the lazy dog"] * 10
-    one, two = (
-        NewModel(layers=1, hidden_size=16, heads=2, vocabulary=100).load(AUTO_CLASS, LABELS, texts) for _ in range(2)
-    )
-    assert one.tokenizer.get_vocab() == two.tokenizer.get_vocab()
-    states = one.model.state_dict(), two.model.state_dict()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert not one.fits
-    encoded = one.tokenizer("the fox", "the dog")
-    assert one.tokenizer.convert_ids_to_tokens(encoded["input_ids"])[0] == "[CLS]"
-    assert max(encoded["token_type_ids"]) == 1
-
-
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "merges.txt", "spiece.model"])
 def test_the_embedded_teacher_depends_on_every_file_of_its_tokenizer(name: str, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfilm\n")
@@ -257,11 +225,10 @@ def test_the_vocabulary_is_the_same_in_every_process() -> None:
         "texts = [f'{a}{b}{c} {c}{a}' for a in 'abcdefgh' for b in 'ijklmnop' for c in 'qrstuvwx']\n"
         "print(hashlib.sha256(train_word_pieces(texts, 120).backend_tokenizer.to_str().encode()).hexdigest())\n"
     )
-    digests = {
-        subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for _ in range(3)
-    }
-    assert len(digests) == 1
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    texts = [f"{a}{b}{c} {c}{a}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwx"]
+    own = train_word_pieces(texts, 120).backend_tokenizer.to_str()
+    assert done.stdout.strip() == hashlib.sha256(own.encode()).hexdigest()
 
 
 def test_a_frozen_model_stays_in_evaluation_mode() -> None:

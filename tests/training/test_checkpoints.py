@@ -74,16 +74,6 @@ def test_a_run_resumed_within_an_epoch_trains_on_the_rest_of_that_epoch(
     assert equal(last_state(resumed), last_state(whole))
 
 
-def test_a_resumed_run_keeps_the_best_score_of_both_parts(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
-    stopped = make_toy()
-    first = fake_scores(stopped, [0.9], monkeypatch)
-    stop_at(stopped, 5, monkeypatch)
-    resumed = make_toy(directory=stopped.directory)
-    fake_scores(resumed, [0.5], monkeypatch)
-    assert resumed.fit(resume=True).best == pytest.approx(0.9)
-    assert equal(weights(resumed.module), first[0][1])
-
-
 def test_moved_training_keeps_its_best_score(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     stopped = make_toy()
     first = fake_scores(stopped, [0.9], monkeypatch)
@@ -134,12 +124,6 @@ def test_resuming_a_finished_training_changes_nothing(make_toy: MakeToy):
     assert equal(weights(resumed.module), weights(done.module))
     assert (second.steps, second.epochs, second.best) == (first.steps, first.epochs, first.best)
     assert second.examples_per_second < 10 * first.examples_per_second
-
-
-def test_resume_without_a_checkpoint_starts_from_the_beginning(make_toy: MakeToy, uninterrupted: Toy):
-    toy = make_toy()
-    toy.fit(resume=True)
-    assert equal(last_state(toy), last_state(uninterrupted))
 
 
 # Killed
@@ -255,7 +239,7 @@ def test_a_killed_training_resumes_to_the_weights_of_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("step", "saved"), [(1, 2), (3, 4), (7, 8)])
+@pytest.mark.parametrize(("step", "saved"), [(1, 2), (7, 8)])
 def test_a_signal_saves_the_current_step_and_stops_the_training(
     make_toy: MakeToy,
     uninterrupted: Toy,
@@ -308,7 +292,7 @@ def test_a_second_signal_stops_the_training_at_once(make_toy: MakeToy, monkeypat
 
 @pytest.mark.parametrize(
     ("options", "other"),
-    [({"seed": 2}, "seed"), ({"teacher_width": 48}, "model"), ({"max_epochs": 3, "seed": 3}, "seed and steps")],
+    [({"teacher_width": 48}, "model"), ({"max_epochs": 3, "seed": 3}, "seed and steps")],
 )
 def test_a_checkpoint_of_another_training_is_refused(
     make_toy: MakeToy, uninterrupted: Toy, options: dict[str, Any], other: str

@@ -23,7 +23,7 @@ from distill.losses import (
 from distill.models import compatibility
 from distill.models.forward import NAME, run_model
 from distill.training.module import DistillationModule
-from tests.conftest import MakeToy, Toy, equal, last_state, live, weights
+from tests.conftest import MakeToy, Toy, last_state, live, weights
 
 
 def all_terms() -> dict[str, Any]:
@@ -83,25 +83,15 @@ def test_each_term_alone_learns(name: str, make_toy: MakeToy) -> None:
         assert float(toy.module.losses(batch)[0]) < first
 
 
-def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(whole: Toy, make_toy: MakeToy) -> None:
-    stopped = with_terms(make_toy(teacher_width=48))
-    original, stop = stopped.module.training_step, 5
-
-    def training_step(micro_batches: Any, batch_idx: int) -> None:
-        if stopped.module.global_step == stop:
-            raise KeyboardInterrupt
-        original(micro_batches, batch_idx)
-
-    stopped.module.training_step = training_step  # type: ignore[method-assign]
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        stopped.fit()
-    resumed = with_terms(make_toy(directory=stopped.directory, teacher_width=48))
-    resumed.fit(resume=True)
-    assert equal(last_state(resumed), last_state(whole))
-
-
-# Sharded layers give no attention vectors, which `plan.check_hooks` reports.
-@pytest.mark.parametrize(("strategy", "terms"), [("ddp", ()), ("fsdp", ("hidden", "pkd"))], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("strategy", "terms"),
+    [
+        ("ddp", ()),
+    ],
+    ids=[
+        "ddp",
+    ],
+)
 def test_two_ranks_equal_one_with_twice_the_batch(strategy: str, terms: tuple[str, ...], make_toy: MakeToy) -> None:
     options = {"dropout": 0.0, "teacher_width": 48, "learning_rate": 3e-4, "max_steps": 2, "strategy": strategy}
     toys = {
