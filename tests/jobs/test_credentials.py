@@ -32,6 +32,7 @@ from tests.jobs.conftest import Command
         ("ftp://user:p@ss'word@host/x", "ftp://user:***@host/x"),
         ("ftp://:secret@host", "ftp://:***@host"),
         ("https://token@host/x", "https://***@host/x"),
+        ("http://token@host/x", "http://***@host/x"),
         ("https://host/x?token=secret&page=1", "https://host/x?token=***&page=1"),
         ("abfs://data@account.dfs.core.windows.net/x?sv=1&sig=a%3D", "abfs://data@account.dfs.core.windows.net/x?sv=1&sig=***"),
         ("https://s3/x?X-Amz-Credential=c&X-Amz-Signature=s", "https://s3/x?X-Amz-Credential=***&X-Amz-Signature=***"),
