@@ -122,6 +122,18 @@ def test_changes_that_were_not_sent_stay_until_another_machine_goes_on(machines:
     assert first.read() == {"metrics": "1 2", "last": "1"}
 
 
+def test_a_file_that_was_removed_there_stays_where_it_was_changed(machines: tuple[Machine, Machine]) -> None:
+    first, second = machines
+    first.write(metrics="1", last="1")
+    storage.send(first.copy)
+    storage.fetch(second.copy)
+    (second.copy / "last").unlink()
+    storage.send(second.copy)
+    first.write(last="not sent")
+    storage.fetch(first.copy)
+    assert first.read() == {"metrics": "1", "last": "not sent"}
+
+
 def test_files_that_are_skipped_come_later_and_are_not_removed(machines: tuple[Machine, Machine], url: str) -> None:
     first, second = machines
     first.write(record="1", checkpoints__last="a")
