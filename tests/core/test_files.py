@@ -84,7 +84,8 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
 def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
     target = tmp_path / "entry"
     with files.atomic_directory(target) as draft:
-        for name in ("file", "other"):
+        (draft / "folder").mkdir()
+        for name in ("file", "folder/other"):
             (draft / name).write_text("content")
     (target / ".DS_Store").write_text("hidden files are the system's")
     assert files.is_intact(target)
@@ -93,7 +94,7 @@ def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
     elif damage == "truncate":
         (target / "file").write_text("")
     elif damage == "remove":
-        (target / "file").unlink()
+        (target / "folder" / "other").unlink()
     elif damage == "forget":  # The list of checksums is cut off behind its first line.
         checksums = (target / files.CHECKSUMS).read_text()
         (target / files.CHECKSUMS).write_text(checksums[: checksums.index("\n") + 1])
