@@ -12,7 +12,7 @@ from distill.kinds import Regression
 from distill.rows.columns import read_columns
 from distill.rows.formats import read_rows
 
-EXCEL = 'Satz;Note;Tag\n"gut; sehr gut";3,5;1,5\nschlecht, leider;2;-\nes geht;-1,25;3\n'
+EXCEL = 'Satz;Note;Tag\n"gut; sehr gut";3,5;1,5\nes geht;-1,25;-\nschlecht, leider;2;3\n'
 
 
 def write(path: Path, content: str, encoding: str = "utf-8-sig") -> Path:
@@ -28,8 +28,8 @@ def test_semicolons_and_decimal_commas_are_read_and_said(
     table = read_file(path, ["Satz", "Note"])
     assert table.names == ("Satz", "Note", "Tag")
     assert table.columns == {
-        "Satz": ["gut; sehr gut", "schlecht, leider", "es geht"],
-        "Note": ["3.5", "2", "-1.25"],
+        "Satz": ["gut; sehr gut", "es geht", "schlecht, leider"],
+        "Note": ["3.5", "-1.25", "2"],
     }
     assert list(table.lines or ()) == [2 + bool(first), 3 + bool(first), 4 + bool(first)]
     note = "the columns are read as separated by ';', and 3,5 in Note is the number 3.5"

@@ -169,11 +169,11 @@ def test_the_column_of_the_words_can_be_chosen(tmp_path: Path) -> None:
     assert read(data=tmp_path, column=-2, word_column=-1).sha256 == EXPECTED.sha256
 
 
-def test_words_that_are_numbers_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.conll").write_text("7 a O\n7 b B-x\n8 c O\n")
-    (tmp_path / "dev.conll").write_text("7 a O\n7 b B-x\n8 c O\n")
-    assert read(data=tmp_path).splits["train"]["words"] == [["7", "7", "8"]]
-    expected = "train.conll: 100% of the words in column 0 are numbers, such as 7; if the words are in another column"
+def test_words_that_are_numbers_are_read_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.conll").write_text("7 a O\n7 b B-x\n3.5 c O\n")
+    (tmp_path / "dev.conll").write_text("7 a O\n7 b B-x\n3.5 c O\n")
+    assert read(data=tmp_path).splits["train"]["words"] == [["7", "7", "3.5"]]
+    expected = "train.conll: 67% of the words in column 0 are numbers, such as 7; if the words are in another column"
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
