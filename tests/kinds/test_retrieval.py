@@ -205,26 +205,27 @@ def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Pa
 
 
 def test_negatives_by_vectors_are_near_and_not_as_near_as_a_relevant_document(directory: Path) -> None:
-    """The query has cosines 1, 0.8, 0.79, 0.6, 0 and -1 with the documents, of which the second one is relevant.
+    """The query has cosines 1, 0.8, 0.79, 0.6, 0 and 0.9 with the documents; the second and the last are relevant.
 
-    The first one and the third one are left out, because they may be relevant too.
+    The first one and the third one are left out, because they are about as near as the second one.
     """
-    cosines = [1.0, 0.8, 0.79, 0.6, 0.0, -1.0]
+    cosines = [1.0, 0.8, 0.79, 0.6, 0.0, 0.9]
     rows = ["one", "two", "three", "four", "five", "six"]
     (directory / "corpus.jsonl.gz").unlink()
     (directory / "corpus.jsonl").write_text(
         "\n".join(json.dumps({"_id": f"d{number}", "text": text}) for number, text in enumerate([*rows, ""]))
     )
     (directory / "queries.jsonl").write_text('{"_id": "q", "text": "one two"}\n{"_id": "r", "text": "six"}')
-    write_judgements(directory, "train", "q\td1\t1")
+    write_judgements(directory, "train", "q\td1\t1", "q\td5\t1")
     write_judgements(directory, "dev", "r\td4\t1")
     (directory / "qrels" / "test.tsv").unlink()
     vectors = {text: [of, (1 - of**2) ** 0.5] for text, of in zip(rows, cosines, strict=True)} | {"one two": [3.0, 0.0]}
     data = embedding(directory, negatives=2, negatives_by="teacher").read(directory)
-    assert data.splits["train"]["texts"] == [["one two", "two", "one"], ["one two", "two", "three"]]  # By TF-IDF.
+    pairs = [["one two", "two"], ["one two", "six"]]
+    assert data.splits["train"]["texts"] == [[*pair, other] for pair in pairs for other in ("one", "three")]  # TF-IDF.
     assert data.mine is not None
     mined = data.mine(data, lambda texts: np.array([vectors[text] for text in texts]))
-    assert mined.splits["train"]["texts"] == [["one two", "two", "four"], ["one two", "two", "five"]]
+    assert mined.splits["train"]["texts"] == [[*pair, other] for pair in pairs for other in ("four", "five")]
     assert mined.sha256 != data.sha256
     assert mined.splits["dev"] == data.splits["dev"]
     assert embedding(directory, negatives=2).read(directory).mine is None
