@@ -26,6 +26,8 @@ from distill.core.contracts import IGNORED, Outputs, Scores
 from distill.core.errors import OptionError, UserError
 from distill.data import batches
 from distill.data.batches import MixedExamples
+from distill.data.questions import label_windows
+from distill.data.tokenization import Tokens
 from distill.edge import answering
 from distill.edge.__main__ import main
 from distill.edge.answering import NO_ANSWER, NO_CLASS, average_scores, normalize_references, score_answer
@@ -281,6 +283,15 @@ def test_labels_are_the_tokens_of_the_answer(reader: PreTrainedTokenizerBase, tm
                 assert context[start:end] == answers[0].text
                 found[number] += 1
         assert set(found) == {number for number, own in enumerate(splits.splits["dev"]["answers"]) if own}
+
+
+@pytest.mark.parametrize(("span", "token"), [((0, 3), 2), ((3, 4), 3), ((4, 8), 4)])
+def test_an_answer_beside_a_hyphen_has_no_token_of_its_neighbours(span: tuple[int, int], token: int) -> None:
+    """The window is [CLS] [SEP] non - stop [SEP]."""
+    starts, ends = [NO_ANSWER, NO_CLASS, 0, 3, 4, NO_CLASS], [NO_ANSWER, NO_CLASS, 3, 4, 8, NO_CLASS]
+    columns = {"start_characters": np.array(starts), "end_characters": np.array(ends)}
+    tokens = Tokens(columns, offsets=np.array([0, 6]), truncated=0, digest="", rows=np.array([0]))
+    assert [labels.tolist() for labels in label_windows(tokens, np.array([span]))] == [[token], [token]]
 
 
 class Echo(torch.nn.Module):
@@ -554,6 +565,12 @@ def test_no_question_of_dev_is_decoded_with_a_threshold_that_it_chose(reader: Pr
     assert thresholds[0] != thresholds[1]
     constant = scoring.constants(held)[0].predict(held)
     assert scoring.metrics(constant)["no_answer_f1"] == 1
+
+
+def test_questions_of_test_are_numbered_behind_those_of_dev(reader: PreTrainedTokenizerBase) -> None:
+    task = task_of(test=questions(3, first=40))
+    test = task.encode(task.read(Path()), reader, None)["test"]
+    assert set(test[list(range(len(test)))]["question"].tolist()) == {20, 21, 22}
 
 
 # Cached outputs, unlabelled questions
