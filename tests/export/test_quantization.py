@@ -101,6 +101,13 @@ def test_a_small_table_and_one_that_other_nodes_read_stay_in_float(fp32: Path, m
     assert "table" in graph.constants(model)
 
 
+def test_the_largest_activations_are_those_of_all_batches(fp32: Path) -> None:
+    table = numpy_helper.to_array(graph.constants(graph.load(fp32))["table"])
+    halves = [{"input_ids": half} for half in np.split(ids(64), 2)]
+    largest = RecipeInput(fp32, 8, lambda: halves).largest["mean"]
+    np.testing.assert_allclose(largest, np.abs(table[ids(64)].mean(axis=1)).max(axis=0), rtol=1e-5)
+
+
 def test_smoothing_changes_no_answer_and_no_channel_exceeds_the_quantile(fp32: Path, tmp_path: Path) -> None:
     material = RecipeInput(fp32, 8, feeds)
     largest = material.largest["mean"]
