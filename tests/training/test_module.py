@@ -333,6 +333,23 @@ def test_every_rank_drops_other_units(make_toy: MakeToy, monkeypatch: pytest.Mon
     assert len(set(drawn)) == 3
 
 
+def test_losses_are_divided_by_the_items_of_all_processes(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
+    """Each of three processes has as many items as this one."""
+    toy, divided_by = make_toy(), list[Tensor]()
+
+    def losses(batch: object, counts: Tensor) -> Any:
+        divided_by.append(counts)
+        raise Stopped
+
+    monkeypatch.setattr(toy.module, "optimizers", lambda: None)
+    monkeypatch.setattr(toy.module, "losses", losses)
+    monkeypatch.setattr(processes, "all_reduce", lambda tensor: 3 * tensor)
+    [batch] = next(iter(toy.loaders["train"]))
+    with pytest.raises(Stopped):
+        toy.module.training_step([batch], 0)
+    assert set(divided_by[0].tolist()) == {3 * len(batch["labels"]), 3 * int(batch["attention_mask"].sum())}
+
+
 def test_a_nan_loss_stops_the_training(make_toy: MakeToy):
     toy = make_toy()
     with torch.no_grad():
