@@ -462,7 +462,11 @@ def test_a_fine_tuned_teacher_is_cached_under_the_options_that_its_fine_tuning_u
     assert len({fingerprint(), *(fingerprint(**change) for change in changes)}) == 5
 
 
-def test_a_fine_tuned_teacher_belongs_to_its_data(encoder_dir: Path, task: Classification, splits: Any) -> None:
+def test_a_fine_tuned_teacher_belongs_to_its_data_and_its_length(
+    encoder_dir: Path, task: Classification, splits: Any
+) -> None:
     source = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), SETTINGS)
     keys = {teaching._fingerprint(source, task, data) for data in (splits, splits, replace(splits, sha256="other"))}
     assert len(keys) == 2
+    shorter = Classification(name="toy", text=["sentence"], max_length=32, data_dir=task.rows.source.data_dir)
+    assert teaching._fingerprint(source, shorter, splits) not in keys
