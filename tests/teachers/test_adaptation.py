@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill import api
 from distill.core.errors import OptionError, UserError
+from distill.data.splits import Pool, text_split
 from distill.kinds import Classification, MaskedLM
 from distill.teachers import preparation as teaching
 from distill.teachers.prepared import PreparedTeacher
@@ -144,7 +145,9 @@ def test_an_interrupted_adaptation_goes_on_and_ends_with_the_same_weights(
         torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=0, atol=0, msg=name)
 
 
-def test_the_text_of_a_task_is_that_of_train(short: Classification, encoder_dir: Path, tmp_path: Path) -> None:
+def test_the_text_of_a_task_is_that_of_train_and_of_the_unlabelled_rows(
+    short: Classification, encoder_dir: Path, tmp_path: Path
+) -> None:
     splits = short.read(tmp_path)
     chosen = adaptation(None, add_words=0)
     weights = AdaptedWeights(Pretrained(name="toy", path=str(encoder_dir)), chosen, splits, tmp_path)
@@ -152,6 +155,10 @@ def test_the_text_of_a_task_is_that_of_train(short: Classification, encoder_dir:
     assert texts == list(dict.fromkeys(splits.splits["train"].texts))
     assert not set(texts) & (set(splits.splits["dev"].texts) - set(splits.splits["train"].texts))
     assert str(chosen) == "the training texts of the task"
+    data = replace(splits, pool=Pool(rows=text_split(["A text without a label."])))
+    weights = AdaptedWeights(Pretrained(name="toy", path=str(encoder_dir)), chosen, data, tmp_path)
+    with_pool = [document.text for document in weights.text.corpus.read_documents()]
+    assert with_pool == [*texts, "A text without a label."]
 
 
 def test_the_fingerprint_depends_on_everything_that_the_adaptation_does(
