@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distill.builtin.teachers.zero_shot import ZeroShot
+from distill.builtin.teachers.zero_shot import ZeroShot, _order_words
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.errors import OptionError, UserError
@@ -202,6 +202,10 @@ def test_a_class_has_words_of_its_own_in_the_hypothesis() -> None:
         teacher.check(Classification(text=["one", "other"]))
     with pytest.raises(UserError, match="teacher zero_shot has no weights: give teacher.path=DIR"):
         ZeroShot(name="zero_shot", labels=["sport", "politics"])
+
+
+def test_words_are_in_the_order_of_the_classes_of_the_task() -> None:
+    assert _order_words({"Lovely": "fun", "dull": "a bore"}, ["dull", "lovely"]) == ["a bore", "fun"]
 
 
 def test_a_model_of_another_task_is_refused(
