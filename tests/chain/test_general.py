@@ -207,11 +207,11 @@ def test_what_is_no_general_stage_is_refused(teacher: d.Teacher, tmp_path: Path,
         assert not (tmp_path / "cache" / "general").exists()
 
     small = tmp_path / "small.txt"
-    small.write_text("one line\nand another one")
+    small.write_text("word " * 512)  # A character less than those of 640 tokens, without the last blank.
     refused(r"^student.init=general learns from plain text, and the task has no texts without labels: set "
             r"student.general.corpus=PATH to a text file or a folder of them, or give task.unlabelled=FILE$",
             None)  # fmt: skip
-    refused(r"^student.general.corpus=.*small.txt has about 5 tokens, expected at least 640, which are 10 steps of "
+    refused(r"^student.general.corpus=.*small.txt has about 639 tokens, expected at least 640, which are 10 steps of "
             r"4 sequences: give more text, or another student.init$", small)  # fmt: skip
     refused(r"^student.general.corpus=nowhere does not exist, expected a text file or a folder", Path("nowhere"))
     refused(r"^student.general.token is unknown, expected one of corpus, documents, tokens", stage={"token": 3})
