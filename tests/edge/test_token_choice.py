@@ -95,6 +95,11 @@ def test_beams_find_a_text_that_the_best_first_token_hides() -> None:
     assert beams.score == pytest.approx(np.log(0.4 * 0.9) / 2, rel=1e-5)
 
 
+def test_ends_that_are_not_among_the_best_candidates_are_no_texts_of_a_beam_search() -> None:
+    beams = Beams([], GenerationOptions(beams=2), Endings(frozenset({2, 3}), most=9, early_stopping=True))
+    assert beams.advance(np.log([[0.5, 0.4, 0.06, 0.04]])) == ([0, 0], [0, 1])
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
