@@ -115,6 +115,7 @@ def test_a_stop_string_may_span_pieces_and_ends_the_text_before_it() -> None:
     tokens = [token for letter in "one two three" for token in tokenizer.encode(letter).ids]
     assert "".join(write(tokenizer, tokens, stop=["two thr"])) == "one "
     assert "".join(write(tokenizer, tokens, stop=["three", "wo t", "o th"])) == "one t"
+    assert "".join(write(tokenizer, tokens, stop=["o t", "two t"])) == "one "  # The same token ends both.
     assert write(tokenizer, tokens, stop=["wo!"])[4:8] == ["t", "", "", "wo "]
 
 
