@@ -23,6 +23,7 @@ from distill.core.errors import UserError
 from distill.core.files import hash_file, write_json
 from distill.edge import Bundle, web
 from distill.edge.__main__ import main
+from distill.edge.bundle_files import data_file
 from tests.conftest import sentences
 from tests.edge.conftest import (
     NODE_MODULES,
@@ -382,6 +383,13 @@ def test_a_page_that_cannot_be_written_is_refused(
     fake_libraries(tmp_path / "node_modules")
     assert main(["--web", "bundle", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_model_with_weights_in_a_second_file_has_no_page(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    bundle = write_bundle(tmp_path / "bundle", tokenizer)
+    data_file(tmp_path / "bundle" / "model.onnx").touch()
+    with pytest.raises(UserError, match="model.onnx has weights in a second file, expected one file: it is too large"):
+        web.write_page(bundle, tmp_path / "page", libraries=fake_libraries(tmp_path / "node_modules"))
 
 
 def test_a_decoder_that_the_page_lacks_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
