@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from distill.core.errors import UserError
 from distill.edge.generation import CachedModel, CachedRows, Generator, Writing
 from distill.edge.sampling import GenerationOptions, GenerationSettings
+from distill.edge.text_decoders import WholeTexts
 
 SIZE = 29  # Tokens of the vocabulary: letters, a space, a stop, and the end.
 LETTERS = "abcdefghijklmnopqrstuvwxyz .$"
@@ -122,6 +123,12 @@ def test_the_caches_have_no_places_of_rows_that_left(letters: Tokenizer) -> None
     assert rows.mask.shape == (1, 2)
     assert rows.caches["past_key_values.0.key"].shape == (1, 1, 2, 1)
     assert rows.lengths.tolist() == [2]
+
+
+def test_the_positions_of_a_text_that_is_padded_on_the_left_begin_at_its_first_token() -> None:
+    inputs = {"input_ids": np.array([[0, 0, 3, 4]]), "attention_mask": np.array([[0, 0, 1, 1]])}
+    [logits] = WholeTexts(Adder(), None).run(["logits"], inputs)  # type: ignore[arg-type]
+    assert logits[0, 2:].argmax(axis=1).tolist() == [3 + 1, 3 + 4 + 2]
 
 
 @pytest.mark.parametrize("keeps_logits", [False, True])
