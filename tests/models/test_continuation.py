@@ -9,10 +9,10 @@ from distill.models.decoding import continue_prompts, up_to_end
 END = 1
 
 
-def make_gpt2(**options: int | None) -> PreTrainedModel:
+def make_gpt2(*, vocabulary: int = 20, **options: int | None) -> PreTrainedModel:
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=12, eos_token_id=END, bos_token_id=END,
+        vocab_size=vocabulary, n_embd=16, n_layer=1, n_head=2, n_positions=12, eos_token_id=END, bos_token_id=END,
         initializer_range=1.0, **options,
     )  # fmt: skip
     return GPT2LMHeadModel(config).eval()
@@ -54,3 +54,8 @@ def test_a_text_ends_with_the_end_token_and_within_its_room() -> None:
     endless = make_gpt2()
     endless.generation_config.eos_token_id = None
     assert [len(text) for [text] in continue_prompts(endless, [[5]] * 3, [8, 7, 1], temperature=3.0)] == [8, 7, 1]
+
+
+def test_sampled_texts_may_have_any_token_of_the_vocabulary() -> None:
+    texts = continue_prompts(make_gpt2(vocabulary=60), [[5]] * 1000, [1] * 1000, temperature=1e6)
+    assert {token for [[token]] in texts} == set(range(60))
