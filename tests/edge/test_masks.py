@@ -131,10 +131,14 @@ def _probability(directory: Path) -> float:
     return math.exp(10) / (math.exp(10) + Bundle(directory).tokenizer.get_vocab_size() - 1)
 
 
-def test_the_accuracy_of_masks_is_evaluated(directory: Path, tmp_path: Path) -> None:
+def test_the_accuracy_is_the_share_of_all_masks(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"text": "film [MASK]", "label": "film"}, {"text": "a [MASK] film [MASK]", "label": ["lovely", "film"]}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert main([str(directory), "--evaluate", str(tmp_path / "rows.jsonl")]) == 0
+    assert main([str(directory), "--evaluate", str(tmp_path / "rows.jsonl"), "--json"]) == 0
+    # The masks are filled with the tokens before them: film, and a and film.
+    assert json.loads(capsys.readouterr().out)["metrics"] == {"accuracy": pytest.approx(2 / 3)}
 
 
 def test_a_bundle_that_fills_no_masks_has_no_top_k(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
