@@ -370,6 +370,14 @@ def test_every_reference_is_a_row_of_train_and_the_first_one_is_the_target_of_de
         assert data.splits["dev"].records() == [{"source": "a", "target": "b"}, {"source": "d", "target": "e"}]
 
 
+def test_a_part_of_the_texts_is_compared_with_the_references_of_its_rows(tmp_path: Path) -> None:
+    rows = [{"source": source, "target": source.upper()} for source in "abc"]
+    write_rows(tmp_path, "jsonl", rows, splits=("train", "dev"))
+    data = Seq2Seq(data_dir=tmp_path, scored_texts=2, text_metrics=["exact_match"]).read(tmp_path)
+    assert data.scoring.plain_texts(data.splits["dev"]) == ["a", "c"]
+    assert data.scoring.text_metrics(data.splits["dev"], [{"text": "A"}, {"text": "C"}]) == {"exact_match": 1.0}
+
+
 def test_a_source_without_a_target_is_refused_or_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path, "tsv", [*PAIRS, {"source": "three", "target": ""}], splits=("train", "dev"))
     with pytest.raises(UserError, match=r"train.tsv, line 4: column target is .*expected text, and 1 of 3 rows lack"):
