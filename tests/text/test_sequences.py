@@ -20,7 +20,7 @@ from distill.data.batches import LengthBuckets
 from distill.text import sequences
 from distill.text.corpus import Document, choose_held_out
 from distill.text.masking import Masking
-from distill.text.sequences import Sequences
+from distill.text.sequences import Sequences, held_out_of
 from tests.text.conftest import (
     BATCHES,
     encode,
@@ -117,6 +117,15 @@ def test_dev_has_the_same_masks_with_dynamic_and_static_masking(
     assert dynamic.digest == static.digest
 
 
+def test_a_new_vocabulary_is_learned_from_no_document_that_is_held_out(corpus_file: Path, tmp_path: Path):
+    data = make_task(corpus_file).read(tmp_path)
+    select = held_out_of(data.corpus, data.settings)
+    held_out = {document.text for document in data.corpus.read_documents(select=select)}
+    texts = set(data.texts())
+    assert texts.isdisjoint(held_out)
+    assert (len(held_out) > 0, len(texts | held_out)) == (True, 40)
+
+
 def test_dev_examples_limits_dev_to_a_part_of_the_held_out_sequences(
     corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ):
@@ -180,6 +189,8 @@ def test_pairs_have_token_types_and_pair_labels(corpus_file: Path, tokenizer: Pr
     assert train[[4]]["pair_labels"].item() == batch["pair_labels"][4]
     unlabelled = encode_cached(make_task(corpus_file, packing="segment_pair"), tokenizer, tmp_path)["train"]
     assert "pair_labels" not in unlabelled[[0]]
+    task = make_task(corpus_file, packing="segment_pair", pair="nsp", max_length=32)
+    assert encode_cached(task, tokenizer, tmp_path)["train"].digest != train.digest  # Not the cached pairs of sop.
 
 
 def test_three_way_pairs_have_a_column_of_their_own(
