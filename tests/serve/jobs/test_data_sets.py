@@ -170,6 +170,8 @@ def test_the_same_upload_twice_is_one_data_set_and_another_one_is_refused(data: 
     with pytest.raises(RefusedError, match="there is a data set films with other content: delete it") as caught:
         put(data, "films", CSV + "x,good\n")
     assert caught.value.status == 409
+    with pytest.raises(RefusedError, match="there is a data set films with other content"):
+        put(data, "films", CSV, "tsv")
     assert len(looked) == 1
     assert data.path("ada", "films").read_text() == CSV
 
