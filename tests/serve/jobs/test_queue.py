@@ -187,12 +187,12 @@ def test_events_update_the_job_and_are_read_from_a_number_on(queue: Queue) -> No
     queue.record(
         job.id, 1, {"kind": "stage", "stage": "training", "progress": 0.25, "seconds_left": 60.0, "time": 5.0},
         {"kind": "step", "step": 1, "loss": 0.5}, {"kind": "metrics", "step": 1, "metrics": {"dev/accuracy": 0.5}},
-        {"kind": "metrics", "step": 2, "metrics": {"dev/f1": 0.25}}, offset=321,
+        {"kind": "metrics", "step": 2, "metrics": {"dev/accuracy": 0.75, "dev/f1": 0.25}}, offset=321,
     )  # fmt: skip
     found = queue.get(job.id)
     assert found is not None
     assert (found.stage, found.progress, found.seconds_left) == ("training", 0.25, 60.0)
-    assert found.metrics == {"dev/accuracy": 0.5, "dev/f1": 0.25}
+    assert found.metrics == {"dev/accuracy": 0.75, "dev/f1": 0.25}
     assert queue.offset(job.id) == 321
     events = queue.events(job.id, after=3)
     assert [(event.number, event.kind) for event in events] == [(4, "step"), (5, "metrics"), (6, "metrics")]
