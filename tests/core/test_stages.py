@@ -79,15 +79,16 @@ def test_the_progress_of_a_sweep_is_that_of_all_runs_and_never_falls(clock: list
     assert command.progress() == {"seconds_left": 40.0, "progress": 0.0}
 
 
-@pytest.mark.parametrize(("dry_run", "share"), [(False, 0.25), (True, 0.5)])
+@pytest.mark.parametrize(("dry_run", "share"), [(False, 0.125), (True, 0.5)])
 def test_a_sweep_announces_its_runs(
     dry_run: bool, share: float, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = Stages()
     monkeypatch.setattr(sweepers, "stages", command)
     sweeper = sweepers.GridSweeper(max_batch_size=None)
-    sweeper.config, sweeper.overrides = OmegaConf.create({"dry_run": dry_run}), [[["seed=1"]], [["seed=2"]]]
-    assert [sweeper.get_job_batch() for _ in range(2)] == [[["seed=1"]], [["seed=2"]]]
+    batches = [[["seed=1"], ["seed=2"]], [["seed=3"], ["seed=4"]]]
+    sweeper.config, sweeper.overrides = OmegaConf.create({"dry_run": dry_run}), batches
+    assert [sweeper.get_job_batch() for _ in range(2)] == batches
     command.start(tmp_path)
     command.expect(**{IMPORTS: 0.0, DATA: 0.0, TRAINING: 40.0})
     command.begin(TRAINING)
