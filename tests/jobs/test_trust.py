@@ -21,6 +21,7 @@ PACKAGE = """
 import os
 import functools
 from os import system
+from toy_trusted_package_evil import build as evil
 class Term: ...
 class Shell(os._wrap_close): ...
 def build(): ...
@@ -39,8 +40,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / name / "__init__.py").write_text("import shutil\n")
     (tmp_path / name / "terms.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}_evil.py").write_text("def build(): ...\n")
     yield name
-    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
+    for module in [module for module in sys.modules if module.startswith(name)]:
         del sys.modules[module]
 
 
@@ -104,6 +106,7 @@ def test_classes_and_functions_of_a_trusted_package_are_created(package: str, na
         ("shutil.rmtree", "one of shutil"),
         ("terms.os.system", "one of posix"),
         ("terms.system", "one of posix"),
+        ("terms.evil", "one of toy_trusted_package_evil"),
         ("terms.os", "the module os"),
         ("terms", "the module toy_trusted_package.terms"),
         ("terms.shell", "an object of partial"),
