@@ -65,6 +65,8 @@ def test_a_directory_of_each_key_of_data_is_uploaded(key: str, run: Run, service
     service.answer(f"PUT /data/{name}", Answer({"name": name}, 201))
     service.answer("POST /jobs", Answer(JOB, 201))
     assert run("submit", "task=sst2", f"{key}=sst2")[0] == 0
+    (tmp_path / "sst2" / "train.tsv").rename(tmp_path / "sst2" / "dev.tsv")
+    assert hash_data(tmp_path / "sst2")[:12] not in name  # The names of files are content too.
     assert service.asked("POST /jobs")[0].body == {"overrides": ["task=sst2", f"{key}=data:{name}"]}
 
 
