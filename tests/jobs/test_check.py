@@ -159,6 +159,9 @@ def test_json_has_the_same_in_names_and_numbers(command: Command, tmp_path: Path
     assert record["problems"] == []
     assert record["command"][-2:] == ["task.text=[review]", "task.label=stars"]
     assert sentence(0) not in output
+    write_rows(tmp_path / "rows.csv", [*labelled(), ["one field"]])
+    code, output, error = command("job=check", "data=rows.csv", "json=true")
+    assert (code, json.loads(output)["command"]) == (2, None), error
 
 
 @pytest.mark.parametrize(
