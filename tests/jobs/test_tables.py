@@ -9,14 +9,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig
 
 from distill.core.errors import UserError
 from distill.jobs import execution as jobs
 from distill.jobs.command_line import Job
+from distill.jobs.sweepers import TableSweeper
 from distill.records.run import Run
 from tests.jobs import sweeps
 from tests.jobs.conftest import Command
@@ -188,6 +191,20 @@ def test_a_table_that_was_killed_is_the_same_when_it_is_begun_again(
         tables[name] = [read_csv(tmp_path, f"toy-{part}") for part in ("values", "differences")]
     assert [row["values"] for row in tables["whole"][0]]
     assert tables["killed"] == tables["whole"]
+
+
+def test_the_runs_of_all_batches_are_numbered_on() -> None:
+    first: list[int] = []
+
+    def launch(overrides: list[list[str]], initial_job_idx: int) -> list[JobReturn]:
+        first.append(initial_job_idx)
+        return [JobReturn(status=JobStatus.COMPLETED) for _ in overrides]
+
+    sweeper = TableSweeper(max_batch_size=2)
+    sweeper.launcher, sweeper._job = Mock(launch=launch), Mock()
+    sweeper._results, sweeper._number = {}, 0
+    sweeper._launch([(f"seed={seed}",) for seed in range(5)])
+    assert first == [0, 2, 4]
 
 
 def test_rows_of_another_table_are_not_run_again(
