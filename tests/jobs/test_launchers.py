@@ -1,16 +1,19 @@
 """Tests of sweeps with the launchers of joblib and submitit: records, exit codes, lost workers, missing extras."""
 
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 
 from distill import __main__ as command_line
-from distill.core.errors import install_command
+from distill.core.errors import OptionError, install_command
+from distill.jobs.sweepers import RayLauncher
 from distill.records.schema import SWEEP_RUNS
 from tests.conftest import run_here
 
@@ -52,6 +55,16 @@ def test_sweep_records_all_runs_and_reports_the_failed_one(
     assert all(f"hydra/launcher={launcher}" in record["command"] for record in records)
     lists = [listed.read_text().splitlines() for listed in (tmp_path / "runs").rglob(SWEEP_RUNS)]
     assert sum(map(len, lists)) == len(records)
+
+
+def test_a_run_that_only_the_machines_of_a_ray_cluster_together_could_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": cores}} for cores in (2.0, 3.0)]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes))
+    RayLauncher(address=None, num_cpus=3, num_gpus=0, max_retries=0).check_resources()
+    with pytest.raises(OptionError, match="num_cpus=4, expected at most 3, what the largest machine"):
+        RayLauncher(address=None, num_cpus=4, num_gpus=0, max_retries=0).check_resources()
 
 
 @pytest.mark.parametrize(
