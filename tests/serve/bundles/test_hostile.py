@@ -1,5 +1,6 @@
 """Tests of requests that would take a server's memory, its connections or its time, or that may not ask it at all."""
 
+import asyncio
 import contextlib
 import gzip
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
@@ -50,6 +53,17 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 # Bodies
+
+
+def test_a_body_in_chunks_may_have_as_many_bytes_as_one_with_a_length() -> None:
+    chunks = iter({"type": "http.request", "body": b"123456", "more_body": more} for more in (True, False))
+
+    async def receive() -> Message:
+        return next(chunks)
+
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    with pytest.raises(http.RefusedError, match="the body has more than 10 bytes, the limit"):
+        asyncio.run(http.read_body(Request(scope, receive), Limits(body=10)))
 
 
 @pytest.mark.parametrize(
