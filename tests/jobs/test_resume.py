@@ -6,13 +6,16 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from distill.core.errors import Interrupted, UserError
 from distill.core.files import atomic_file
+from distill.jobs import execution
 from distill.jobs.execution import _GROUPS, _check_paths, _load_config, _with_absolute_paths, digest
 from distill.records import run as record_module
 from distill.records.loggers import tracked
@@ -182,6 +185,14 @@ def test_a_run_resumes_with_another_logger_and_no_other_seed(tmp_path: Path) -> 
     OmegaConf.save(OmegaConf.merge(config, {"seed": 2}), run.directory / "config.yaml")
     with pytest.raises(UserError, match="was edited after the run began"):
         _load_config(run)
+
+
+def test_the_last_of_the_unfinished_runs_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [create_run_in(tmp_path / name, job="distill") for name in ("old", "new")]
+    monkeypatch.setattr(execution, "_runs_of", lambda config: runs)
+    monkeypatch.setattr(execution.HydraConfig, "get", lambda: SimpleNamespace(mode=RunMode.RUN))
+    config = OmegaConf.create({"resume": True})
+    assert execution._find_run(config) == (config, runs[1])
 
 
 def test_home_directory_in_the_output_of_a_sweep_is_expanded(
