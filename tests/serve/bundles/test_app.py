@@ -1,11 +1,13 @@
 """Tests of the answers of the server: predictions, limits, errors, batches and reloading."""
 
+import asyncio
 import json
 import re
 import shutil
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.edge import Bundle
 from distill.edge.bundle_files import fingerprint, read_manifest
+from distill.serve.bundles.served_models import load_models
+from distill.serve.limits import Limits
 from tests.edge.conftest import write_mask_bundle, write_ranking_bundle, write_toy_bundle
 from tests.serve.bundles.conftest import PATIENCE, Running, hold
 
@@ -300,6 +304,17 @@ def test_a_bundle_that_cannot_be_loaded_leaves_the_old_one(bundle: Path, start: 
     assert words.startswith(f"films changed and cannot be loaded, the old one is served: {bundle / 'bundle.json'} is")
     assert running.ask({"texts": ["film"]}).body["predictions"][0]["label"] == "short"
     assert running.said.empty()  # It is said once.
+
+
+def test_a_bundle_whose_copy_was_not_complete_is_loaded_later(bundle: Path) -> None:
+    [model] = load_models([str(bundle)], model=None, threads=1, limits=Limits()).values()
+    manifest = (bundle / "bundle.json").read_text()
+    with ThreadPoolExecutor() as thread:
+        (bundle / "bundle.json").write_text(manifest + " ")
+        (bundle / "tokenizer.json").rename(bundle / "later")
+        assert "cannot be loaded" in str(asyncio.run(model.reload_if_changed(thread)))
+        (bundle / "later").rename(bundle / "tokenizer.json")
+        assert asyncio.run(model.reload_if_changed(thread)) == "films changed and was loaded again"
 
 
 def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> None:
