@@ -268,6 +268,8 @@ def test_accounts_have_their_own_jobs_and_data_and_limits(start: Start) -> None:
     running.end(job.id)
     assert running.service.usage.hours("ada") > 0
     assert running.service.usage.hours("ben") == 0
+    token = running.service.accounts.add(Account("ada", hours=0.0))
+    assert "of 0 hours in 30 days" in running.ask("POST", f"/jobs/{job.id}/retry", token=token).body["error"]
 
 
 def test_jobs_that_are_submitted_together_stay_within_the_limit(start: Start) -> None:
