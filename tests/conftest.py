@@ -25,6 +25,7 @@ import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_word_pieces
+from hydra.core.plugins import Plugins
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -54,6 +55,9 @@ with suppress(ImportError):  # Of TensorBoard and OpenVINO. It would close the o
     from absl import logging as absl_logging
 
     absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+# Hydra's search for plugins defines its basic sweeper anew, so that it comes before tests import our sweepers.
+Plugins.instance()
 
 CHROMIUM = shutil.which("chromium")  # Of the machine, which .ci/run installs.
 GOOD = ("a lovely and moving film", "wonderful acting , a joy", "funny , warm and clever", "i loved every minute")

@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from distill.core import files
-from distill.core.console import print_notice
 from distill.core.errors import UnreachableError, UserError, describe_refusal, first_line
 from distill.core.files import (
     CHECKSUMS,
@@ -599,6 +598,8 @@ def has_intact_entry(directory: Path, name: str, *, needed: bool = True) -> bool
     if has_entry(directory, needed=needed):
         return True
     if directory.is_dir():
+        from distill.core.console import print_notice  # rich, which a client of the service does not need.
+
         print_notice(f"{name} {directory} is damaged and made again")
     return False
 

@@ -82,7 +82,7 @@ def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
     assert isinstance(loaded, OpenVinoSession)
     assert count_threads(loaded) == 1
     timed: list[int] = []
-    monkeypatch.setattr(bundle_benchmark.peak, "measure_peak", timed.append)
+    monkeypatch.setattr(bundle_benchmark, "measure_peak", timed.append)
     measured = MeasuredBundle("toy", tmp_path, ["fp32", "openvino"])
     settings = BenchmarkSettings(batches=[1], lengths=[4], seconds=0.001)
     many = (os.cpu_count() or 1) + 1

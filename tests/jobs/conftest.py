@@ -5,15 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra.core.plugins import Plugins
 
 from distill import __main__ as command_line
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-# Hydra's search for plugins defines its basic sweeper anew, so that it comes before tests import our sweepers.
-Plugins.instance()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Tests of an encoder-decoder that begins with an encoder: equal tensors, and outputs and losses of transformers."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ def build(family: str, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Pr
     sizes = SIZES | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id} | options
     config = getattr(transformers, f"{family}Config")(**sizes)
     return getattr(transformers, f"{family}Model")(config).eval()
+
+
+@pytest.fixture(name="tokenizer")
+def copy_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer of this test alone, which is given the tokens at the ends of a text."""
+    return copy.deepcopy(tokenizer)
 
 
 @pytest.fixture
