@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,16 @@ def test_a_spreadsheet_reads_the_texts_of_the_table_as_texts(tmp_path: Path, tex
         assert row["run"].startswith("objective=")
 
 
+def test_a_file_that_failed_its_gate_with_one_of_the_seeds_has_not_passed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        directory = write_run(tmp_path, seed, "hinton", {seed: 0.7})
+    assert rows_of(tmp_path)[0].files["fp32"].passed
+    record = schema.read_record(directory)
+    record["export"]["fp32"]["gate"] = "failed"
+    Run(directory, record).save()
+    assert not rows_of(tmp_path)[0].files["fp32"].passed
+
+
 def test_options_that_vary_name_the_rows_and_only_equal_ones_are_compared(tmp_path: Path) -> None:
     one, two = {"trainer": {"max_steps": 5}}, {"trainer": {"max_steps": 9}}
     write_run(tmp_path, 0, "hinton", {0: 0.7, 1: 0.8}, **one)
@@ -185,6 +196,10 @@ def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: P
     assert [path.name for path, _ in found.readable] == [paths[2].name]
     [message] = found.unreadable
     assert f"{paths[0].name}/run.json is damaged" in message
+    content = json.loads((paths[2] / "run.json").read_text())
+    content.pop("sha256")
+    (paths[2] / "run.json").write_text(json.dumps(content))
+    assert "does not have the SHA-256" in schema.find_runs(sweep).unreadable[1]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("", "runs=.* has no runs: give the")])

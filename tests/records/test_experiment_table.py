@@ -8,7 +8,7 @@ import pytest
 
 from distill.records.experiment import Outcome, Place, read_experiment
 from distill.records.experiment_table import NOISE, NOT_SEEN, SEEN, UNTESTED, Effect, ExperimentTable, describe_table
-from tests.records.test_collection_report import save
+from tests.records.test_collection_report import break_record, save
 from tests.records.test_report import record
 
 Values = dict[str, dict[str, list[float]]]
@@ -100,6 +100,13 @@ def test_the_mean_of_one_seed_has_the_interval_of_independent_tasks(tmp_path: Pa
     below = [of["difference"] - of["interval"][0] for of in of_tasks if of is not None and of["interval"] is not None]
     assert mean["difference"] - mean["interval"][0] == pytest.approx((below[0] ** 2 + below[1] ** 2) ** 0.5 / 2)
     assert (mean["over"], mean["number"]) == ("examples", 200)
+    for row in values:
+        break_record(
+            tmp_path / row / "b" / "0", task=record()["task"] | {"name": "b", "selects": "max", "examples": {}}
+        )
+    mean = find(replace(table, outcomes=table.outcomes), "other", "mean").ours
+    assert mean is not None
+    assert mean["interval"] is None  # Without the number of examples b has none.
     unknown = create_table(tmp_path / "2", values, seeds=1, selects="max", tasks={
         "a": ["task=a"], "b": {"options": ["task=b"], "metric": "f1"},
     })  # fmt: skip

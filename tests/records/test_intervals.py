@@ -40,6 +40,7 @@ def test_one_seed_of_another_metric_has_no_interval() -> None:
 def test_models_are_paired_by_the_seeds_that_both_have() -> None:
     found = statistics.compare_values({0: 0.8, 1: 0.9, 2: 0.1}, {0: 0.7, 1: 0.85, 3: 0.9}, 100)
     assert found == compare_seeds([0.8, 0.9], [0.7, 0.85])
+    assert statistics.compare_values({0: 0.8, 1: 0.9}, {1: 0.6}, None) == compare_seeds([0.9], [0.6])
     unpaired = statistics.compare_values({0: 0.8, 1: 0.9}, {2: 0.7, 3: 0.75}, 100)
     assert unpaired is not None
     expected = stats.ttest_ind([0.8, 0.9], [0.7, 0.75], equal_var=False)
