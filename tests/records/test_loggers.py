@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers.logger import DummyLogger, Logger
 from omegaconf import OmegaConf
 
 from distill.core.errors import UserError, install_command
 from distill.records import loggers
-from distill.records.loggers import Csv, LoggerSettings, MLflow, TensorBoard, Tracking, Wandb
+from distill.records.loggers import Csv, LoggerSettings, MLflow, TensorBoard, TrackerEntry, Tracking, Wandb
 from tests.jobs.test_config import compose_config
 from tests.records.test_report import record
 
@@ -107,6 +108,23 @@ def test_wandb_has_the_group_the_results_and_the_bundle(tmp_path: Path, monkeypa
     entry = json.loads((directory / "loggers.json").read_text())["wandb"]
     for expected in (entry, "monday", "toy/run", "final/int8/retention", "train/soft", "small-toy", "student"):
         assert expected.encode() in content, expected
+
+
+def test_a_resumed_run_continues_its_entry_in_each_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids: list[str | None] = []
+
+    def open_entry(settings: LoggerSettings, entry: TrackerEntry) -> tuple[Logger, str]:
+        ids.append(entry.id)
+        return DummyLogger(), entry.id or f"of {type(settings).__name__}"
+
+    for tracker in (Wandb, MLflow):
+        monkeypatch.setattr(tracker, "open", open_entry)
+        monkeypatch.setattr(tracker, "close", lambda *arguments, **options: None)
+    tracking = Tracking([Wandb(project="toy"), MLflow(experiment="toy", directory="mlflow")])
+    for _ in range(2):
+        with tracking.open(tmp_path, metric="accuracy", selects="max"):
+            pass
+    assert ids == [None, None, "of Wandb", "of MLflow"]
 
 
 def test_what_a_tracker_lacks_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
