@@ -76,6 +76,7 @@ def test_a_number_has_no_probability_and_a_pair_two_texts(tmp_path: Path) -> Non
         "split": "dev", "index": 1, "text": "two", "second_text": "four", "label": 2.0, "student_prediction": 2.5,
         "student_probability": None,
     }  # fmt: skip
+    arguments["written"] = {"dev": {"references": [["five"], ["six"]]}}
     write_predictions(tmp_path, models, settings=RecordSettings(texts=False), **arguments)
     assert list(read_rows(tmp_path)[0]) == [
         "split", "index", "label", "student_prediction", "student_probability",

@@ -197,6 +197,10 @@ def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
         ("student int8 (gate failed)", "10.0 M", "0.8100 ± 0.0200", "90.0%"),
     ]
     assert "| 5 | 0.8600 | 0.9000 | 0.8100 | 0.8000 |" in report.render_report(content)
+    baseline = content["baseline"] | {"export": {"fp32": content["export"]["fp32"]}}  # Of the first seed.
+    assert ("baseline fp32", "10.0 M", "-", "-") in [
+        row[:4] for row in tables.summary_rows(content | {"baseline": baseline})
+    ]
     without_export = content | {"export": {}, "seeds": [entry | {"export": {}} for entry in content["seeds"]]}
     assert ("student", "10.0 M", "0.8600 ± 0.0100") in tables.summary_rows(without_export)
 
@@ -305,6 +309,13 @@ def test_documents_name_a_substitute_teacher() -> None:
         assert "The weights of bert_base were not available." in text
         assert "> embedded is the teacher of this run" in text
     assert "not available" not in report.render_report(record())
+
+
+@pytest.mark.parametrize(("second", "expected"), [("bert-large-uncased", "apache-2.0"), ("other", None)])
+def test_a_card_has_the_licence_that_all_teachers_have(second: str, expected: str | None) -> None:
+    members = [{"resolved": f"google-bert/{name}"} for name in ("bert-base-uncased", second)]
+    content = record(teacher=record()["teacher"] | {"members": members})
+    assert card_of(content, ["no", "yes"]).data.license == expected
 
 
 def test_the_metrics_of_other_splits_have_a_table_of_their_own() -> None:

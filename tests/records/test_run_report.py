@@ -116,7 +116,7 @@ def test_each_given_label_of_a_set_is_an_item_whatever_stands_beside_it(tmp_path
     """The second example was given two labels, and has other two, so that one of both is right."""
     sets: dict[str, list[Any]] = {
         "split": ["dev"] * 3, "index": [0, 1, 2], "label": [["a"], ["b", "c"], []],
-        "teacher_prediction": [["a"], ["a", "b"], []], "teacher_probability": [[0.95], [0.95, 0.95], []],
+        "teacher_prediction": [["a"], ["a", "b"], []], "teacher_probability": [[0.95], [0.95, 0.75], []],
         "int8_prediction": [["a"], ["a", "b"], ["c"]], "int8_probability": [[0.95], [0.95, 0.95], [0.95]],
     }  # fmt: skip
     found = analyze_predictions(write(tmp_path, sets), answer="labels")
@@ -124,6 +124,8 @@ def test_each_given_label_of_a_set_is_an_item_whatever_stands_beside_it(tmp_path
     assert (found.agreement, found.confusion) == (2 / 3, None)
     assert (found.calibration["int8"].accuracy, found.calibration["int8"].number) == ([0.5], [4])
     assert found.calibration["teacher"].mean_accuracy() == pytest.approx(2 / 3)
+    # One of two at 0.95 is right, and the one at 0.75.
+    assert found.calibration["teacher"].error == pytest.approx((2 * 0.45 + 0.25) / 3)
 
 
 def test_damaged_predictions_are_a_notice_of_the_report(tmp_path: Path) -> None:

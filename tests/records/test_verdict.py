@@ -406,6 +406,11 @@ def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threa
     assert rows["student int8"][5:] == ("10.0 MB", "2.50 ms", "8.0x", "2.0x")
 
 
+def test_a_student_keeps_half_of_an_accuracy_twice_its_own_and_of_a_perplexity_half_its_own() -> None:
+    assert verdict.share_kept(0.4, 0.8, {"selects": "max"}) == 0.5
+    assert verdict.share_kept(20.0, 10.0, {"selects": "min"}) == 0.5
+
+
 def test_every_row_of_the_terminal_table_is_one_line_of_120_columns() -> None:
     content = with_seeds(with_own_file(situation()))
     content["export"]["int8"] |= {"gate": "undecided", "reason": "dev is small"}
