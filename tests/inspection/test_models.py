@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AlbertConfig,
     AutoModelForSequenceClassification,
@@ -19,6 +22,7 @@ from transformers import (
     LongformerConfig,
     MPNetConfig,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     RobertaConfig,
     XLMRobertaConfig,
 )
@@ -231,6 +235,20 @@ def test_a_gap_is_filled_by_a_masked_and_by_a_causal_model(tokenizer: PreTrained
     [filled], _ = fill_gaps(causal, tokenizer, clozes[:1])
     assert (filled.best, filled.prefers) == (words[1], False)
     assert filled.rank > 1
+
+
+def test_a_causal_model_is_asked_for_the_word_with_the_blank_before_it() -> None:
+    vocabulary = {"<unk>": 0, "it": 1, "good": 2, "Ġgood": 3, "bad": 4, "Ġbad": 5}
+    model = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    model.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    causal = GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=16, n_layer=1, n_head=2)).eval()
+    with torch.no_grad():
+        causal.transformer.ln_f.weight.zero_()
+        causal.transformer.ln_f.bias.fill_(1.0)
+        causal.lm_head.weight.copy_(torch.tensor([0.0, 0, 1, 4, 2, 3])[:, None].expand(6, 16))
+    fast = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
+    [filled], _ = fill_gaps(causal, fast, [Cloze("toy", "it ___", "good", "bad")])
+    assert (filled.rank, filled.prefers) == (1, True)
 
 
 def test_the_sentences_that_come_with_the_program() -> None:

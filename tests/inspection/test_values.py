@@ -197,12 +197,13 @@ def test_states_that_know_nothing_are_no_better_than_random_labels_of_words() ->
 def test_the_states_of_the_other_split_are_scaled_as_those_of_train() -> None:
     """All items of the other split are of one class, so that their own mean would hide it."""
     random = np.random.default_rng(0)
-    labels = np.arange(200) % 2
-    train, test = random.normal(size=(200, 4)), random.normal(size=(100, 4))
+    labels = np.arange(201) % 2
+    train, test = random.normal(size=(201, 4)), random.normal(size=(100, 4))
     train[:, 1] += 8 * labels
     test[:, 1] += 8
     [probe] = probe_layers(Probed([train], labels, [test], np.ones(100, dtype=int), None))
     assert probe.accuracy > 0.95
+    assert probe.majority == 0  # Of the other class, which is the most frequent one of train.
     assert probe.selectivity is None
 
 
