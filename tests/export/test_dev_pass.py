@@ -10,7 +10,7 @@ from distill.core.contracts import Examples
 from distill.export import latency
 from distill.export import latency as comparison
 from distill.export import latency as dev_pass
-from distill.kinds import Classification
+from distill.kinds import Classification, MultipleChoice
 
 TEXTS = ["good", "good bad good bad good", "bad good", "good bad good bad good bad good bad good bad good bad"]
 
@@ -42,3 +42,14 @@ def test_each_example_is_read_once_alone_and_in_its_own_length(
     # Each of the four turns begins with a warm-up, which is not counted.
     expected = [length for start in range(0, 8, 2) for length in (lengths[start], *lengths[start : start + 2])]
     assert shapes == [(1, length) for length in expected]
+
+
+def test_choices_are_read_in_the_length_of_the_longest_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    choices = ["a", "bad a good"]
+    rows = {"question": ["good"], "choices": [choices], "answer": [0]}
+    task = MultipleChoice(train=rows, dev=rows)
+    dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
+    assert isinstance(dev, Examples)
+    [feed] = latency._read_feeds(dev, len(tokenizer))
+    short, long = (len(tokenizer("good", choice)["input_ids"]) for choice in choices)
+    assert feed["attention_mask"].tolist() == [[1] * short + [0] * (long - short), [1] * long]
