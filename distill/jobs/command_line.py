@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: the jobs, usual slips, quotes, and runs in jobs of SLURM.
+"""The command line before Hydra reads it: jobs, slips, quotes, SLURM, and what our YAML files name and inherit.
 
 Quotes around the texts of a command line that Hydra's grammar does not read, such as `task.text=[Größe,it's]`. The
 grammar takes letters of ASCII and a few signs. A text with others is unambiguous as long as no comma stands inside of

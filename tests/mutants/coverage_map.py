@@ -20,7 +20,7 @@ source = {packages}
 relative_files = true
 parallel = true
 patch = subprocess, _exit
-data_file = {directory}/data/coverage
+data_file = {directory}/coverage
 context = ${{PYTEST_CURRENT_TEST-}}
 disable_warnings = no-data-collected, module-not-imported, module-not-measured, couldnt-parse
 """
@@ -48,26 +48,22 @@ class CoverageMap:
         return sorted(found, key=lambda test: (self.seconds.get(test, 0.0), test))
 
 
-def measure(directory: Path, workers: str = "logical") -> None:
+def measure(directory: Path) -> None:
     """Runs the suite under coverage.py and writes its data; raises CalledProcessError if a test fails."""
     directory.mkdir(parents=True, exist_ok=True)
     configuration = directory / "coveragerc"
     configuration.write_text(_CONFIGURATION.format(directory=directory, packages=", ".join(PACKAGES)), encoding="utf-8")
-    for command in (
-        [
-            "pytest", "tests", "-n", workers, f"--cov-config={configuration}", "--cov", "--cov-report=",
-            "--cov-context=test", f"--junit-xml={directory / 'durations.xml'}",
-        ],
-        ["coverage", "combine", "--keep", f"--rcfile={configuration}", f"--data-file={directory / 'combined'}",
-         str(directory / "data")],
-    ):  # fmt: skip
-        subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=True)
+    command = [
+        sys.executable, "-m", "pytest", "tests", f"--cov-config={configuration}", "--cov", "--cov-report=",
+        "--cov-context=test", f"--junit-xml={directory / 'durations.xml'}",
+    ]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, check=True)
 
 
 def read_map(directory: Path) -> CoverageMap:
     """Reads what `measure` has written."""
     lines: dict[str, dict[int, set[str]]] = {}
-    with sqlite3.connect(directory / "combined") as data:
+    with sqlite3.connect(directory / "coverage") as data:
         rows = data.execute(
             "select file.path, context.context, numbits from line_bits"
             " join file on file.id = file_id join context on context.id = context_id"

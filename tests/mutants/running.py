@@ -34,7 +34,10 @@ NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", 
 
 
 def run_mutants(mutants: Sequence[Mutant], tests: CoverageMap, jobs: int) -> list[tuple[Mutant, str | None]]:
-    """Returns each mutant with the test that found it, or None; ends if such a test fails without a mistake too."""
+    """Returns each mutant with the test that found it, or how its process ended; None if none did.
+
+    A test that fails without a mistake too has found nothing.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     console, results = Console(stderr=True), list[tuple[Mutant, str | None]]()
@@ -48,14 +51,14 @@ def run_mutants(mutants: Sequence[Mutant], tests: CoverageMap, jobs: int) -> lis
             results.append((mutant, test))
             console.print(f"{len(results)}/{len(mutants)} {mutant.file}: {test or 'SURVIVED: ' + mutant.wrong}")
     killers = sorted({test for _, test in results if test and "::" in test})
-    unclear = set(_call(context, run_tests, killers))
-    for test in unclear & set(killers):
+    unclear = set(killers) & set(_call(context, run_tests, killers))
+    for test in unclear:
         console.print(f"{test} fails in a copy without a mistake too, so that it shows nothing")
     return [(mutant, None if test in unclear else test) for mutant, test in results]
 
 
 def _call(context: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns the result of a function in a process of its own, or a word for how the process ended without one."""
+    """Returns the result of a function in a process of its own, or how the process ended without one."""
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, function, arguments))
     process.start()
