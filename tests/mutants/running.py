@@ -64,6 +64,10 @@ def _call(context: Any, function: Callable[..., Any], *arguments: Any) -> Any:
     process.start()
     sender.close()
     try:
+        receiver.recv()  # EOFError: it did not begin, which says nothing of a mistake.
+    except EOFError:
+        raise ChildProcessError("the process of a mutant did not begin") from None
+    try:
         return receiver.recv() if receiver.poll(MOST) else "no end"
     except EOFError:
         return "the end of the process"
@@ -73,6 +77,7 @@ def _call(context: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _send(sender: Any, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    sender.send("begun")
     sender.send(function(*arguments))
 
 
