@@ -33,7 +33,6 @@ from distill import __main__ as command_line
 from distill.chain import encoding
 from distill.core.contracts import Items, Outputs, Scores, Task
 from distill.data import batches
-from distill.data import splits as auto_text
 from distill.data import splits as tables
 from distill.edge import bundle_files
 from distill.export.quantization import ExportSettings
@@ -206,21 +205,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "_render", _RENDER)
 
 
-_COPIES = auto_text.COPIES
+_COPIES = tables.COPIES
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_copies() -> Iterator[None]:
     """Makes no copies by default, which every run would label. The fixture `copies` is for tests of them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto_text, "COPIES", 0)
+        patch.setattr(tables, "COPIES", 0)
         yield
 
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the copies of the default configuration."""
-    monkeypatch.setattr(auto_text, "COPIES", _COPIES)
+    monkeypatch.setattr(tables, "COPIES", _COPIES)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,11 +17,10 @@ from omegaconf import DictConfig
 from rich.filesize import decimal
 from rich.table import Table
 
-from distill.core import files as locks
 from distill.core import storage
 from distill.core.console import console, print_line, print_notice
 from distill.core.errors import UserError
-from distill.core.files import TEMPORARY, is_abandoned
+from distill.core.files import TEMPORARY, acquire_lock, is_abandoned, is_locked, release_lock
 from distill.core.storage import LEASE
 from distill.jobs.preflight import refuse_other_options
 
@@ -143,7 +142,7 @@ def scan(cache_dir: Path) -> list[Entry]:
 
 
 def _is_read(entry: Entry) -> bool:
-    return locks.is_locked(entry.path / LEASE)
+    return is_locked(entry.path / LEASE)
 
 
 def _read_entry(path: Path, kind: EntryKind, name: str, *, temporary: bool) -> Iterator[Entry]:
@@ -221,7 +220,7 @@ def _move_aside(entry: Entry) -> Path | None:
     A process that begins to read it meanwhile waits, and then finds it missing.
     """
     lease = entry.path / LEASE
-    lock = locks.acquire_lock(lease) if lease.is_file() else None  # A new file would pass for a use.
+    lock = acquire_lock(lease) if lease.is_file() else None  # A new file would pass for a use.
     if lock is None and lease.is_file():
         return None
     try:
@@ -231,7 +230,7 @@ def _move_aside(entry: Entry) -> Path | None:
         aside = entry.path.with_name(f".{entry.path.name}.{uuid.uuid4().hex}")
         os.replace(entry.path, aside)
     finally:
-        locks.release_lock(lock)
+        release_lock(lock)
     return aside
 
 

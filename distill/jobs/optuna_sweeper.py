@@ -21,11 +21,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from distill.core import storage as mirror
 from distill.core.console import stages
 from distill.core.errors import OptionError, UserError, first_line
 from distill.core.files import JsonObject, make_directory
 from distill.core.options import require_package, show_value
+from distill.core.storage import fetch, fetch_files, try_send
 from distill.jobs import command_line
 from distill.jobs.command_line import quote_overrides
 from distill.jobs.sweepers import (
@@ -104,7 +104,7 @@ class OptunaSweeper(Sweeper):
         fixed, space = self._read_space(arguments)
         directory = Path(str(self._config.hydra.sweep.dir))
         make_directory(directory)
-        mirror.fetch_files(directory, STUDY)
+        fetch_files(directory, STUDY)
         try:
             with FileLock(directory / ".optuna.lock", timeout=0):
                 OmegaConf.save(self._config, directory / "multirun.yaml")
@@ -113,7 +113,7 @@ class OptunaSweeper(Sweeper):
                     stages.expect_runs(max(1, self.trials - _count(study)))
                 while (left := self.trials - _count(study)) > 0:
                     self._run(study, fixed, space, min(left, self.parallel))
-                    mirror.try_send(directory)
+                    try_send(directory)
                 self._show(study)
         except Timeout as error:
             raise UserError(f"another search works in {directory}: wait for it, or give another hydra.sweep.dir") from (
@@ -205,7 +205,7 @@ class OptunaSweeper(Sweeper):
         if directory is None:
             return None
         try:
-            mirror.fetch(directory, skip=UNREAD)
+            fetch(directory, skip=UNREAD)
             record = read_record(directory)
         except UserError:
             return None

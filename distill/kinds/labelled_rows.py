@@ -17,11 +17,20 @@ from distill.core.contracts import IGNORED, Batch, Examples, Items, Likelihood, 
 from distill.core.errors import OptionError, Overview, Shown, describe_call
 from distill.core.options import show_value
 from distill.data import sources
-from distill.data import splits as in_memory
 from distill.data.labelled_text import ADVICE, LabelledText, Missing
 from distill.data.pool import BankSource, Unlabelled, UnlabelledText, clean_pool
 from distill.data.sources import SINGLE, STEMS, TableSource, check_memory
-from distill.data.splits import AUTO, SHARE, TEACHER_CLASS, GivenTable, LabelledData, Split, TableSplits
+from distill.data.splits import (
+    AUTO,
+    SHARE,
+    TEACHER_CLASS,
+    GivenTable,
+    LabelledData,
+    Split,
+    TableSplits,
+    further_tables,
+    to_tables,
+)
 from distill.rows import columns
 from distill.rows.columns import SUFFIXES
 
@@ -249,7 +258,7 @@ def table_source(
     return TableSource(
         name=name,
         wanted=(*text, *label, *further),
-        tables=in_memory.to_tables(data, splits, text=text, label=label[0]),
+        tables=to_tables(data, splits, text=text, label=label[0]),
         data_dir=None if data_dir is None else str(data_dir),
         # The usual names of a split, and in their place those of `splits`.
         stems={**STEMS, **{split: tuple(names) for split, names in (options.get("splits") or {}).items()}},
@@ -274,7 +283,7 @@ def _transfer_sets(options: DataOptions, text: tuple[str, ...], label: str) -> "
             raise OptionError(
                 "transfer", f"{{{name}: ...}}", f"names of letters, digits, - and _ that are no splits ({known})"
             )
-    return in_memory.further_tables(sets, text=text, label=label)
+    return further_tables(sets, text=text, label=label)
 
 
 def text_columns(text: Columns | None, options: DataOptions) -> tuple[str, ...]:

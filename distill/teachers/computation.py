@@ -42,8 +42,14 @@ from distill.core.contracts import (
 )
 from distill.core.errors import NumericalError, OptionError, UserError
 from distill.core.options import STRICT, raise_option_errors, show_value
-from distill.data import batches as batching
-from distill.data.batches import CollatedBatch, TokenizedExamples, scored_tokens, scoring_steps, seen_examples
+from distill.data.batches import (
+    CollatedBatch,
+    TokenizedExamples,
+    bucket_loader,
+    scored_tokens,
+    scoring_steps,
+    seen_examples,
+)
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.models.architectures.modeling_bilstm import (
@@ -507,7 +513,7 @@ class FeaturedExamples(Dataset[dict[str, Tensor]]):
 
     def training_loader(self, *, steps: int | None, **batches: Unpack[BatchOptions]) -> Loader:
         """Returns a loader of shuffled optimizer steps; `batches` are arguments of `LengthBuckets`."""
-        return batching.bucket_loader(self, **batches)
+        return bucket_loader(self, **batches)
 
 
 BATCHES = 200  # Of train, at most.

@@ -4,7 +4,6 @@ import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.export import latency
-from distill.export import latency as comparison
 from distill.export.latency import BenchmarkSettings
 
 
@@ -19,5 +18,5 @@ def test_timings_of_a_busy_machine_come_with_a_notice(
     rows = [{"p50_ms": 1.0, "disturbed": False}, {"p50_ms": 1.0, "disturbed": is_noisy}]
     monkeypatch.setattr(latency, "measure_latency", lambda *arguments, **options: rows)
     settings = BenchmarkSettings(batches=[1], lengths=[8])
-    assert comparison.compare_models({"teacher": (teacher, {})}, tokenizer=tokenizer, settings=settings) == rows
+    assert latency.compare_models({"teacher": (teacher, {})}, tokenizer=tokenizer, settings=settings) == rows
     assert ("the machine was busy during 1 of 2 timings" in capsys.readouterr().out) == is_noisy

@@ -8,8 +8,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import Examples
 from distill.export import latency
-from distill.export import latency as comparison
-from distill.export import latency as dev_pass
 from distill.kinds import Classification, MultipleChoice
 
 TEXTS = ["good", "good bad good bad good", "bad good", "good bad good bad good bad good bad good bad good bad"]
@@ -32,9 +30,9 @@ def test_each_example_is_read_once_alone_and_in_its_own_length(
 
         return latency.Candidate(name, "torch", inputs, 0, run, lambda: 1)
 
-    monkeypatch.setattr(comparison, "torch_candidate", create)
-    monkeypatch.setattr(dev_pass.time, "perf_counter", lambda: clock[0])
-    found = dev_pass.time_dev_pass({"student": (teacher, {})}, dev, tokenizer=tokenizer, threads=1)
+    monkeypatch.setattr(latency, "torch_candidate", create)
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    found = latency.time_dev_pass({"student": (teacher, {})}, dev, tokenizer=tokenizer, threads=1)
     lengths = [len(tokenizer(text)["input_ids"]) for text in TEXTS] * 2
     assert found == [
         {"model": "student", "format": "torch", "seconds": 8.0, "examples": 8, "tokens": sum(lengths), "threads": 1}

@@ -20,7 +20,6 @@ from distill.core import storage
 from distill.core.errors import UnreachableError, UserError
 from distill.data import docstrings
 from distill.text import corpus as corpus_module
-from distill.text import corpus as readers
 from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out
 from distill.text.masking import Masking
 from distill.text.sequences import SequenceSettings, open_corpus
@@ -70,7 +69,7 @@ def read(path: Path | None, **options: Any) -> dict[str, str]:
 # Formats
 
 
-@pytest.mark.parametrize("suffix", readers.SUFFIXES)
+@pytest.mark.parametrize("suffix", corpus_module.SUFFIXES)
 def test_every_format_is_read_completely(tmp_path: Path, suffix: str):
     rows = suffix.startswith((".jsonl", ".parquet"))
     path = write(tmp_path / f"a{suffix}", list(TEXTS) if rows else "\n".join(TEXTS))
@@ -163,8 +162,8 @@ def test_the_built_in_sentences_are_those_of_train(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "CHUNK_SIZE", 8)
-    monkeypatch.setattr(readers, "READ_BYTES", 3)
+    monkeypatch.setattr(corpus_module, "CHUNK_SIZE", 8)
+    monkeypatch.setattr(corpus_module, "READ_BYTES", 3)
 
 
 def read_chunks(path: Path, **options: Any) -> list[tuple[str, int, str]]:
@@ -218,16 +217,17 @@ def test_chunk_boundaries_do_not_change_the_text(
     path.write_bytes(text.encode())
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "CHUNK_SIZE", size)
-        patch.setattr(readers, "READ_BYTES", step)
-        blocks = list(readers.read_blocks(path))
+        patch.setattr(corpus_module, "CHUNK_SIZE", size)
+        patch.setattr(corpus_module, "READ_BYTES", step)
+        blocks = list(corpus_module.read_blocks(path))
         assert "".join(blocks) == "\n".join(lines)
         assert max(map(len, blocks)) <= size
-        documents = corpus_module._number_documents("cut", readers._split_text(blocks, "line"))
+        documents = corpus_module._number_documents("cut", corpus_module._split_text(blocks, "line"))
         read_lines = ["".join(text.split()) for text in join_documents(documents).values()]
         assert read_lines == ["".join(line.split()) for line in lines if line.strip()]
         assert all(
-            len(document.text) <= size for document in corpus_module._number_documents("", readers.split_rows([text]))
+            len(document.text) <= size
+            for document in corpus_module._number_documents("", corpus_module.split_rows([text]))
         )
 
 
@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str
     tracemalloc.start()
     try:
         for document in make_corpus(tmp_path, split_by=kind).read_documents():
-            assert len(document.text) <= readers.CHUNK_SIZE
+            assert len(document.text) <= corpus_module.CHUNK_SIZE
             characters += len(document.text)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -821,7 +821,7 @@ def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
     for kind in corpus_module.DOCUMENT_UNITS:
         read = make_corpus(tmp_path, split_by=kind)
         assert list(read.read_keys()) == [document.key for document in read.read_documents() if document.chunk == 0]
-    (tmp_path / "a.txt").write_bytes(b"word\n" * readers.CHUNK_SIZE + b"\xff")  # Invalid far from its beginning.
+    (tmp_path / "a.txt").write_bytes(b"word\n" * corpus_module.CHUNK_SIZE + b"\xff")  # Invalid far from its beginning.
     assert next(iter(make_corpus(tmp_path).read_keys())) == "a.txt#0"
 
 
