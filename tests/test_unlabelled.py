@@ -138,22 +138,6 @@ def test_a_resumed_mixed_training_ends_with_the_same_weights(
     assert equal(weights(resumed.module), weights(whole.module))
 
 
-@pytest.mark.slow  # The samplers of two ranks have their own tests.
-def test_two_processes_train_on_mixed_batches_like_one(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    one = mixed_toy(tokenizer, tmp_path / "one", batch_size=16, max_epochs=None, max_steps=3)
-    two = mixed_toy(tokenizer, tmp_path / "two", devices=2, strategy="ddp", max_epochs=None, max_steps=3)
-    for toy in (one, two):
-        toy.module.student.config.dropout = toy.module.student.config.attention_dropout = 0.0
-        for module in toy.module.student.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        toy.fit()
-    assert one.module.examples_seen == 48
-    for name, tensor in last_state(one).items():
-        if not name.endswith("k_lin.bias"):
-            torch.testing.assert_close(tensor, last_state(two)[name], rtol=0, atol=1e-5, msg=name)
-
-
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_terms_that_need_labels_skip_unlabelled_examples(
     kind: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
