@@ -14,11 +14,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -140,22 +141,36 @@ def frozen() -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Runs the tests marked `alone` in a process of their own, after the others of a plain `python -m pytest`."""
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begins the tests marked `alone` in a process of their own, beside the others of a plain `python -m pytest`."""
     config = session.config
     is_worker = hasattr(config, "workerinput")
     has_default_marks = config.option.markexpr in config.getini("addopts")
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and has_default_marks
-    if is_worker or not is_whole or config.option.collectonly or exitstatus not in _COMPLETE:
+    if is_worker or not is_whole or config.option.collectonly:
         return
     command = [sys.executable, "-m", "pytest", *config.invocation_params.args, "-m", "alone and not slow", "-n", "0"]
-    print(f"\nthe tests marked alone: {shlex.join(command[1:])}", flush=True)
-    status = subprocess.run(command, cwd=config.invocation_params.dir, check=False).returncode
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - Closed with the process.
+    process = subprocess.Popen(command, cwd=config.invocation_params.dir, stdout=output, stderr=subprocess.STDOUT)
+    config.stash[_ALONE] = shlex.join(command[1:]), process, output
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Waits for the tests marked `alone`, prints their output, and fails where they do."""
+    if _ALONE not in session.config.stash:
+        return
+    command, process, output = session.config.stash[_ALONE]
+    if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        process.terminate()
+    status = process.wait()
+    output.seek(0)
+    print(f"\nthe tests marked alone: {command}\n{output.read()}", flush=True)
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = status
 
 
-_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+_ALONE = pytest.StashKey[tuple[str, subprocess.Popen[bytes], IO[str]]]()
 
 
 @pytest.fixture(autouse=True)
