@@ -8,12 +8,10 @@ Requires torch and transformers. `save_pretrained` copies this file into the mod
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
@@ -22,13 +20,9 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    MaskedLMOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+
+from .modeling_texts import AnswerHead, TextHead, TokenHead, register
 
 
 def gather(states: Tensor, positions: Tensor) -> Tensor:
@@ -288,97 +282,50 @@ class BilmForPreTraining(BilmPreTrainedModel):
 
 
 class BilmScorer(BilmPreTrainedModel):
-    """Hidden states of the embeddings and all layers -> their `ScalarMix` -> `outputs` scores."""
+    """Hidden states of the embeddings and all layers -> their `ScalarMix` -> scores of tokens, or of their mean."""
 
-    def __init__(self, config: BilmConfig, outputs: int) -> None:
+    is_pooled = False
+
+    def __init__(self, config: BilmConfig) -> None:
         super().__init__(config)
         self.bilm = BilmModel(config)
         self.mix = ScalarMix(config.num_hidden_layers + 1)
         self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, outputs)
+        self.classifier = nn.Linear(config.hidden_size, self.count_outputs(config))
         self.post_init()
 
     def score(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, *, pool: bool = False
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """Returns the scores `[B, L, outputs]`, or of the mean of the tokens `[B, outputs]`, and maybe all states."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         hidden_states = self.bilm(input_ids, mask, output_hidden_states=True).hidden_states
         states = self.mix(hidden_states)  # 0 for padding.
-        if pool:
+        if self.is_pooled:
             states = states.sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
         return self.classifier(self.dropout(states)), hidden_states if output_hidden_states else None
 
 
-class BilmForSequenceClassification(BilmScorer):
-    """Scores of the classes of a text, from the mean of its tokens: `logits [B, C]`."""
+class BilmForSequenceClassification(TextHead, BilmScorer):
+    """Scores of the classes of a text, from the mean of its tokens."""
 
-    def __init__(self, config: BilmConfig) -> None:
-        super().__init__(config, outputs=config.num_labels)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
-        logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states, pool=True)
-        return SequenceClassifierOutput(logits=logits, hidden_states=hidden_states)
+    is_pooled = True
 
 
-class BilmForTokenClassification(BilmScorer):
-    """Scores of the tags of each token: `logits [B, L, C]`."""
-
-    def __init__(self, config: BilmConfig) -> None:
-        super().__init__(config, outputs=config.num_labels)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> TokenClassifierOutput:
-        """Returns `logits [B, L, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
-        logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states)
-        return TokenClassifierOutput(logits=logits, hidden_states=hidden_states)
+class BilmForTokenClassification(TokenHead, BilmScorer):
+    """Scores of the tags of each token."""
 
 
-class BilmForQuestionAnswering(BilmScorer):
-    """Scores of each token as the start and as the end of an answer: `start_logits` and `end_logits [B, L]`."""
-
-    def __init__(self, config: BilmConfig) -> None:
-        super().__init__(config, outputs=2)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> QuestionAnsweringModelOutput:
-        """Returns both logits `[B, L]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
-        scores, hidden_states = self.score(input_ids, attention_mask, output_hidden_states)
-        start_logits, end_logits = scores.unbind(dim=-1)
-        return QuestionAnsweringModelOutput(
-            start_logits=start_logits, end_logits=end_logits, hidden_states=hidden_states
-        )
+class BilmForQuestionAnswering(AnswerHead, BilmScorer):
+    """Scores of each token as the start and as the end of an answer."""
 
 
-_MODELS: dict[Any, type[PreTrainedModel]] = {
-    AutoModel: BilmModel,
-    AutoModelForPreTraining: BilmForPreTraining,
-    AutoModelForSequenceClassification: BilmForSequenceClassification,
-    AutoModelForTokenClassification: BilmForTokenClassification,
-    AutoModelForQuestionAnswering: BilmForQuestionAnswering,
-}
-AutoConfig.register(BilmConfig.model_type, BilmConfig)
-BilmConfig.register_for_auto_class()
-for _auto_class, _model in _MODELS.items():
-    _auto_class.register(BilmConfig, _model)
-    _model.register_for_auto_class(_auto_class.__name__)
+register(
+    {
+        AutoModel: BilmModel,
+        AutoModelForPreTraining: BilmForPreTraining,
+        AutoModelForSequenceClassification: BilmForSequenceClassification,
+        AutoModelForTokenClassification: BilmForTokenClassification,
+        AutoModelForQuestionAnswering: BilmForQuestionAnswering,
+    }
+)

@@ -23,14 +23,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    ModelOutput,
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
 from .modeling_bilm import (
     BilmConfig,  # noqa: F401  # Registers the encoder of features with the auto classes.
@@ -39,7 +32,7 @@ from .modeling_bilm import (
     gather,
     locate_text,
 )
-from .modeling_texts import mark_texts
+from .modeling_texts import AnswerHead, ChoiceHead, TextHead, TextModel, TokenHead, compare, mark_texts, register
 
 
 class BilstmConfig(PreTrainedConfig):
@@ -91,7 +84,7 @@ class BilstmConfig(PreTrainedConfig):
         return 2 * self.hidden_dim
 
 
-class BilstmPreTrainedModel(PreTrainedModel):
+class BilstmPreTrainedModel(TextModel):
     """Embeddings of token ids, or features -> BiLSTM layers; the subclasses have the heads."""
 
     config_class = BilstmConfig
@@ -108,17 +101,9 @@ class BilstmPreTrainedModel(PreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Uses torch's initialization, because the default of transformers does not cover LSTMs."""
-        if isinstance(module, nn.Linear | nn.Embedding | nn.LSTM):
-            module.reset_parameters()
-        elif isinstance(module, BilstmPreTrainedModel) and module.layer_weights is not None:
+        super()._init_weights(module)
+        if isinstance(module, BilstmPreTrainedModel) and module.layer_weights is not None:
             nn.init.zeros_(module.layer_weights)
-
-    def get_input_embeddings(self) -> nn.Module | None:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
 
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None, features: Tensor | None, *, pair: bool = False
@@ -167,11 +152,9 @@ class BilstmTextScorer(BilstmPreTrainedModel):
     the texts, so that every token has a hidden state.
     """
 
-    def __init__(self, config: BilstmConfig, outputs: int) -> None:
+    def __init__(self, config: BilstmConfig) -> None:
         super().__init__(config)
-        self.pre_classifier = nn.Linear(config.hidden_size * (4 if config.pair else 1), config.classifier_dim)
-        self.classifier = nn.Linear(config.classifier_dim, outputs)
-        self.post_init()
+        self.add_classifier(config.hidden_size)
 
     def score(
         self,
@@ -184,12 +167,7 @@ class BilstmTextScorer(BilstmPreTrainedModel):
         encoded = self.encode(input_ids, attention_mask, features, pair=self.config.pair)
         pooled = self._pool(encoded.states[-1], encoded.lengths.flatten())
         pooled = pooled.unflatten(0, (-1, encoded.starts.shape[1]))  # [B, T, 2 * hidden_dim]
-        first = pooled[:, 0]
-        if self.config.pair:
-            second = pooled[:, 1]
-            first = torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
-        features = torch.relu(self.pre_classifier(self.dropout(first)))
-        return self.classifier(self.dropout(features)), encoded.hidden_states(output_hidden_states)
+        return self.classify(compare(pooled)), encoded.hidden_states(output_hidden_states)
 
     def _pool(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Pools `states [N, W, H]` over the first `lengths [N]` tokens -> `[N, H]`, 0 for an empty text."""
@@ -204,44 +182,12 @@ class BilstmTextScorer(BilstmPreTrainedModel):
         return torch.cat([last[:, :half], states[:, 0, half:]], dim=-1) * (lengths > 0)[:, None]
 
 
-class BilstmForSequenceClassification(BilstmTextScorer):
-    """Scores of the classes of one text or a pair of texts: `logits [B, C]`."""
-
-    def __init__(self, config: BilstmConfig) -> None:
-        super().__init__(config, outputs=config.num_labels)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: object,
-    ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
-        logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states, inputs_embeds)
-        return SequenceClassifierOutput(logits=logits, hidden_states=hidden_states)
+class BilstmForSequenceClassification(TextHead, BilstmTextScorer):
+    """Scores of the classes of one text or a pair of texts."""
 
 
-class BilstmForMultipleChoice(BilstmTextScorer):
-    """One score for each choice, which the model reads as a pair with its question: `logits [B, K]`."""
-
-    def __init__(self, config: BilstmConfig) -> None:
-        super().__init__(config, outputs=1)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> MultipleChoiceModelOutput:
-        """Returns `logits [B, K]` of `input_ids [B, K, L]`, and if requested `hidden_states [B * K, L, D]`."""
-        mask = None if attention_mask is None else attention_mask.flatten(0, 1)
-        scores, hidden_states = self.score(input_ids.flatten(0, 1), mask, output_hidden_states)
-        return MultipleChoiceModelOutput(logits=scores.view(-1, input_ids.shape[1]), hidden_states=hidden_states)
+class BilstmForMultipleChoice(ChoiceHead, BilstmTextScorer):
+    """One score for each choice."""
 
 
 class BilstmModel(BilstmPreTrainedModel):
@@ -269,9 +215,9 @@ class BilstmModel(BilstmPreTrainedModel):
 class BilstmTokenScorer(BilstmPreTrainedModel):
     """Hidden states -> `outputs` scores of each token. A pair is read as one text, so that its texts see each other."""
 
-    def __init__(self, config: BilstmConfig, outputs: int) -> None:
+    def __init__(self, config: BilstmConfig) -> None:
         super().__init__(config)
-        self.classifier = nn.Linear(config.hidden_size, outputs)
+        self.classifier = nn.Linear(config.hidden_size, self.count_outputs(config))
         self.post_init()
 
     def score(
@@ -287,47 +233,12 @@ class BilstmTokenScorer(BilstmPreTrainedModel):
         return scores, encoded.hidden_states(output_hidden_states)
 
 
-class BilstmForTokenClassification(BilstmTokenScorer):
-    """Scores of the tags of each token: `logits [B, L, C]`."""
-
-    def __init__(self, config: BilstmConfig) -> None:
-        super().__init__(config, outputs=config.num_labels)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: object,
-    ) -> TokenClassifierOutput:
-        """Returns `logits [B, L, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
-        logits, hidden_states = self.score(input_ids, attention_mask, output_hidden_states, inputs_embeds)
-        return TokenClassifierOutput(logits=logits, hidden_states=hidden_states)
+class BilstmForTokenClassification(TokenHead, BilstmTokenScorer):
+    """Scores of the tags of each token."""
 
 
-class BilstmForQuestionAnswering(BilstmTokenScorer):
-    """Scores of each token as the start and as the end of an answer: `start_logits` and `end_logits [B, L]`."""
-
-    def __init__(self, config: BilstmConfig) -> None:
-        super().__init__(config, outputs=2)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: object,
-    ) -> QuestionAnsweringModelOutput:
-        """Returns both logits `[B, L]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`."""
-        scores, hidden_states = self.score(input_ids, attention_mask, output_hidden_states, inputs_embeds)
-        start_logits, end_logits = scores.unbind(dim=-1)
-        return QuestionAnsweringModelOutput(
-            start_logits=start_logits, end_logits=end_logits, hidden_states=hidden_states
-        )
+class BilstmForQuestionAnswering(AnswerHead, BilstmTokenScorer):
+    """Scores of each token as the start and as the end of an answer."""
 
 
 FEATURES = ("last", "second_to_last", "sum_last_4", "concat_last_4", "sum_all", "input_embeddings")
@@ -489,17 +400,22 @@ class FeatureBilstmForQuestionAnswering(FeatureBilstmPreTrainedModel):
     family = AutoModelForQuestionAnswering
 
 
-_MODELS: dict[Any, Sequence[type[PreTrainedModel]]] = {
-    AutoModel: (BilstmModel,),
-    AutoModelForSequenceClassification: (BilstmForSequenceClassification, FeatureBilstmForSequenceClassification),
-    AutoModelForMultipleChoice: (BilstmForMultipleChoice,),
-    AutoModelForTokenClassification: (BilstmForTokenClassification, FeatureBilstmForTokenClassification),
-    AutoModelForQuestionAnswering: (BilstmForQuestionAnswering, FeatureBilstmForQuestionAnswering),
-}
-for _config in (BilstmConfig, FeatureBilstmConfig):
-    AutoConfig.register(_config.model_type, _config)
-    _config.register_for_auto_class()
-for _auto_class, _classes in _MODELS.items():
-    for _model in _classes:
-        _auto_class.register(_model.config_class, _model)
-        _model.register_for_auto_class(_auto_class.__name__)
+register(
+    {
+        AutoModel: BilstmModel,
+        AutoModelForSequenceClassification: BilstmForSequenceClassification,
+        AutoModelForMultipleChoice: BilstmForMultipleChoice,
+        AutoModelForTokenClassification: BilstmForTokenClassification,
+        AutoModelForQuestionAnswering: BilstmForQuestionAnswering,
+    }
+)
+register(
+    {
+        model.family: model
+        for model in (
+            FeatureBilstmForSequenceClassification,
+            FeatureBilstmForTokenClassification,
+            FeatureBilstmForQuestionAnswering,
+        )
+    }
+)

@@ -12,16 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
-from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedConfig
 
-from .modeling_texts import mark_texts
+from .modeling_texts import TextHead, TextModel, TokenHead, compare, mark_texts, register
 
 
 class CnnConfig(PreTrainedConfig):
@@ -121,7 +114,7 @@ class DilatedLayer(nn.Module):
         return states + output if self.is_residual else output
 
 
-class CnnPreTrainedModel(PreTrainedModel):
+class CnnPreTrainedModel(TextModel):
     """Embeddings of token ids, which are 0 for padding; the subclasses have the convolutions and the heads.
 
     Attributes:
@@ -129,6 +122,7 @@ class CnnPreTrainedModel(PreTrainedModel):
     """
 
     config_class = CnnConfig
+    embeddings: nn.Embedding
     layers_by: str
 
     def __init__(self, config: CnnConfig) -> None:
@@ -136,24 +130,13 @@ class CnnPreTrainedModel(PreTrainedModel):
         self.embeddings = nn.Embedding(config.vocab_size, config.embedding_dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def _init_weights(self, module: nn.Module) -> None:
-        """Uses torch's initialization, whose range follows from the number of inputs."""
-        if isinstance(module, nn.Linear | nn.Embedding):
-            module.reset_parameters()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
-
     def embed(self, input_ids: Tensor, is_token: Tensor) -> Tensor:
         """Returns the embeddings `[B, L, D]` of `input_ids [B, L]`, 0 where `is_token [B, L]` is 0."""
         embedded: Tensor = self.embeddings(input_ids) * is_token[..., None]
         return self.dropout(embedded)  # type: ignore[no-any-return]
 
 
-class CnnForSequenceClassification(CnnPreTrainedModel):
+class CnnForSequenceClassification(TextHead, CnnPreTrainedModel):
     """Windows of several widths -> their maximum over a text -> a ReLU layer -> `logits [B, C]` (arXiv 1408.5882).
 
     Other than in the paper, every token begins a window, which may reach beyond the text, and a ReLU layer stands
@@ -166,34 +149,22 @@ class CnnForSequenceClassification(CnnPreTrainedModel):
     def __init__(self, config: CnnConfig) -> None:
         super().__init__(config)
         self.windows = Windows(config.embedding_dim, config.hidden_dim, config.widths)
-        self.pre_classifier = nn.Linear(config.hidden_dim * (4 if config.pair else 1), config.classifier_dim)
-        self.classifier = nn.Linear(config.classifier_dim, config.num_labels)
-        self.post_init()
+        self.add_classifier(config.hidden_dim)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`."""
+    def score(
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
+    ) -> tuple[Tensor, None]:
+        """Returns the scores `[B, C]` of `input_ids [B, L]`; it has no states of tokens."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         is_token, texts = mask, mask.bool()[:, None]  # [B, L], [B, 1, L]
         if self.config.pair:
             texts = mark_texts(input_ids, mask, separator=self.config.sep_token_id)
             input_ids, texts = self._separate(input_ids, texts)  # [B, W], [B, 2, W]
             is_token = texts.sum(dim=1)
-        features = self.windows(self.embed(input_ids, is_token))[:, None]  # [B, 1, W, hidden_dim]
-        lowest = torch.finfo(features.dtype).min  # A text without tokens has features of 0.
-        pooled = torch.relu(features.masked_fill(~texts[..., None], lowest).amax(dim=2))  # [B, T, hidden_dim]
-        first = pooled[:, 0]
-        if self.config.pair:
-            second = pooled[:, 1]
-            first = torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
-        logits = self.classifier(self.dropout(torch.relu(self.pre_classifier(self.dropout(first)))))
-        return SequenceClassifierOutput(logits=logits)
+        states = self.windows(self.embed(input_ids, is_token))[:, None]  # [B, 1, W, hidden_dim]
+        lowest = torch.finfo(states.dtype).min  # A text without tokens has features of 0.
+        pooled = torch.relu(states.masked_fill(~texts[..., None], lowest).amax(dim=2))  # [B, T, hidden_dim]
+        return self.classify(compare(pooled)), None
 
     def _separate(self, input_ids: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Moves the second text so far behind the first that no window reads tokens of both.
@@ -214,7 +185,7 @@ class CnnForSequenceClassification(CnnPreTrainedModel):
         return input_ids.gather(1, source), torch.stack([first, second], dim=1)
 
 
-class CnnForTokenClassification(CnnPreTrainedModel):
+class CnnForTokenClassification(TokenHead, CnnPreTrainedModel):
     """Dilated layers -> `logits [B, L, C]` of the tags of each token (one block of arXiv 1702.02098).
 
     Other than in the paper, a layer adds its output to its input.
@@ -232,27 +203,20 @@ class CnnForTokenClassification(CnnPreTrainedModel):
         self.classifier = nn.Linear(inputs[-1], config.num_labels)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> TokenClassifierOutput:
-        """Returns `logits [B, L, C]` of `input_ids [B, L]`."""
+    def score(
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
+    ) -> tuple[Tensor, None]:
+        """Returns the scores `[B, L, C]` of `input_ids [B, L]`."""
         is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         states = self.embed(input_ids, is_token)
         for layer in self.layers:
             states = layer(states) * is_token[..., None]
-        return TokenClassifierOutput(logits=self.classifier(self.dropout(states)))
+        return self.classifier(self.dropout(states)), None
 
 
-AutoConfig.register(CnnConfig.model_type, CnnConfig)
-CnnConfig.register_for_auto_class()
-for _auto_class, _model in (
-    (AutoModelForSequenceClassification, CnnForSequenceClassification),
-    (AutoModelForTokenClassification, CnnForTokenClassification),
-):
-    _auto_class.register(CnnConfig, _model)
-    _model.register_for_auto_class(_auto_class.__name__)
+register(
+    {
+        AutoModelForSequenceClassification: CnnForSequenceClassification,
+        AutoModelForTokenClassification: CnnForTokenClassification,
+    }
+)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import ModelOutput, SequenceClassifierOutput
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
+from transformers.modeling_outputs import ModelOutput
 
-from .modeling_texts import mark_texts
+from .modeling_texts import TextHead, TextModel, mark_texts, register
 
 _FACTOR = 1_000_003  # Of the first piece in the hash of two; a prime.
 
@@ -81,7 +81,7 @@ class StaticOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class StaticPreTrainedModel(PreTrainedModel):
+class StaticPreTrainedModel(TextModel):
     """Piece ids -> their vectors -> the weighted mean of each text; the subclasses have the heads.
 
     The vector of a text is `sum_i w_i v_i / n` over its n pieces (Arora et al., "A simple but tough-to-beat baseline
@@ -95,6 +95,7 @@ class StaticPreTrainedModel(PreTrainedModel):
     """
 
     config_class = StaticConfig
+    embeddings: nn.Embedding
     counted: Tensor
     codes: Tensor
 
@@ -111,20 +112,13 @@ class StaticPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Uses torch's initialization; vectors of two pieces begin at zero, and add nothing before they are trained."""
-        if isinstance(module, nn.Linear | nn.Embedding):
-            module.reset_parameters()
-        elif isinstance(module, StaticPreTrainedModel):
+        super()._init_weights(module)
+        if isinstance(module, StaticPreTrainedModel):
             nn.init.ones_(module.weights.weight)
             nn.init.ones_(module.counted)
             if module.pairs is not None:
                 nn.init.zeros_(module.pairs.weight)
                 torch.arange(len(module.codes), out=module.codes)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
 
     @torch.no_grad()
     def select_pieces(self, kept: Tensor) -> None:
@@ -168,7 +162,7 @@ class StaticPreTrainedModel(PreTrainedModel):
         return has_next, self.pairs((codes * _FACTOR + following) % self.config.buckets)
 
 
-class StaticForSequenceClassification(StaticPreTrainedModel):
+class StaticForSequenceClassification(TextHead, StaticPreTrainedModel):
     """Scores of the classes of one text or a pair of texts: `logits [B, C]`.
 
     A pair is compared by `[u; v; |u - v|; u * v]` (arXiv 1705.02364, section 3.1).
@@ -176,27 +170,19 @@ class StaticForSequenceClassification(StaticPreTrainedModel):
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
-        self.pre_classifier = nn.Linear(config.hidden_size * (4 if config.pair else 1), config.classifier_dim)
-        self.classifier = nn.Linear(config.classifier_dim, config.num_labels)
-        self.post_init()
+        self.add_classifier(config.hidden_size)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested the `hidden_states`, one of `[B, L, D]`."""
+    def score(
+        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """Returns the scores `[B, C]` of `input_ids [B, L]`, and if requested the states, one of `[B, L, D]`."""
         texts = self.encode(input_ids, attention_mask, pair=self.config.pair)
         vector = texts[:, 0]
         if self.config.pair:
             other = texts[:, 1]
             vector = torch.cat([vector, other, (vector - other).abs(), vector * other], dim=-1)
-        logits = self.classifier(self.dropout(torch.relu(self.pre_classifier(self.dropout(vector)))))
         states = (self.states(input_ids, attention_mask),) if output_hidden_states else None
-        return SequenceClassifierOutput(logits=logits, hidden_states=states)
+        return self.classify(vector), states
 
 
 class StaticModel(StaticPreTrainedModel):
@@ -224,9 +210,4 @@ class StaticModel(StaticPreTrainedModel):
         )
 
 
-AutoConfig.register(StaticConfig.model_type, StaticConfig)
-StaticConfig.register_for_auto_class()
-AutoModel.register(StaticConfig, StaticModel)
-StaticModel.register_for_auto_class("AutoModel")
-AutoModelForSequenceClassification.register(StaticConfig, StaticForSequenceClassification)
-StaticForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+register({AutoModel: StaticModel, AutoModelForSequenceClassification: StaticForSequenceClassification})

@@ -1,7 +1,21 @@
-"""The texts that a row of tokens holds: one, or the two of a pair. It is saved with the models that read it."""
+"""What the models of this package that read texts have in common: texts of a row, heads, and their registration.
+
+It is saved with the models that need it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import (
+    ModelOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 
 
 def mark_texts(input_ids: Tensor, attention_mask: Tensor | None = None, *, separator: int | None = None) -> Tensor:
@@ -18,3 +32,125 @@ def mark_texts(input_ids: Tensor, attention_mask: Tensor | None = None, *, separ
     separators = ((input_ids == separator) & is_token).long()
     in_second = is_token & (separators.cumsum(dim=1) - separators > 0)
     return torch.stack([is_token & ~in_second, in_second], dim=1)
+
+
+class TextModel(PreTrainedModel):
+    """A model with a table of `embeddings`, and a `dropout`."""
+
+    embeddings: Any
+    dropout: nn.Module
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Uses torch's initialization: that of transformers covers no LSTM, and ignores the number of inputs."""
+        if isinstance(module, nn.Linear | nn.Embedding | nn.LSTM):
+            module.reset_parameters()
+
+    def get_input_embeddings(self) -> Any:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings = value
+
+    def add_classifier(self, width: int) -> None:
+        """Adds a ReLU layer and the scores behind it, for vectors of this width, and initializes the model."""
+        self.pre_classifier = nn.Linear(width * (4 if self.config.pair else 1), self.config.classifier_dim)
+        self.classifier = nn.Linear(self.config.classifier_dim, cast(Any, self).count_outputs(self.config))
+        self.post_init()
+
+    def classify(self, vectors: Tensor) -> Tensor:
+        """Returns the scores `[B, C]` of vectors `[B, D]`."""
+        scores: Tensor = self.classifier(self.dropout(torch.relu(self.pre_classifier(self.dropout(vectors)))))
+        return scores
+
+
+def compare(texts: Tensor) -> Tensor:
+    """Returns `[u; v; u * v; |u - v|]` of the two texts of `[B, 2, D]`, or the only one of `[B, 1, D]`."""
+    first = texts[:, 0]
+    if texts.shape[1] == 1:
+        return first
+    second = texts[:, 1]
+    return torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
+
+
+class TextHead:
+    """Scores of the classes of one text or a pair of texts, `logits [B, C]`, by the `score` of a model.
+
+    A model has `score(input_ids [B, L], attention_mask, output_hidden_states, features)`, which returns the scores and,
+    if they are requested, the hidden states `[B, L, D]`.
+    """
+
+    output_class: type[ModelOutput] = SequenceClassifierOutput
+
+    @staticmethod
+    def count_outputs(config: PreTrainedConfig) -> int:
+        """Returns the number of scores of a text or a token."""
+        return int(config.num_labels)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: object,
+    ) -> ModelOutput:
+        """Returns the logits of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`.
+
+        Args:
+            inputs_embeds: features `[B, L, F]` in place of the embeddings of the tokens, for a model that reads them.
+        """
+        scores, states = cast(Any, self).score(input_ids, attention_mask, output_hidden_states, inputs_embeds)
+        return self.output_class(**self.name_scores(scores), hidden_states=states)
+
+    def name_scores(self, scores: Tensor) -> dict[str, Tensor]:
+        """Returns the fields of the output that have the scores."""
+        return {"logits": scores}
+
+
+class TokenHead(TextHead):
+    """Scores of the tags of each token: `logits [B, L, C]`."""
+
+    output_class = TokenClassifierOutput
+
+
+class AnswerHead(TextHead):
+    """Scores of each token as the start and as the end of an answer: `start_logits` and `end_logits [B, L]`."""
+
+    output_class = QuestionAnsweringModelOutput
+
+    @staticmethod
+    def count_outputs(config: PreTrainedConfig) -> int:
+        return 2
+
+    def name_scores(self, scores: Tensor) -> dict[str, Tensor]:
+        return dict(zip(("start_logits", "end_logits"), scores.unbind(dim=-1), strict=True))
+
+
+class ChoiceHead(TextHead):
+    """One score for each choice, which a model reads as a pair with its question: `logits [B, K]`."""
+
+    output_class = MultipleChoiceModelOutput
+
+    @staticmethod
+    def count_outputs(config: PreTrainedConfig) -> int:
+        return 1
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *args: Any, **options: Any
+    ) -> ModelOutput:
+        """Returns `logits [B, K]` of `input_ids [B, K, L]`, and if requested `hidden_states [B * K, L, D]`."""
+        mask = None if attention_mask is None else attention_mask.flatten(0, 1)
+        output = super().forward(input_ids.flatten(0, 1), mask, *args, **options)
+        output["logits"] = output["logits"].view(-1, input_ids.shape[1])
+        return output
+
+
+def register(models: Mapping[Any, type[PreTrainedModel]]) -> None:
+    """Registers models of one configuration with the auto classes, so that their code is saved with them."""
+    config: Any = next(iter(models.values())).config_class
+    AutoConfig.register(config.model_type, config)
+    config.register_for_auto_class()
+    for auto_class, model in models.items():
+        auto_class.register(config, model)
+        model.register_for_auto_class(auto_class.__name__)
