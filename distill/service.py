@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from distill.serve.jobs.job_service import Settings
 
 
-ENGINES = ("local", "ray", "slurm", "kubernetes")
+ENGINES = {"local": "LocalEngine", "ray": "RayEngine", "slurm": "SlurmEngine", "kubernetes": "KubernetesEngine"}
 
 
 def create_engine(name: str, directory: Path) -> Engine:
@@ -30,23 +30,12 @@ def create_engine(name: str, directory: Path) -> Engine:
     Raises:
         UserError: if there is no such engine, its package is not installed, or there is no cluster.
     """
-    if name == "local":
-        from distill.serve.jobs.engines import LocalEngine
+    if name not in ENGINES:
+        raise UserError(f"got --engine {name}, expected one of {', '.join(ENGINES)}")
+    from distill.serve.jobs import engines
 
-        return LocalEngine(directory)
-    if name == "ray":
-        from distill.serve.jobs.engines import RayEngine
-
-        return RayEngine(directory)
-    if name == "slurm":
-        from distill.serve.jobs.engines import SlurmEngine
-
-        return SlurmEngine(directory)
-    if name == "kubernetes":
-        from distill.serve.jobs.engines import KubernetesEngine
-
-        return KubernetesEngine(directory)
-    raise UserError(f"got --engine {name}, expected one of {', '.join(ENGINES)}")
+    engine: Engine = getattr(engines, ENGINES[name])(directory)
+    return engine
 
 
 GIGABYTE = 1_000_000_000

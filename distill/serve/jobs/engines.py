@@ -1,7 +1,6 @@
 """Engines (this machine, Ray, SLURM and Kubernetes), and the program that runs one attempt there.
 
-Runs attempts as TrainJobs of a Kubernetes cluster, by the trainer client of Kubeflow's SDK. The runtime of the cluster
-mounts the directory of the service at the same path, and its image has distill.
+The runtime of a Kubernetes cluster mounts the directory of the service at the same path, and its image has distill.
 
 Runs one attempt of a job: `python -m distill.serve.jobs.engines DIRECTORY ID ATTEMPT`. The runner holds the lock of the
 job, so that it never runs twice at once, and does not begin if its attempt is over. On SIGTERM it stops the command,
@@ -21,10 +20,11 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import psutil
@@ -87,9 +87,9 @@ def to_id(handle: str) -> str:
     return PREFIX + handle.replace("/", "-")
 
 
-def to_handle(id: str) -> str:
-    """Returns the attempt of a name in the cluster."""
-    return id.removeprefix(PREFIX).replace("-", "/")
+def to_handles(names: Iterable[str]) -> list[str]:
+    """Returns the attempts of the jobs of services, among these names in the cluster."""
+    return [name.removeprefix(PREFIX).replace("-", "/") for name in names if name.startswith(PREFIX)]
 
 
 @contextmanager
@@ -101,51 +101,98 @@ def expecting_replies(cluster: str) -> Iterator[None]:
         raise ConnectionError(f"{cluster} does not reply as expected: {first_line(error)}") from error
 
 
-_PATIENCE = 120.0  # Seconds after which a runner that has not ended its command is killed itself.
-
-
-class LocalEngine:
-    """Starts a runner for each attempt, in a session of its own, which goes on when the service is killed.
+class ClusterEngine(ABC):
+    """Runs attempts elsewhere: what their files show comes first, and then what a cluster says of them.
 
     Args:
         directory: that of the service.
     """
 
-    seconds_between_checks = 0.2
+    seconds_between_checks = 1.0
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._runners: dict[str, subprocess.Popen[bytes]] = {}
-        self._cancelled: dict[str, float] = {}
+
+    @abstractmethod
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
+        """Starts the runner of an attempt, or hands it to the cluster."""
+
+    @abstractmethod
+    def ask(self, handle: str) -> EngineState | None:
+        """Returns whether the cluster lets an attempt wait or run, None for one that it does not."""
+
+    @abstractmethod
+    def take_back(self, handle: str) -> None:
+        """Removes an attempt that waits."""
+
+    @abstractmethod
+    def list(self) -> list[str]:
+        """Returns the attempts of this service that have not ended."""
 
     def submit(self, work: AttemptWork) -> str:
-        """Starts the runner of an attempt."""
-        command = prepare_attempt(work)
-        with open(self._attempt(work.name).path / "runner.log", "ab") as log:
-            self._runners[work.name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        """Starts the runner of an attempt, or hands it to the cluster."""
+        self.start(work, prepare_attempt(work))
         return work.name
 
     def state(self, handle: str) -> EngineState:
-        """Returns whether the runner lives, and how its command ended."""
-        attempt = self._attempt(handle)
-        runner = self._runners.get(handle)
-        if runner is not None and runner.poll() is None:
-            return attempt.state() or "waiting"  # It has just been started.
-        self._runners.pop(handle, None)
-        return attempt.state() or "lost"
+        """Returns what the files of the attempt show, and otherwise what the cluster does."""
+        attempt = self.find(handle)
+        return attempt.state() or self.ask(handle) or attempt.state() or "lost"
 
     def log(self, handle: str, offset: int) -> bytes:
         """Returns the output of the command from a byte on."""
-        return self._attempt(handle).read_log(offset)
+        return self.find(handle).read_log(offset)
+
+    def cancel(self, handle: str) -> None:
+        """Stops the runner, which ends all of its processes, or takes back an attempt that waits."""
+        attempt = self.find(handle)
+        if attempt.is_alive():
+            attempt.stop.touch()
+        elif self.ask(handle) is not None:
+            self.take_back(handle)
+
+    def find(self, handle: str) -> Attempt:
+        """Returns the files of an attempt."""
+        return Attempt.find(self.directory, handle)
+
+    def find_own(self, pattern: str) -> Iterator[Attempt]:
+        """Yields the attempts of this service that have a file or folder of this name."""
+        for path in self.directory.glob(f"jobs/*/attempts/*/{pattern}"):
+            yield Attempt(self.directory, path.parts[-4], int(path.parts[-2]))
+
+
+_PATIENCE = 120.0  # Seconds after which a runner that has not ended its command is killed itself.
+
+
+class LocalEngine(ClusterEngine):
+    """Starts a runner for each attempt, in a session of its own, which goes on when the service is killed."""
+
+    seconds_between_checks = 0.2
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._runners: dict[str, subprocess.Popen[bytes]] = {}
+        self._cancelled: dict[str, float] = {}
+
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
+        with open(self.find(work.name).path / "runner.log", "ab") as log:
+            self._runners[work.name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def ask(self, handle: str) -> EngineState | None:
+        runner = self._runners.get(handle)
+        if runner is not None and runner.poll() is None:
+            return "waiting"  # It has just been started.
+        self._runners.pop(handle, None)
+        return None
 
     def cancel(self, handle: str) -> None:
         """Stops the runner, which ends all of its processes; kills those whose runner has been killed."""
-        attempt = self._attempt(handle)
+        attempt = self.find(handle)
         runner = _find_runner(attempt)
         if runner is None:
-            kill_process(find_marked(attempt.job))
+            self.take_back(handle)
             return
         now = time.monotonic()
         if now - self._cancelled.setdefault(handle, now) > _PATIENCE:
@@ -154,14 +201,11 @@ class LocalEngine:
             with contextlib.suppress(psutil.NoSuchProcess):
                 runner.terminate()
 
-    def list(self) -> list[str]:
-        """Returns the handles of attempts whose runner lives."""
-        files = self.directory.glob("jobs/*/attempts/*/pid.json")
-        attempts = [Attempt(self.directory, file.parts[-4], int(file.parts[-2])) for file in files]
-        return [attempt.name for attempt in attempts if attempt.is_alive()]
+    def take_back(self, handle: str) -> None:
+        kill_process(find_marked(self.find(handle).job))
 
-    def _attempt(self, handle: str) -> Attempt:
-        return Attempt.find(self.directory, handle)
+    def list(self) -> list[str]:
+        return [attempt.name for attempt in self.find_own("pid.json") if attempt.is_alive()]
 
 
 def _find_runner(attempt: Attempt) -> psutil.Process | None:
@@ -175,10 +219,7 @@ def _find_runner(attempt: Attempt) -> psutil.Process | None:
     return runner if words[-2:] == [attempt.job, str(attempt.number)] else None
 
 
-_RAY_STATES: dict[str, EngineState] = {"PENDING": "waiting", "RUNNING": "running"}
-
-
-class RayEngine:
+class RayEngine(ClusterEngine):
     """Submits each attempt to Ray's Jobs API. Ray does not try a job again; the service does.
 
     Args:
@@ -191,7 +232,7 @@ class RayEngine:
         UserError: if Ray is not installed or no cluster replies.
     """
 
-    seconds_between_checks = 1.0
+    states: Mapping[str, EngineState] = MappingProxyType({"PENDING": "waiting", "RUNNING": "running"})
 
     def __init__(
         self, directory: Path, *, address: str | None = None, num_cpus: float = 1, num_gpus: float = 0
@@ -199,7 +240,8 @@ class RayEngine:
         require_package("ray", "--engine ray", extra="ray", name="Ray")
         from ray.job_submission import JobSubmissionClient
 
-        self.directory, self.num_cpus, self.num_gpus = directory, num_cpus, num_gpus
+        super().__init__(directory)
+        self._reserved = {"entrypoint_num_cpus": num_cpus, "entrypoint_num_gpus": num_gpus}
         try:
             self._client = JobSubmissionClient(address)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -208,63 +250,33 @@ class RayEngine:
                 "RAY_API_SERVER_ADDRESS to http://HOST:8265"
             ) from error
 
-    def submit(self, work: AttemptWork) -> str:
-        """Submits the runner of an attempt."""
-        command = shlex.join(prepare_attempt(work))
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
         try:
-            self._client.submit_job(
-                entrypoint=command, submission_id=to_id(work.name), entrypoint_num_cpus=self.num_cpus,
-                entrypoint_num_gpus=self.num_gpus,
-            )  # fmt: skip
+            self._client.submit_job(entrypoint=shlex.join(command), submission_id=to_id(work.name), **self._reserved)
         except RuntimeError as error:
             raise UserError(f"Ray refuses the job: {first_line(error)}") from error
-        return work.name
 
-    def state(self, handle: str) -> EngineState:
-        """Returns what the files of the attempt show, and otherwise whether Ray has it."""
-        attempt = Attempt.find(self.directory, handle)
-        return attempt.state() or _RAY_STATES.get(self._status(handle)) or attempt.state() or "lost"
-
-    def log(self, handle: str, offset: int) -> bytes:
-        """Returns the output of the command from a byte on."""
-        return Attempt.find(self.directory, handle).read_log(offset)
-
-    def cancel(self, handle: str) -> None:
-        """Stops the runner, which ends all of its processes, or takes back an attempt that waits."""
-        attempt = Attempt.find(self.directory, handle)
-        if attempt.is_alive():
-            attempt.stop.touch()
-        elif self._status(handle) in _RAY_STATES:
-            with expecting_replies("Ray"):
-                self._client.stop_job(to_id(handle))
-
-    def list(self) -> list[str]:
-        """Returns the attempts of this service that Ray has and that have not ended."""
-        with expecting_replies("Ray"):
-            jobs = self._client.list_jobs()
-        names = [
-            to_handle(job.submission_id)
-            for job in jobs
-            if (job.submission_id or "").startswith(PREFIX) and job.status in _RAY_STATES
-        ]
-        return [name for name in names if Attempt.find(self.directory, name).work.is_file()]
-
-    def _status(self, handle: str) -> str:
-        """Returns the status that Ray has, an empty one if it does not know the attempt."""
+    def ask(self, handle: str) -> EngineState | None:
         with expecting_replies("Ray"):
             try:
-                return str(self._client.get_job_status(to_id(handle)).value)
+                return self.states.get(str(self._client.get_job_status(to_id(handle)).value))
             except RuntimeError as error:
                 if "does not exist" in str(error):
-                    return ""
+                    return None
                 raise
 
+    def take_back(self, handle: str) -> None:
+        with expecting_replies("Ray"):
+            self._client.stop_job(to_id(handle))
 
-_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "UNKNOWN")  # The last one right after the submission.
-_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED")
+    def list(self) -> list[str]:
+        with expecting_replies("Ray"):
+            jobs = self._client.list_jobs()
+        handles = to_handles(job.submission_id or "" for job in jobs if job.status in self.states)
+        return [handle for handle in handles if self.find(handle).work.is_file()]
 
 
-class SlurmEngine:
+class SlurmEngine(ClusterEngine):
     """Submits each attempt as a job of SLURM, with the partition and account of its variables SBATCH_*.
 
     Args:
@@ -279,6 +291,10 @@ class SlurmEngine:
     """
 
     seconds_between_checks = 2.0
+    states: Mapping[str, EngineState] = MappingProxyType({
+        **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "UNKNOWN"), "waiting"),  # UNKNOWN: just submitted.
+        **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED"), "running"),
+    })  # fmt: skip
 
     def __init__(
         self, directory: Path, *, cluster: str = "slurm", minutes: int = 24 * 60, cpus: int = 4, gpus: int = 0
@@ -286,55 +302,33 @@ class SlurmEngine:
         require_package("submitit", "--engine slurm", extra="slurm", name="submitit")
         if cluster == "slurm":
             check_cluster("--engine slurm", instead="leave --engine out")
-        self.directory, self.cluster = directory, cluster
+        super().__init__(directory)
+        self.cluster = cluster
         self._parameters = {"timeout_min": minutes, "cpus_per_task": cpus, "gpus_per_node": gpus}
         self._jobs: dict[str, Any] = {}
 
-    def submit(self, work: AttemptWork) -> str:
-        """Submits the runner of an attempt."""
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
         import submitit
 
-        command = list(prepare_attempt(work))
         executor = submitit.AutoExecutor(self._folder(work.name), cluster=self.cluster)
         executor.update_parameters(name=f"distill-{work.job}-{work.attempt}", **self._parameters)
         try:
-            self._jobs[work.name] = executor.submit(subprocess.call, command)
+            self._jobs[work.name] = executor.submit(subprocess.call, [*command])
         except submitit.core.utils.FailedJobError as error:
             raise UserError(f"SLURM refuses the job: {first_line(error)}") from error
-        return work.name
 
-    def state(self, handle: str) -> EngineState:
-        """Returns what the files of the attempt show, and otherwise what SLURM does."""
-        attempt = Attempt.find(self.directory, handle)
-        return attempt.state() or self._ask(handle) or attempt.state() or "lost"
+    def ask(self, handle: str) -> EngineState | None:
+        job = self._find_job(handle)
+        return None if job is None else self.states.get(str(job.state).partition(" ")[0])
 
-    def log(self, handle: str, offset: int) -> bytes:
-        """Returns the output of the command from a byte on."""
-        return Attempt.find(self.directory, handle).read_log(offset)
-
-    def cancel(self, handle: str) -> None:
-        """Stops the runner, which ends all of its processes, or takes back a job that waits."""
-        attempt = Attempt.find(self.directory, handle)
-        if attempt.is_alive():
-            attempt.stop.touch()
-        elif (job := self._find(handle)) is not None and self._ask(handle) is not None:
-            job.cancel(check=False)
+    def take_back(self, handle: str) -> None:
+        self._find_job(handle).cancel(check=False)
 
     def list(self) -> list[str]:
-        """Returns the attempts that SLURM has and that have not ended."""
-        folders = self.directory.glob("jobs/*/attempts/*/slurm")
-        names = [Attempt(self.directory, folder.parts[-4], int(folder.parts[-2])).name for folder in folders]
+        names = [attempt.name for attempt in self.find_own("slurm")]
         return [name for name in names if self.state(name) in ("waiting", "running")]
 
-    def _ask(self, handle: str) -> EngineState | None:
-        """Returns whether SLURM lets a job wait or run, None for one that it does not."""
-        job = self._find(handle)
-        state = None if job is None else str(job.state).partition(" ")[0]
-        if state in _WAITING:
-            return "waiting"
-        return "running" if state in _RUNNING else None
-
-    def _find(self, handle: str) -> Any:
+    def _find_job(self, handle: str) -> Any:
         """Returns the job of an attempt, None if it was never submitted."""
         if handle not in self._jobs:
             import submitit
@@ -345,12 +339,11 @@ class SlurmEngine:
         return self._jobs.get(handle)
 
     def _folder(self, handle: str) -> Path:
-        return Attempt.find(self.directory, handle).path / "slurm"
+        return self.find(handle).path / "slurm"
 
 
 RUNTIME = "distill"  # The ClusterTrainingRuntime that an administrator has set up.
 _VARIABLE = "DISTILL_RUNNER"
-_KUBERNETES_STATES: dict[str, EngineState] = {"Created": "waiting", "Running": "running", "Suspended": "waiting"}
 
 
 def run_attempt() -> None:  # Kubeflow copies the source of this function alone.
@@ -363,8 +356,8 @@ def run_attempt() -> None:  # Kubeflow copies the source of this function alone.
     sys.exit(subprocess.call(json.loads(os.environ["DISTILL_RUNNER"])))
 
 
-class KubernetesEngine:
-    """Submits each attempt as a TrainJob.
+class KubernetesEngine(ClusterEngine):
+    """Submits each attempt as a TrainJob of a Kubernetes cluster, by the trainer client of Kubeflow's SDK.
 
     Args:
         directory: that of the service.
@@ -376,64 +369,43 @@ class KubernetesEngine:
     """
 
     seconds_between_checks = 5.0
+    states: Mapping[str, EngineState] = MappingProxyType(
+        {"Created": "waiting", "Running": "running", "Suspended": "waiting"}
+    )
 
     def __init__(self, directory: Path, *, backend: Any = None, runtime: Any = RUNTIME) -> None:
         require_package("kubeflow", "--engine kubernetes", extra="kubernetes", name="Kubeflow's SDK")
         from kubeflow.trainer import TrainerClient
 
-        self.directory, self.runtime = directory, runtime
+        super().__init__(directory)
         try:
             self._client = TrainerClient(backend)
-            if isinstance(runtime, str):
-                self.runtime = self._client.get_runtime(runtime)
+            self.runtime = self._client.get_runtime(runtime) if isinstance(runtime, str) else runtime
         except Exception as error:  # The client has no class of its own for a cluster that does not reply.
             raise UserError(
                 f"--engine kubernetes finds no runtime {runtime} ({first_line(error)}): check the kubeconfig, and see "
                 "docs/service.md for the runtime"
             ) from error
 
-    def submit(self, work: AttemptWork) -> str:
-        """Creates the TrainJob of an attempt."""
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
         from kubeflow.trainer import CustomTrainer
         from kubeflow.trainer.options import Name
 
-        environment = {_VARIABLE: json.dumps(prepare_attempt(work)), "PATH": os.environ["PATH"]}
+        environment = {_VARIABLE: json.dumps(command), "PATH": os.environ["PATH"]}
         trainer = CustomTrainer(func=run_attempt, num_nodes=1, env=environment)
         with expecting_replies("Kubernetes"):
             self._client.train(runtime=self.runtime, trainer=trainer, options=[Name(name=to_id(work.name))])
-        return work.name
 
-    def state(self, handle: str) -> EngineState:
-        """Returns what the files of the attempt show, and otherwise what the cluster does."""
-        attempt = Attempt.find(self.directory, handle)
-        return (
-            attempt.state()
-            or _KUBERNETES_STATES.get(self._statuses().get(to_id(handle), ""))
-            or attempt.state()
-            or "lost"
-        )
+    def ask(self, handle: str) -> EngineState | None:
+        return self.states.get(self._statuses().get(to_id(handle), ""))
 
-    def log(self, handle: str, offset: int) -> bytes:
-        """Returns the output of the command from a byte on."""
-        return Attempt.find(self.directory, handle).read_log(offset)
-
-    def cancel(self, handle: str) -> None:
-        """Stops the runner, which ends all of its processes, or removes a TrainJob that waits."""
-        attempt = Attempt.find(self.directory, handle)
-        if attempt.is_alive():
-            attempt.stop.touch()
-        elif self._statuses().get(to_id(handle)) in _KUBERNETES_STATES:
-            with expecting_replies("Kubernetes"):
-                self._client.delete_job(to_id(handle))
+    def take_back(self, handle: str) -> None:
+        with expecting_replies("Kubernetes"):
+            self._client.delete_job(to_id(handle))
 
     def list(self) -> list[str]:
-        """Returns the attempts of this service that the cluster has and that have not ended."""
-        names = [
-            to_handle(name)
-            for name, status in self._statuses().items()
-            if name.startswith(PREFIX) and status in _KUBERNETES_STATES
-        ]
-        return [name for name in names if Attempt.find(self.directory, name).work.is_file()]
+        handles = to_handles(name for name, status in self._statuses().items() if status in self.states)
+        return [handle for handle in handles if self.find(handle).work.is_file()]
 
     def _statuses(self) -> dict[str, str]:
         """Returns the status of each TrainJob."""
