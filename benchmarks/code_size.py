@@ -2,6 +2,7 @@
 
     python benchmarks/code_size.py
     python benchmarks/code_size.py --root path/to/another/checkout
+    python benchmarks/code_size.py --budget    # the rooms that are larger than budget.yaml beside it says
 
 Lines are those of `distill`, `students` and `teachers` without blank lines, comments and docstrings. A unit is a file
 or a folder right below `distill`, without `__init__`, `__main__` and `api`. `students` and `teachers` are in `builtin`.
@@ -13,11 +14,14 @@ The words of a docstring are those between white space, of its arguments too.
 import argparse
 import ast
 import io
+import sys
 import tokenize
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+
+import yaml
 
 PACKAGES = ("distill", "students", "teachers")
 DOORS = {"__init__", "__main__", "api"}
@@ -33,7 +37,11 @@ NO_CODE = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
-    root = parser.parse_args().root
+    parser.add_argument("--budget", action="store_true", help="exit with 1 if a room is larger than its budget")
+    arguments = parser.parse_args()
+    root = arguments.root
+    if arguments.budget:
+        sys.exit("\n".join(list_excesses(root)) or None)
     sources = read_sources(root)
     trees = {name: ast.parse(source) for name, source in sources.items()}
     arrows = list_arrows(trees)
@@ -53,6 +61,22 @@ def main() -> None:
     }
     for name, value in rows.items():
         print(f"{name:<30} {value:>7,}")
+
+
+def list_excesses(root: Path) -> list[str]:
+    """Returns a line for each room with more lines of code than its budget, and for each room without one."""
+    budget = yaml.safe_load((root / "benchmarks" / "budget.yaml").read_text(encoding="utf-8"))
+    lines = Counter[str]()
+    for path in (path for package in (*PACKAGES, "tests") for path in (root / package).rglob("*.py")):
+        parts = path.relative_to(root).parts
+        room = "/".join(parts[:2]) if parts[0] == "distill" and len(parts) > 2 else parts[0]
+        lines[room] += count_lines(path.read_text(encoding="utf-8"))
+    return [
+        f"{room} has {count:,} lines, and its budget is {budget.get(room, 0):,}: take out what stands twice, or raise "
+        "the budget in benchmarks/budget.yaml"
+        for room, count in sorted(lines.items())
+        if count > budget.get(room, 0)
+    ]
 
 
 def read_sources(root: Path) -> dict[str, str]:
