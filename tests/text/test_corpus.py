@@ -72,11 +72,10 @@ def read(path: Path | None, **options: Any) -> dict[str, str]:
 @pytest.mark.parametrize("suffix", corpus_module.SUFFIXES)
 def test_every_format_is_read_completely(tmp_path: Path, suffix: str):
     rows = suffix.startswith((".jsonl", ".parquet"))
-    path = write(tmp_path / f"a{suffix}", list(TEXTS) if rows else "\n".join(TEXTS))
+    path = write(tmp_path / f"a{suffix}", list(TEXTS) if rows else "\ufeff" + "\n".join(TEXTS))
     expected = {f"a{suffix}#{number}": text for number, text in enumerate(TEXTS)}
     assert read(path, split_by="line") == expected
-    assert read(tmp_path, split_by="line") == expected
-    assert read(path) == (expected if rows else {f"a{suffix}#0": "\n".join(TEXTS)})
+    assert read(tmp_path) == (expected if rows else {f"a{suffix}#0": "\n".join(TEXTS)})
 
 
 def test_a_text_file_is_split_into_documents(tmp_path: Path):
@@ -87,18 +86,12 @@ def test_a_text_file_is_split_into_documents(tmp_path: Path):
     assert read(tmp_path, split_by="line") == lines
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\r"])
-def test_line_ends_become_newlines(tmp_path: Path, end: str):
-    write(tmp_path / "a.txt", end.join(["one", "two", "", "three", ""]))
-    assert read(tmp_path) == {"a.txt#0": "one\ntwo\n\nthree\n"}
-    assert read(tmp_path, split_by="paragraph") == {"a.txt#0": "one\ntwo", "a.txt#1": "three"}
-    assert list(read(tmp_path, split_by="line").values()) == ["one", "two", "three"]
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
-def test_a_byte_order_mark_is_removed(tmp_path: Path, name: str):
-    write(tmp_path / name, "\ufeff" + ('{"text": "one"}' if "jsonl" in name else "one"))
-    assert read(tmp_path) == {f"{name}#0": "one"}
+def test_line_ends_become_newlines(tmp_path: Path):
+    for end in ("\r\n", "\r"):
+        write(tmp_path / "a.txt", end.join(["one", "two", "", "three", ""]))
+        assert read(tmp_path) == {"a.txt#0": "one\ntwo\n\nthree\n"}
+        assert read(tmp_path, split_by="paragraph") == {"a.txt#0": "one\ntwo", "a.txt#1": "three"}
+        assert list(read(tmp_path, split_by="line").values()) == ["one", "two", "three"]
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path):
@@ -127,11 +120,6 @@ def test_blank_documents_are_omitted(tmp_path: Path):
     write(tmp_path / "e.jsonl", '\n{"text": "four"}\n\n')
     expected = {"a.jsonl#0": "one", "a.jsonl#1": "two", "b.parquet#0": "three", "e.jsonl#0": "four"}
     assert read(tmp_path) == expected
-
-
-def test_the_column_can_be_set(tmp_path: Path):
-    write(tmp_path / "a.jsonl", '{"text": 3, "body": "one"}\n')
-    assert read(tmp_path, column="body") == {"a.jsonl#0": "one"}
 
 
 def test_the_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -198,13 +186,6 @@ def test_long_lines_and_paragraphs_are_read_in_chunks(tmp_path: Path):
     ]
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_blank_chunks_are_omitted(tmp_path: Path):
-    write(tmp_path / "a.txt", "\n" * 20 + "one" + "\n" * 20 + "two")
-    assert [part for _, part, _ in read_chunks(tmp_path)] == [0, 1]
-    assert "".join(read(tmp_path).values()).split() == ["one", "two"]
-
-
 TEXT = st.text(alphabet="ab \n\r\u00e9\u4f60\U0001f600", max_size=60)
 
 
@@ -231,27 +212,18 @@ def test_chunk_boundaries_do_not_change_the_text(
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("big.txt.gz", "paragraph"), ("one_line.txt", "file"), ("one_line.txt", "line")]
-)
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str, kind: str):
-    line = b"some twenty characters of text, and then a few more " * 4
-    end = b"" if name == "one_line.txt" else b"\n"
-    opener = gzip.open if name.endswith(".gz") else open
-    with opener(tmp_path / name, "wb") as file:
-        for _ in range(20):
-            file.write((line + end) * (2**20 // len(line)))
-    characters = 0
+@pytest.mark.parametrize(("name", "kind"), [("lines.txt.gz", "paragraph"), ("one_line.txt", "line")])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str):
+    monkeypatch.setattr(corpus_module, "CHUNK_SIZE", 2**15)
+    monkeypatch.setattr(corpus_module, "READ_BYTES", 2**14)
+    line = "some words of text " * 10 + ("\n" if name == "lines.txt.gz" else "")
+    path = write(tmp_path / name, line * 10_000)
     tracemalloc.start()
-    try:
-        for document in make_corpus(tmp_path, split_by=kind).read_documents():
-            assert len(document.text) <= corpus_module.CHUNK_SIZE
-            characters += len(document.text)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert characters > 19 * 2**20
-    assert peak < 12 * 2**20
+    characters = sum(len(document.text) for document in make_corpus(path, split_by=kind).read_documents())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert characters > 1_800_000
+    assert peak < 600_000
 
 
 def test_memory_does_not_grow_with_a_table(tmp_path: Path):
@@ -290,12 +262,6 @@ def test_each_document_goes_to_one_process(tmp_path: Path, count: int, kind: str
         assert {key: text for part in by_rank for key, text in part.items()} == alone
 
 
-def test_documents_alternate_between_processes(tmp_path: Path):
-    shared = make_corpus(write(tmp_path / "a.txt", "\n".join("abcdefg")), split_by="line")
-    by_rank = [[d.text for d in shared.read_documents(rank=rank, world_size=3)] for rank in range(3)]
-    assert by_rank == [["a", "d", "g"], ["b", "e"], ["c", "f"]]
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_the_chunks_of_a_document_belong_to_one_process(tmp_path: Path):
     write(tmp_path / "a.txt", "ab\ncd\nef\ngh\n")
@@ -329,61 +295,23 @@ def test_with_many_files_a_process_opens_only_its_own(tmp_path: Path):
         list(shared.read_documents(rank=1, world_size=2))
 
 
-def test_a_process_may_have_no_document(tmp_path: Path):
-    for number in range(8):
-        write(tmp_path / f"{number}.txt", "one" if number == 3 else "\n")
-    shared = make_corpus(tmp_path)
-    assert list(shared.read_documents(rank=0, world_size=2)) == []
-    assert list(join_documents(shared.read_documents(rank=1, world_size=2))) == ["3.txt#0"]
-    assert list(shared.read_documents(rank=2, world_size=3)) == []
-
-
-@pytest.mark.parametrize(("rank", "world"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_rank_outside_the_world_raises(tmp_path: Path, rank: int, world: int):
-    with pytest.raises(ValueError, match=rf"rank is {rank}, expected 0 to {world - 1}"):
-        next(make_corpus(tmp_path).read_documents(rank=rank, world_size=world))
-
-
 # Errors
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"caf\xe9 au lait", r"a\.txt is not UTF-8 at byte 3, expected text in UTF-8: convert it"),
-        ("a.txt", b"a" * 300_000 + b"\xc3\xa9\xff", r"a\.txt is not UTF-8 at byte 300002,"),
+        ("a.txt", b"a" * 300_000 + b"\xc3\xa9\xff", r"a\.txt is not UTF-8 at byte 300002, expected text in UTF-8: con"),
         ("a.txt", b"\xef\xbb\xbfone \xc3", r"a\.txt is not UTF-8 at byte 7,"),
-        ("a.txt", "one".encode("utf-16"), r"a\.txt is not UTF-8 at byte 0,"),
         ("a.txt.gz", b"caf\xe9", r"a\.txt\.gz is not UTF-8 at byte 3 when unpacked, expected"),
-        ("a.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}', r"a\.jsonl, line 2 is not UTF-8 \(byte 0xe9\), expected"),
-        ("a.jsonl", b'\xef\xbb\xbf{"text": "caf\xe9"}', r"a\.jsonl, line 1 is not UTF-8 \(byte 0xe9\), expected"),
-        (
-            "a.jsonl",
-            '{"text": "one"}\n\n{"text": "two"\n',
-            r"a\.jsonl, line 3 is not valid JSON: Expecting ',' delimiter",
-        ),
-        ("a.jsonl", "[" * 100_000, r"a\.jsonl, line 1 is not valid JSON: "),
         ("a.jsonl", '["one"]\n', r"a\.jsonl, line 1 is \['one'\], expected an object such as \{\"text\": \.\.\.\}"),
-        (
-            "a.jsonl",
-            '{"text": "one"}\n{"body": "two", "id": 3}\n',
-            r"a\.jsonl, line 2 has no column text, its columns are: body, id; set task\.text=NAME",
-        ),
-        ("a.jsonl", "{}\n", r"a\.jsonl, line 1 has no column text, its columns are: none;"),
+        ("a.jsonl", '{"body": "two", "id": 3}', r"a\.jsonl, line 1 has no column text, its columns are: body, id; set"),
         ("a.jsonl", ["one", 2], r"a\.jsonl, line 2: column text is 2, expected a string"),
-        ("a.jsonl", ["one", None], r"a\.jsonl, line 2: column text is None, expected a string"),
         ("a.jsonl", ["\ud800"], r"a\.jsonl, line 1: column text contains the unpaired surrogate '\\ud800'"),
         ("a.parquet", ["one", "", None], r"a\.parquet, row 3: column text is None, expected a string"),
-        ("a.parquet", [1, 2], r"a\.parquet, row 1: column text is 1, expected a string"),
         ("a.parquet", b"PAR1 no parquet PAR1", r"a\.parquet cannot be read: "),
-        ("a.parquet", b"", r"a\.parquet cannot be read: "),
         ("a.txt", " \n", r"task\.data_dir=.* contains no text, expected at least one word"),
-        ("a.jsonl", ["", " "], r"task\.data_dir=.* contains no text, expected at least one word"),
-        (
-            "a.pdf",
-            "one",
-            r"task\.data_dir=.* contains no text files, expected files with one of \.txt, \.text, \.md, .*\.jsonl",
-        ),
+        ("a.pdf", "one", r"task\.data_dir=.* contains no text files, expected files with one of \.txt, \.text, \.md, "),
     ],
 )
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path, name: str, content: Any, message: str):
@@ -395,10 +323,19 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path, name: str, conten
         assert str(tmp_path) in str(caught.value)
 
 
-def test_a_missing_parquet_column_raises(tmp_path: Path):
-    write(tmp_path / "a.parquet", ["one"])
-    with pytest.raises(UserError, match=r"a\.parquet has no column body, its columns are: id, text, more; set task"):
-        read(tmp_path, column="body")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: make_corpus(None), r"the task has no built-in text: set task\.data_dir=DIR with \.txt"),
+        (lambda: make_corpus(Path("x"), split_by="page"), "split_by is 'page', expected one of file, paragraph, line"),
+        (lambda: next(make_corpus(Path("x")).read_documents(rank=2, world_size=2)), "rank is 2, expected 0 to 1"),
+        (lambda: is_held_out("a", fraction=1.0, seed=0), "fraction is 1.0, expected a number between 0 and 1"),
+        (lambda: choose_held_out([], fraction=0.1, seed=0), "keys is empty, expected the keys of at least two doc"),
+    ],
+)
+def test_invalid_arguments_raise(call: Callable[[], Any], message: str):
+    with pytest.raises((ValueError, UserError), match=message):
+        call()
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
@@ -406,9 +343,8 @@ def test_a_damaged_gzip_file_raises(tmp_path: Path, name: str):
     packed = write(tmp_path / name, [f"row {number}" for number in range(1000)]).read_bytes()
     for broken in (packed[:-20], packed[:200] + b"\xff" * 200 + packed[400:], b"no gzip", packed + b"more"):
         (tmp_path / name).write_bytes(broken)
-        with pytest.raises(UserError, match=rf"{name} cannot be read: \w") as caught:
+        with pytest.raises(UserError, match=rf"{name} cannot be read: \w"):
             read(tmp_path)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_raises(tmp_path: Path):
@@ -432,16 +368,6 @@ def test_an_unreadable_folder_raises(tmp_path: Path):
     (tmp_path / "closed").mkdir(mode=0)
     with pytest.raises(UserError, match=r"closed cannot be read: Permission denied"):
         read(tmp_path)
-
-
-def test_an_unknown_document_unit_raises():
-    with pytest.raises(ValueError, match=r"split_by is 'page', expected one of file, paragraph, line"):
-        make_corpus(Path("anywhere"), split_by="page")
-
-
-def test_a_task_without_text_raises():
-    with pytest.raises(UserError, match=r"the task has no built-in text: set task\.data_dir=DIR with \.txt"):
-        make_corpus(None)
 
 
 # The Hub
@@ -495,6 +421,8 @@ def test_a_data_set_of_the_hub_is_streamed(online: Online):
     ]
     assert shared.count_bytes() is None
     assert shared.describe() == "data set owner/books:small"
+    names = [("owner/books", "train"), ("owner/books:small", "train"), ("owner/books", "test")]
+    assert len({make_corpus(None, hub_id=name, split=split).compute_fingerprint() for name, split in names}) == 3
 
 
 def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
@@ -528,90 +456,45 @@ def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
         "shard 2, row 2",
     ]
     assert shards == list(range(2, 8))
-
-
-def test_an_invalid_row_of_a_shard_is_named_in_the_error(online: Online):
-    import datasets
-
-    def rows(part: list[str]) -> Iterator[dict[str, Any]]:
-        yield from ({"text": value} for value in part)
-
-    online(lambda: datasets.IterableDataset.from_generator(rows, gen_kwargs={"part": ["a", 3]}))
+    wrong = [{"text": "a"}, {"text": 3}]
+    online(lambda: datasets.IterableDataset.from_generator(lambda part: iter(part), gen_kwargs={"part": wrong}))
     with pytest.raises(UserError, match=r"owner/books, row 1 of shard 2 of 2: column text is 3, expected a string"):
         read(None, hub_id="owner/books")
-
-
-def test_a_stream_reads_only_its_column(online: Online, tmp_path: Path):
-    import datasets
-
-    load = datasets.load_dataset
-    path = str(write(tmp_path / "a.parquet", list(TEXTS)))
-    online(lambda: load("parquet", data_files=path, split="train", streaming=True))
-    assert list(read(None, hub_id="owner/books").values()) == list(TEXTS)
-    with pytest.raises(
-        UserError, match=r"data set owner/books has no column body, its columns are: id, text, more; set task"
-    ):
-        read(None, hub_id="owner/books", column="body")
-
-
-def raise_after_a_row(error: Exception) -> Iterator[Any]:
-    yield {"text": "one"}
-    raise error
 
 
 @pytest.mark.parametrize(
     ("rows", "kind", "message"),
     [
+        ([{"body": "a"}], UserError, r"owner/books, row 1 has no column text, its columns are: body; set task"),
+        ([{"text": "a"}, {"text": None}], UserError, r"owner/books, row 2: column text is None, expected a string"),
+        ([{"text": " "}], UserError, r"data set owner/books contains no text, expected at least one word"),
         (
-            lambda: iter([{"body": "a"}]),
-            UserError,
-            r"owner/books, row 1 has no column text, its columns are: body; set task",
-        ),
-        (
-            lambda: iter([{"text": "a"}, {"text": None}]),
-            UserError,
-            r"owner/books, row 2: column text is None, expected a string",
-        ),
-        (
-            lambda: iter([{"text": " "}]),
-            UserError,
-            r"data set owner/books contains no text, expected at least one word",
-        ),
-        (
-            lambda: raise_after_a_row(ConnectionError("cut off")),
+            [{"text": "one"}, ConnectionError("cut off")],
             UnreachableError,
             r"owner/books: the download failed after row 1 \(cut off\): run the command again, or .* task\.data_dir",
         ),
-        (
-            lambda: raise_after_a_row(ValueError("odd\nbytes")),
-            UserError,
-            r"owner/books cannot be read after row 1: odd$",
-        ),
-    ],
-)
-def test_an_error_in_a_stream_names_the_data_set(online: Online, rows: Any, kind: type[Exception], message: str):
-    online(stream(rows))
-    with pytest.raises(kind, match=message):
-        read(None, hub_id="owner/books")
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "message"),
-    [
+        ([{"text": "one"}, ValueError("a\nb")], UserError, r"owner/books cannot be read after row 1: a$"),
         (
             ConnectionError("no"),
             UnreachableError,
-            r"data set owner/books is not in the cache and cannot be downloaded .* task\.data_dir",
+            r"owner/books is not in the cache and cannot be downloaded .* task",
         ),
-        (ValueError("Bad split: train\nmore"), UserError, r"owner/books, split train, cannot be loaded: Bad split: tr"),
-        (RuntimeError("scripts"), UserError, r"owner/books, split train, cannot be loaded: scripts"),
+        (ValueError("Bad\nmore"), UserError, r"owner/books, split train, cannot be loaded: Bad"),
     ],
 )
-def test_a_data_set_that_cannot_be_loaded_raises(online: Online, error: Exception, kind: type[Exception], message: str):
-    def loader() -> Any:
-        raise error
+def test_an_error_of_the_hub_names_the_data_set(online: Online, rows: Any, kind: type[Exception], message: str):
+    def generate() -> Iterator[Any]:
+        for row in rows:
+            if isinstance(row, Exception):
+                raise row
+            yield row
 
-    online(loader)
+    def load() -> Any:
+        if isinstance(rows, Exception):
+            raise rows
+        return stream(generate)()
+
+    online(load)
     with pytest.raises(kind, match=message):
         read(None, hub_id="owner/books")
 
@@ -629,8 +512,6 @@ def test_a_data_set_of_the_hub_is_loaded_from_the_cache(tmp_path: Path, monkeypa
     write_hub_cache(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
     assert list(read(None, **options).values()) == list(TEXTS)
     assert read(None, **options, split="test") == {hub_key("a", "test"): "a"}
-    with pytest.raises(UserError, match=r"owner/films:toy, split dev, cannot be loaded: Unknown split \"dev\""):
-        read(None, **options, split="dev")
     with pytest.raises(UserError, match=r"owner/films:toy, row 1: column label is 0, expected a string"):
         read(None, **options | {"column": "label"})
 
@@ -651,6 +532,7 @@ def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tmp_path: 
     assert make_corpus(tmp_path / "second" / "rows.jsonl").compute_fingerprint() == fingerprints[3]
     write(tmp_path / "second" / "notes.pdf", "no text")
     assert make_corpus(tmp_path / "second").compute_fingerprint() == fingerprints[0]
+    assert make_corpus(tmp_path / "second").count_bytes() == make_corpus(first).count_bytes() > 100
     write(tmp_path / "second" / "01.txt", "FIRST 1\n\nsecond 1\n")
     fingerprints.append(make_corpus(tmp_path / "second").compute_fingerprint())
     (tmp_path / "second" / "01.txt").rename(tmp_path / "second" / "02.txt")
@@ -671,20 +553,6 @@ def test_the_fingerprint_of_a_large_corpus_uses_modification_times(tmp_path: Pat
     assert make_corpus(tmp_path).compute_fingerprint() == by_time
     os.utime(path, ns=(0, 2))
     assert make_corpus(tmp_path).compute_fingerprint() != by_time
-
-
-def test_the_fingerprint_of_a_data_set_needs_no_network():
-    names = [("owner/books", "train"), ("owner/books:small", "train"), ("owner/books", "test")]
-    fingerprints = {make_corpus(None, hub_id=name, split=split).compute_fingerprint() for name, split in names}
-    assert len(fingerprints) == 3
-
-
-def test_the_size_includes_all_text_files(tmp_path: Path):
-    write(tmp_path / "a.txt", "12345")
-    write(tmp_path / "b" / "c.md", "123")
-    write(tmp_path / "b" / "d.pdf", "123")
-    assert make_corpus(tmp_path).count_bytes() == 8
-    assert make_corpus(tmp_path / "a.txt").count_bytes() == 5
 
 
 # Splits by name
@@ -753,13 +621,8 @@ def test_the_fingerprint_depends_on_the_splits(tmp_path: Path):
 # Held out
 
 
-@pytest.mark.parametrize(
-    "fraction",
-    [
-        0.1,
-    ],
-)
-def test_the_held_out_share_is_near_the_fraction(fraction: float):
+def test_the_held_out_share_is_near_the_fraction():
+    fraction = 0.1
     keys = [f"a/b.txt#{number}" for number in range(20_000)]
     held = {key for key in keys if is_held_out(key, fraction=fraction, seed=0)}
     spread = (fraction * (1 - fraction) / len(keys)) ** 0.5
@@ -774,11 +637,6 @@ def test_held_out_keys_are_the_same_on_every_machine():
     # Computed once: with another hash, a resumed run would train on documents that it held out before.
     held = choose_held_out([f"a.txt#{number}" for number in range(30)], fraction=0.1, seed=0)
     assert held == {"a.txt#13", "a.txt#15", "a.txt#23"}
-
-
-def test_a_larger_fraction_holds_out_more_and_all_of_the_smaller_one():
-    keys = [f"{number}" for number in range(500)]
-    assert choose_held_out(keys, fraction=0.1, seed=3) < choose_held_out(keys, fraction=0.2, seed=3)
 
 
 @given(keys=st.sets(st.text(), min_size=2, max_size=6), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 9))
@@ -804,14 +662,6 @@ def test_a_single_document_cannot_be_split(tmp_path: Path):
     )
     with pytest.raises(UserError, match=message):
         choose_held_out(["a.txt#0"], fraction=0.1, seed=0)
-    with pytest.raises(ValueError, match=r"keys is empty, expected the keys of at least two documents"):
-        choose_held_out([], fraction=0.1, seed=0)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_a_fraction_outside_0_and_1_raises(fraction: float):
-    with pytest.raises(ValueError, match=rf"fraction is {fraction}, expected a number between 0 and 1"):
-        is_held_out("a", fraction=fraction, seed=0)
 
 
 def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
@@ -823,16 +673,3 @@ def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
         assert list(read.read_keys()) == [document.key for document in read.read_documents() if document.chunk == 0]
     (tmp_path / "a.txt").write_bytes(b"word\n" * corpus_module.CHUNK_SIZE + b"\xff")  # Invalid far from its beginning.
     assert next(iter(make_corpus(tmp_path).read_keys())) == "a.txt#0"
-
-
-def test_only_selected_documents_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\xff")  # Reading it raises an error.
-    (tmp_path / "b.txt").write_text("Two.")
-    (tmp_path / "c.jsonl").write_text('{"text": "three"}\n{"text": "four"}\n')
-    documents = make_corpus(tmp_path).read_documents(select=lambda key: key in ("b.txt#0", "c.jsonl#1"))
-    assert [document.text for document in documents] == ["Two.", "four"]
-
-
-def test_a_data_set_of_the_hub_has_precedence_over_the_built_in_file(tmp_path: Path) -> None:
-    read = Corpus(data_dir=None, hub_id="owner/name", builtin_file=tmp_path / "train.jsonl")
-    assert read.describe() == "data set owner/name"

@@ -60,18 +60,6 @@ def assert_even(counts: np.ndarray, draws: int, share: float) -> None:
 # Choice of tokens
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("probability", [0.15, 0.4])
-def test_the_configured_share_of_the_tokens_is_chosen(unit: str, probability: float):
-    lengths = np.random.default_rng(0).integers(1, 4, size=60).tolist()
-    _, labels = mask_examples(masker(unit=unit, probability=probability), sentence(*lengths), 100)
-    shares = (labels != -100).sum(axis=1) / sum(lengths)
-    # Rounding takes up to half a token. Two more remain if every word is longer than the rest of the budget.
-    below = (0.5 if unit == "token" else 2.5) / sum(lengths)
-    assert (shares >= probability - below).all()
-    assert (shares <= probability + 0.5 / sum(lengths)).all()
-
-
 @pytest.mark.parametrize(
     ("probability", "tokens", "chosen"),
     [
@@ -79,9 +67,7 @@ def test_the_configured_share_of_the_tokens_is_chosen(unit: str, probability: fl
         (0.15, 10, 2),  # 1.5
         (0.15, 30, 5),  # 4.5, which Python's round() makes 4
         (0.145, 100, 15),  # 14.499999999999998
-        (0.15, 3, 1),
         (0.15, 1, 1),
-        (0.01, 20, 1),
         (0.99, 3, 3),
     ],
 )
@@ -103,25 +89,10 @@ def test_all_positions_are_chosen_equally_often(unit: str, length: int):
 
 def test_short_spans_are_placed_with_equal_probability():
     """A budget of two of ten words gives one span of two, at nine positions, or two spans of one, anywhere."""
-    _, labels = mask_examples(masker(unit="span", probability=0.2, span_longest=10), sentence(*[1] * 10), 4000)
+    _, labels = mask_examples(masker(unit="span", probability=0.2, span_longest=10), sentence(*[1] * 10), 2000)
     alone = 0.2 / (1 - 0.8**10)
     at_edge, inside = ((1 - alone) * count / 9 + alone * 0.2 for count in (1, 2))
     assert_near((labels != -100)[:, 1:-1], [at_edge, *[inside] * 8, at_edge])
-
-
-def test_words_are_never_masked_in_part():
-    lengths = [1, 3, 2, 1, 1, 4, 1, 2, 1, 5]
-    ids, continues = sentence(*lengths)
-    word = np.cumsum(~continues)
-    for unit in ("whole_word", "span"):
-        mask = masker(unit=unit, probability=0.4)
-        _, labels = mask_examples(mask, (ids, continues), 200)
-        for row in labels != -100:
-            assert row.sum() <= 8
-            assert not set(word[row]) & set(word[~row])
-    _, labels = mask_examples(masker(probability=0.4), (ids, continues), 200)
-    broken = [bool(set(word[row]) & set(word[~row])) for row in labels != -100]
-    assert np.mean(broken) > 0.9  # With unit=token, words do break.
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "span"])
@@ -142,24 +113,7 @@ def test_a_special_token_ends_a_word():
         assert positions == {(1,), (3, 4)}  # A budget of two: the word of one token leaves too little for the other.
 
 
-def test_special_tokens_are_never_chosen():
-    random = np.random.default_rng(0)
-    ids = random.choice([*SPECIAL, *range(20, 24)], size=200)
-    for unit in UNITS:
-        inputs, labels = mask_examples(masker(unit=unit, probability=0.9), (ids, random.random(200) < 0.5), 50)
-        special = np.isin(ids, SPECIAL)
-        assert (inputs[:, special] == ids[special]).all()
-        assert (labels[:, special] == -100).all()
-        assert (labels[:, ~special] != -100).mean() > 0.85
-
-
 # Spans
-
-
-def geometric(p: float, longest: int) -> np.ndarray:
-    """Returns the shares of the lengths 1 to `longest`."""
-    shares = stats.geom.pmf(np.arange(1, longest + 1), p)
-    return shares / shares.sum()
 
 
 def find_runs(chosen: np.ndarray) -> list[slice]:
@@ -168,36 +122,21 @@ def find_runs(chosen: np.ndarray) -> list[slice]:
     return [slice(first, last) for first, last in edges.reshape(-1, 2).tolist()]
 
 
-@pytest.mark.parametrize(
-    ("p", "longest"),
-    [
-        (0.2, 10),
-    ],
-)
-def test_lengths_of_spans_follow_the_geometric_distribution(p: float, longest: int):
+def test_lengths_of_spans_follow_the_geometric_distribution():
     """Counts each length with a budget of 20 words in 4000, so that spans seldom touch."""
-    shares = geometric(p, longest)
-    if (p, longest) == (0.2, 10):
-        assert shares @ np.arange(1, 11) == pytest.approx(3.8, abs=0.01)  # The mean in the paper.
-    expected = np.zeros((21, longest))  # Expected spans of each length in a budget, the last one cut.
+    shares = stats.geom.pmf(np.arange(1, 11), 0.2)
+    shares /= shares.sum()
+    assert shares @ np.arange(1, 11) == pytest.approx(3.8, abs=0.01)  # The mean in the paper.
+    expected = np.zeros((21, 10))  # Expected spans of each length in a budget, the last one cut.
     for budget in range(1, 21):
         for length, share in enumerate(shares, start=1):
             cut = min(length, budget)
             expected[budget, cut - 1] += share
             expected[budget] += share * expected[budget - cut]
-    _, labels = mask_examples(masker(**SPANS, span_p=p, span_longest=longest), sentence(*[1] * 4000), 800)
+    _, labels = mask_examples(masker(**SPANS), sentence(*[1] * 4000), 400)
     lengths = [[run.stop - run.start for run in find_runs(row)] for row in labels != -100]
-    counts = np.array([[row.count(length) for length in range(1, longest + 1)] for row in lengths])
+    counts = np.array([[row.count(length) for length in range(1, 11)] for row in lengths])
     assert_near(counts, expected[20])
-
-
-def test_lengths_of_spans_are_counted_in_words():
-    """A budget of two words gives one span of two with 1/2, else two spans of one word, which may touch."""
-    mask = masker(unit="span", probability=0.005, span_p=1e-9, span_longest=2)
-    _, labels = mask_examples(mask, sentence(*[2] * 400), 1000)
-    lengths = [[run.stop - run.start for run in find_runs(row)] for row in labels != -100]
-    assert all(row in ([4], [2, 2]) for row in lengths)
-    assert_near(np.array([len(row) == 1 for row in lengths]), 0.5 + 0.5 * 2 / 400)
 
 
 def test_a_span_is_replaced_as_a_whole():
@@ -224,7 +163,7 @@ def test_no_span_crosses_a_separator_or_exceeds_its_length(separators: bool, p: 
     words = np.arange(100, 300)
     ids = np.stack([words, np.full(200, SEPARATOR)], axis=1).ravel() if separators else words
     mask = masker(unit="span", probability=0.5, replace=(0.5, 0.0, 0.5), span_p=p)
-    inputs, labels = mask_examples(mask, (ids, np.zeros(len(ids), dtype=bool)), 200)
+    inputs, labels = mask_examples(mask, (ids, np.zeros(len(ids), dtype=bool)), 60)
     ordinary = ids != SEPARATOR
     alike = [
         kinds[first] == kinds[second]
@@ -232,7 +171,7 @@ def test_no_span_crosses_a_separator_or_exceeds_its_length(separators: bool, p: 
         for first, second in pairwise(np.flatnonzero(chosen))
         if second == first + 1
     ]
-    assert len(alike) > 5000
+    assert len(alike) > 1500
     assert_near(np.array(alike), 0.5)
 
 
@@ -245,14 +184,7 @@ def classify_replacements(inputs: np.ndarray, originals: np.ndarray) -> np.ndarr
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
-@pytest.mark.parametrize(
-    "shares",
-    [
-        (0.8, 0.1, 0.1),
-        (0.3, 0.7, 0.0),
-        (0.0, 0.0, 1.0),
-    ],
-)
+@pytest.mark.parametrize("shares", [(0.8, 0.1, 0.1), (0.3, 0.7, 0.0)])
 def test_chosen_tokens_are_replaced_in_the_configured_shares(unit: str, shares: tuple[float, float, float]):
     ids, continues = sentence(*[1, 2, 3] * 20)
     mask = masker(unit=unit, probability=0.3, replace=shares, vocabulary_size=10**6)
@@ -296,16 +228,6 @@ def test_a_mask_depends_only_on_seed_example_and_visit():
         assert len(set(results)) == len(numbers)
 
 
-@pytest.mark.parametrize("other", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
-def test_masks_of_other_seeds_examples_and_visits_are_independent(other: tuple[int, int, int]):
-    sequence = sentence(*[1] * 100)
-    first, second = (
-        np.stack([masker(seed=seed)(*sequence, example=2 * i + example, visit=visit)[1] != -100 for i in range(1000)])
-        for seed, example, visit in ((0, 0, 0), other)
-    )
-    assert_near((first & second).sum(axis=1), 15 * 15 / 100)
-
-
 def test_the_input_arrays_are_not_modified():
     ids, continues = sentence(1, 2, 3)
     ids = ids.astype(np.int32)
@@ -344,7 +266,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(tokens, options, st.integers(0, 3))
 def test_any_sequence_is_masked_within_its_budget(tokens: list[tuple[int, bool]], options: dict[str, Any], visit: int):
     ids = np.array([token for token, _ in tokens], dtype=np.int64)
@@ -373,20 +295,6 @@ def test_any_sequence_is_masked_within_its_budget(tokens: list[tuple[int, bool]]
     assert all(len(word) > left for word in words if word not in whole)
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_sequences_of_one_or_no_ordinary_token_are_masked(unit: str):
-    mask = masker(unit=unit, replace=(1.0, 0.0, 0.0))
-
-    def mask_ids(*ids: int) -> list[list[int]]:
-        sequence = np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
-        return [array.tolist() for array in mask(*sequence, example=0, visit=0)]
-
-    assert mask_ids(1, 50, 2) == [[1, MASK, 2], [-100, 50, -100]]
-    assert mask_ids(50) == [[MASK], [50]]
-    assert mask_ids(1, 2) == [[1, 2], [-100, -100]]
-    assert mask_ids() == [[], []]
-
-
 # Errors
 
 
@@ -395,15 +303,13 @@ def test_sequences_of_one_or_no_ordinary_token_are_masked(unit: str):
     [
         ({"probability": 0}, "got probability=0, expected a number above 0 and below 1"),
         ({"probability": 1.0}, "got probability=1.0, expected a number above 0 and below 1"),
-        ({"probability": float("nan")}, "got probability=nan, expected a number above 0 and below 1"),
         ({"unit": "words"}, "got unit=words, expected one of token, whole_word, span"),
         ({"replace": (0.8, 0.1)}, r"got replace=\[0.8, 0.1\], expected three shares that sum to 1: of \[MASK\], of "),
-        ({"replace": (0.8, 0.1, 0.2)}, r"got replace=\[0.8, 0.1, 0.2\], expected three shares that sum to 1"),
         ({"replace": (1.1, -0.2, 0.1)}, r"got replace=\[1.1, -0.2, 0.1\], expected three shares that sum to 1"),
-        ({"span_p": 0}, "got span_p=0, expected a number above 0 and at most 1"),
         ({"span_p": 1.5}, "got span_p=1.5, expected a number above 0 and at most 1"),
-        ({"span_longest": 0}, "got span_longest=0, expected a whole number of at least 1"),
         ({"span_longest": 2.5}, "got span_longest=2.5, expected a whole number of at least 1"),
+        ({"shuffle": 1.0}, "got shuffle=1.0, expected a number of at least 0 and below 1"),
+        ({"shuffle_size": 1}, "got shuffle_size=1, expected a whole number of at least 2"),
     ],
 )
 def test_invalid_options_are_refused(wrong: dict[str, Any], message: str):
@@ -436,13 +342,13 @@ def test_invalid_sequences_are_refused():
         masker(vocabulary_size=150)(ids, continues, example=0, visit=0)
 
 
-def test_spans_longer_than_a_sequence_are_refused():
-    message = (
-        "^got task.mask.span_longest=200, expected at most 126, the ordinary tokens of a sequence of task.max_length="
-    )
+@pytest.mark.parametrize(
+    ("options", "length"),
+    [({"unit": "span", "span_longest": 127}, "span_longest"), ({"shuffle": 0.05, "shuffle_size": 127}, "shuffle_size")],
+)
+def test_spans_and_runs_longer_than_a_sequence_are_refused(options: dict[str, Any], length: str):
+    message = f"^got task.mask.{length}=127, expected at most 126, the ordinary tokens of a sequence of task.max_len"
     with pytest.raises(UserError, match=message):
-        check_masking(Masking(unit="span", span_longest=200), 128)
-    with pytest.raises(UserError, match="span_longest=127"):
-        check_masking(Masking(unit="span", span_longest=127), 128)
-    check_masking(Masking(unit="span", span_longest=126), 128)
-    check_masking(Masking(span_longest=200), 128)  # Ignored if unit is token.
+        check_masking(Masking(**options), 128)
+    check_masking(Masking(**options | {length: 126}), 128)
+    check_masking(Masking(**{length: 127}), 128)  # Neither spans nor shuffled runs.
