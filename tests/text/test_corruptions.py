@@ -1,8 +1,10 @@
 """Tests of corruptions of text: planted cases by hand, shares of noise over many draws, and restored texts."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +46,10 @@ def test_ten_tokens_have_one_span_of_two_at_their_end() -> None:
     source, target = T5Spans()(TEN, draw(), SYMBOLS)
     assert source.tolist() == [*range(100, 108), 3]
     assert target.tolist() == [3, 108, 109, 4]
+    # No span reaches across the end of a document.
+    source, target = T5Spans()(np.insert(TEN, 9, END), draw(), SYMBOLS)
+    assert source.tolist() == [*range(100, 108), 3, END, 4]
+    assert target.tolist() == [3, 108, 4, 109, 5]
 
 
 def test_two_spans_are_named_by_the_first_sentinels_in_order() -> None:
@@ -75,13 +81,6 @@ def test_t5_spans_have_the_share_and_the_mean_length_over_many_draws() -> None:
     assert (sizes == 1).mean() == pytest.approx(2 / 7, abs=0.04)
 
 
-def test_a_span_does_not_reach_across_the_end_of_a_document() -> None:
-    ids = np.insert(TEN, 9, END)
-    source, target = T5Spans()(ids, draw(), SYMBOLS)
-    assert source.tolist() == [*range(100, 108), 3, END, 4]
-    assert target.tolist() == [3, 108, 4, 109, 5]
-
-
 def test_a_prefix_and_the_rest_are_the_text_and_both_have_tokens() -> None:
     ends = set()
     for number in range(200):
@@ -99,15 +98,9 @@ def test_mass_hides_a_fragment_of_half_of_the_tokens() -> None:
         assert source.tolist() == [*TEN[:start], *[MASK] * 5, *TEN[start + 5 :]]
         assert target.tolist() == TEN[start : start + 5].tolist()
         starts.add(start)
-    assert starts == set(range(6))
-
-
-def test_a_hidden_fragment_leaves_the_end_of_a_document_in_its_place() -> None:
-    for number in range(50):
         source, target = CORRUPTIONS["mass"]()(np.insert(TEN, 5, END), draw(number), SYMBOLS)
-        assert source[5] == END
-        assert END not in target
-        assert (source == MASK).sum() == len(target) == 5
+        assert (source[5], END in target) == (END, False)  # The end of a document stays in its place.
+    assert starts == set(range(6))
 
 
 def test_infilling_hides_its_share_in_spans_whose_lengths_are_poisson_distributed() -> None:
@@ -121,6 +114,8 @@ def test_infilling_hides_its_share_in_spans_whose_lengths_are_poisson_distribute
     assert set(hidden) == {30}
     # Lengths with a mean of three are drawn until they have 30 tokens: about half a span more than ten.
     assert np.mean(masks) == pytest.approx(10.7, abs=0.35)
+    # Masks for empty spans do not make a source longer than its text.
+    assert max(len(Infilling(share=0.9, mean_span=1.0)(TEN, draw(number), SYMBOLS)) for number in range(300)) == 10
 
 
 @pytest.mark.parametrize(
@@ -138,11 +133,6 @@ def test_a_span_of_no_tokens_inserts_a_mask(
     monkeypatch.setattr(Infilling, "_draw_lengths", lambda *_: np.array(lengths))
     seen = {tuple(Infilling(share=0.75)(TEN[:4], draw(number), SYMBOLS).tolist()) for number in range(60)}
     assert seen == expected
-
-
-def test_a_source_with_masks_for_empty_spans_is_not_longer_than_its_text() -> None:
-    lengths = [len(Infilling(share=0.9, mean_span=1.0)(TEN, draw(number), SYMBOLS)) for number in range(300)]
-    assert max(lengths) == 10
 
 
 def test_sentences_are_permuted_within_their_document() -> None:
@@ -264,11 +254,26 @@ def test_no_target_is_longer_than_is_counted(name: str, tokenizer: PreTrainedTok
 
 # Bad input
 
+FEW, BARE = replace(SYMBOLS, sentinels=SENTINEL[:5]), replace(SYMBOLS, sentinels=SENTINEL[:0], mask=None)
+NO_TARGET = "got a sequence of 1 token of text, expected at least"
+TOO_MANY = "needs 6 sentinels for 5 spans and the end of the target, and the vocabulary has 5: lower task.max_length"
 
-@pytest.mark.parametrize("name", ["t5_spans", "prefix", "mass"])
-def test_one_token_has_no_target_of_its_own(name: str) -> None:
-    with pytest.raises(UserError, match=f"task.corruption={name} got a sequence of 1 token of text, expected at least"):
-        CORRUPTIONS[name]()(TEN[:1], draw(), SYMBOLS)
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *((lambda n=n: CORRUPTIONS[n]()(TEN[:1], draw(), SYMBOLS), NO_TARGET) for n in ("t5_spans", "prefix", "mass")),
+        (lambda: T5Spans().check(100, FEW), TOO_MANY),
+        (lambda: T5Spans()(HUNDRED, draw(), FEW), TOO_MANY),
+        (lambda: T5Spans().check(100, BARE), r"the vocabulary has no sentinels \(<extra_id_0> and further ones\)"),
+        (lambda: CORRUPTIONS["mass"]().check(100, BARE), "neither a mask token nor sentinels .*corruption=mass hides"),
+        (lambda: Infilling().check(100, BARE), "neither a mask token nor sentinels .* task.corruption=infilling hides"),
+    ],
+)
+def test_a_text_or_a_vocabulary_that_is_too_small_is_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call()
+    T5Spans().check(100, replace(SYMBOLS, sentinels=SENTINEL[:6]))
 
 
 @pytest.mark.parametrize("name", ["infilling", "deletion"])
@@ -281,43 +286,16 @@ def test_too_short_a_text_for_noise_is_refused_before_it_is_corrupted(
         corruptor.check_lengths(np.array([2, 9]))
 
 
-def test_more_spans_than_sentinels_are_refused() -> None:
-    few = replace(SYMBOLS, sentinels=SENTINEL[:5])
-    message = "needs 6 sentinels for 5 spans and the end of the target, and the vocabulary has 5: lower task.max_length"
-    with pytest.raises(UserError, match=message):
-        T5Spans().check(100, few)
-    with pytest.raises(UserError, match=message):
-        T5Spans()(HUNDRED, draw(), few)
-    T5Spans().check(100, replace(SYMBOLS, sentinels=SENTINEL[:6]))
-
-
-def test_a_vocabulary_without_sentinels_or_a_mask_is_refused() -> None:
-    bare = replace(SYMBOLS, sentinels=SENTINEL[:0], mask=None)
-    with pytest.raises(UserError, match=r"the vocabulary has no sentinels \(<extra_id_0> and further ones\)"):
-        T5Spans().check(100, bare)
-    for name in ("mass", "infilling"):
-        with pytest.raises(
-            UserError, match=f"neither a mask token nor sentinels .* which task.corruption={name} hides"
-        ):
-            CORRUPTIONS[name]().check(100, bare)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"names": ("t5",)}, "got corruption=t5, expected one or several of t5_spans, prefix, deshuffle, mass"),
-        ({"names": ()}, "got corruption=nothing, expected one or several of"),
         ({"names": ("t5_spans",), "noise": 1.0}, "got noise=1.0, expected a share between 0 and 1, or null"),
         ({"names": ("rotation",), "noise": 0.2}, "got noise=0.2, expected null, because it is for t5_spans, mass"),
-        ({"names": ("infilling",), "mean_span": 0.5}, "got mean_span=0.5, expected a number of at least 1"),
         ({"names": ("infilling",), "mean_span": float("nan")}, "got mean_span=nan, expected a number of at least 1"),
-        (
-            {"names": ("infilling", "t5_spans")},
-            "task.corruption=t5_spans has targets of its own and cannot be combined with others: leave out the others, "
-            "or combine deshuffle, infilling",
-        ),
+        ({"names": ("infilling", "t5_spans")}, "corruption=t5_spans has targets of its own and cannot be combined"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(options: dict, message: str) -> None:
+def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Corruption(**options)

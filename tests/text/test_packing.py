@@ -1,5 +1,6 @@
 """Tests that packing preserves tokens and their order, and adds the right lengths and special tokens."""
 
+import string
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from distill.text.corpus import Document, Position
 from distill.text.packing import Packer, SpecialTokens, TokenSequence, find_continuations
 
 WORDS = ["lovely", "moving", "film", "acting", "joy", "dull", "mess", "warm", "cold", "minute", "hated", "loved"]
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 # Documents as lists of the numbers of words of their sentences.
 corpora = st.lists(st.lists(st.integers(1, 40), max_size=12), min_size=1, max_size=8)
@@ -33,9 +35,8 @@ def make_byte_level(**options: Any) -> PreTrainedTokenizerBase:
     """Returns a tokenizer like RoBERTa's, with two separators in a pair and no token types."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
     tokenizer.train_from_iterator([f"{' '.join(WORDS)} ## ##. Then"] * 4, trainer)
@@ -45,16 +46,7 @@ def make_byte_level(**options: Any) -> PreTrainedTokenizerBase:
 
 def make_sentence_piece() -> PreTrainedTokenizerBase:
     """Returns a tokenizer like XLM-R's, which marks the beginning of the first word too."""
-    names = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        "<unk>",
-        "<mask>",
-        "▁",
-        *(f"▁{word}" for word in WORDS),
-        *"abcdefghijklmnopqrstuvwxyz",
-    ]
+    names = [*SPECIAL, "▁", *(f"▁{word}" for word in WORDS), *string.ascii_lowercase]
     tokenizer = Tokenizer(models.Unigram([(name, -float(index)) for index, name in enumerate(names)], unk_id=3))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
@@ -216,9 +208,8 @@ def test_a_pair_has_the_maximum_length(tokenizer: PreTrainedTokenizerBase):
     lengths = [len(split_segments(tokenizer, sequence)[0]) for sequence in sequences]
     assert min(lengths) < 15
     assert max(lengths) > 45  # Random shares.
-    assert (
-        sequences[0].ids.tolist() != pack(tokenizer, "segment_pair", documents, max_length=64, seed=1)[0].ids.tolist()
-    )
+    other = pack(tokenizer, "segment_pair", documents, max_length=64, seed=1)
+    assert sequences[0].ids.tolist() != other[0].ids.tolist()
 
 
 def make_numbered_documents(documents: int, sentences: int) -> list[Document]:
@@ -248,75 +239,60 @@ def digits(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return type(tokenizer)(tokenizer_object=backend, do_lower_case=True)
 
 
+Complete = list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]]
+
+
+def pack_pairs(
+    tokenizer: PreTrainedTokenizerBase, pair: str, documents: int, sentences: int
+) -> tuple[list[TokenSequence], np.ndarray, Complete]:
+    """Returns sequences, their labels, and of pairs with complete sentences the label and these of both segments.
+
+    Asserts that whether the last sentence is cut reveals nothing of the label.
+    """
+    sequences = pack(tokenizer, "segment_pair", make_numbered_documents(documents, sentences), max_length=64, pair=pair)
+    labels = np.array([sequence.pair_label for sequence in sequences])
+    complete = []
+    for sequence in sequences:
+        one, two = (find_sentences(tokenizer, segment) for segment in split_segments(tokenizer, sequence))
+        if one and two:
+            complete.append((sequence.pair_label, one, two))
+    stops = np.array([sequence.ids[-2] == tokenizer.convert_tokens_to_ids(".") for sequence in sequences])
+    for label in range(1, 3 if pair == "three_way" and documents > 1 else 2):
+        assert stops[labels == label].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.12)
+    return sequences, labels, complete
+
+
 @pytest.mark.parametrize(("documents", "sentences"), [(60, 60), (1, 3000)])
 def test_half_of_the_nsp_pairs_are_negative(digits: PreTrainedTokenizerBase, documents: int, sentences: int):
-    packer = make_packer(digits, "segment_pair", 64, pair="nsp")
-    sequences = list(packer.pack_documents(make_numbered_documents(documents, sentences)))
-    labels = np.array([sequence.pair_label for sequence in sequences])
+    sequences, labels, complete = pack_pairs(digits, "nsp", documents, sentences)
     assert labels.mean() == pytest.approx(0.5, abs=0.06)
-    firsts = []
-    for sequence in sequences:
-        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
-        if not one or not two:  # A segment of one sentence that was cut.
-            continue
-        firsts.append(one[0])
+    for label, one, two in complete:
         (document, last), (other, begin) = one[-1], two[0]
-        if sequence.pair_label == 0:
+        if label == 0:
             assert document == other
             assert 1 <= begin - last <= 2  # 2 if the first segment's last sentence was cut.
         else:
             assert document != other or begin < last - 20
+    firsts = [one[0] for _, one, _ in complete]
     assert firsts == sorted(firsts)  # The next pair begins with the replaced text.
     # Neither the length of a pair nor that of its segments reveals the label.
     full = np.array([len(sequence.ids) for sequence in sequences]) == 64
     assert full[labels == 1].mean() == pytest.approx(full[labels == 0].mean(), abs=0.08)
     shares = np.array([len(split_segments(digits, sequence)[0]) for sequence in sequences])
     assert shares[labels == 1].mean() == pytest.approx(shares[labels == 0].mean(), rel=0.15)
-    stops = np.array([sequence.ids[-2] == digits.convert_tokens_to_ids(".") for sequence in sequences])
-    assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)
+    # All of the corpus is trained on.
+    seen = {sentence for label, one, two in complete for sentence in (*one, *(two if label == 0 else ()))}
+    assert len(seen) > 0.8 * documents * sentences
 
 
-def test_nsp_uses_most_of_the_corpus(digits: PreTrainedTokenizerBase):
-    seen: set[tuple[int, int]] = set()
-    for sequence in pack(digits, "segment_pair", make_numbered_documents(20, 50), max_length=64, pair="nsp"):
-        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
-        seen |= {*one, *(two if sequence.pair_label == 0 else [])}
-    assert len(seen) > 0.8 * 20 * 50
-
-
-def test_half_of_the_sop_pairs_are_swapped(digits: PreTrainedTokenizerBase):
-    sequences = pack(digits, "segment_pair", make_numbered_documents(40, 60), max_length=64, pair="sop")
-    labels = np.array([sequence.pair_label for sequence in sequences])
-    assert labels.mean() == pytest.approx(0.5, abs=0.06)
-    for sequence in sequences:
-        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
-        if one and two:
-            assert one[0][0] == two[0][0]
-            assert (one[-1] < two[0]) == (sequence.pair_label == 0)
-    stops = np.array(
-        [split_segments(digits, sequence)[0][-1] == digits.convert_tokens_to_ids(".") for sequence in sequences]
-    )
-    # Cuts do not reveal the label.
-    assert stops[labels == 1].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.1)
-
-
-def test_three_way_pairs_are_next_previous_and_of_another_document(digits: PreTrainedTokenizerBase):
-    sequences = pack(digits, "segment_pair", make_numbered_documents(60, 60), max_length=64, pair="three_way")
-    labels = np.array([sequence.pair_label for sequence in sequences])
-    assert np.bincount(labels) / len(labels) == pytest.approx([1 / 3] * 3, abs=0.06)
-    for sequence in sequences:
-        one, two = (find_sentences(digits, segment) for segment in split_segments(digits, sequence))
-        if one and two:
-            in_order = {0: one[-1] < two[0], 1: one[-1] > two[0], 2: True}[sequence.pair_label]
-            assert in_order
-            assert (one[0][0] == two[0][0]) == (sequence.pair_label < 2)
-    stops = np.array([sequence.ids[-2] == digits.convert_tokens_to_ids(".") for sequence in sequences])
-    assert stops[labels == 2].mean() == pytest.approx(stops[labels == 0].mean(), abs=0.12)  # Cuts do not reveal it.
-
-
-def test_three_way_pairs_of_one_document_have_no_other_one(digits: PreTrainedTokenizerBase):
-    sequences = pack(digits, "segment_pair", make_numbered_documents(1, 900), max_length=64, pair="three_way")
-    assert {sequence.pair_label for sequence in sequences} == {0, 1}
+def test_pairs_of_sop_are_swapped_and_those_of_three_way_may_be_of_another_document(digits: PreTrainedTokenizerBase):
+    for pair, shares in (("sop", [1 / 2] * 2), ("three_way", [1 / 3] * 3)):
+        _, labels, complete = pack_pairs(digits, pair, 50, 60)
+        assert np.bincount(labels) / len(labels) == pytest.approx(shares, abs=0.06)
+        for label, one, two in complete:
+            assert (one[0][0] == two[0][0]) == (label < 2)
+            assert label == 2 or (one[-1] < two[0]) == (label == 0)
+    assert set(pack_pairs(digits, "three_way", 1, 900)[1].tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("pair", [None, "nsp", "sop", "three_way"])
@@ -326,17 +302,14 @@ def test_a_document_of_one_sentence_makes_no_pair(tokenizer: PreTrainedTokenizer
     assert packer.dropped_token_count == packer.token_count > 0
 
 
-@pytest.mark.parametrize("pair", [None, "nsp", "sop"])
-@pytest.mark.parametrize("length", [8, 128])
-def test_a_very_long_sentence_is_split_into_pairs(tokenizer: PreTrainedTokenizerBase, length: int, pair: str | None):
-    text = "A joy. " + " ".join(WORDS[n % 12] for n in range(20_000)) + ". A bore."
+@pytest.mark.parametrize(("length", "pair", "share"), [(8, None, 0.5), (128, "nsp", 0.1), (128, "sop", 0.1)])
+def test_a_very_long_sentence_is_split_into_pairs(
+    tokenizer: PreTrainedTokenizerBase, length: int, pair: str | None, share: float
+):
+    text = "A joy. " + " ".join(WORDS[n % 12] for n in range(8_000)) + ". A bore."
     packer = make_packer(tokenizer, "segment_pair", length, pair=pair)
     sequences = list(packer.pack_documents([Document("a", 0, text)]))
-    assert (
-        packer.dropped_token_count < 0.1 * packer.token_count
-        if length > 9
-        else packer.dropped_token_count < 0.5 * packer.token_count
-    )
+    assert packer.dropped_token_count < share * packer.token_count
     assert len(sequences) > 0.5 * packer.token_count / length
     assert np.mean([len(sequence.ids) == length for sequence in sequences]) > 0.9
 
@@ -355,26 +328,6 @@ def test_special_tokens_are_those_of_the_tokenizer(tokenizers: dict[str, PreTrai
         assert special.compute_capacity(30) == 30 - len(tokenizer("")["input_ids"])
         texts = len(tokenize(tokenizer, one)) + len(tokenize(tokenizer, two))
         assert special.compute_capacity(30, pair=True) == 30 - len(expected["input_ids"]) + texts
-
-
-def test_a_byte_level_pair_has_four_special_tokens(tokenizers: dict[str, PreTrainedTokenizerBase]):
-    tokenizer = tokenizers["byte_level"]
-    documents = [Document("a", 0, "A lovely film. A joy. " * 40)]
-    [first, *_] = pack(tokenizer, "segment_pair", documents, max_length=32, pair="sop")
-    ids = first.ids.tolist()
-    assert len(ids) == 32
-    assert first.type_ids is None
-    middle = ids.index(2)
-    assert (ids[0], ids[middle : middle + 2], ids[-1], ids.count(2)) == (0, [2, 2], 2, 3)
-
-
-def test_the_padding_side_does_not_change_packing(tokenizers: dict[str, PreTrainedTokenizerBase]):
-    documents = write_documents([[5, 9, 3], [8, 2]])
-    for mode in ("full_sentences", "segment_pair"):
-        right, left = (
-            pack(each, mode, documents) for each in (tokenizers["byte_level"], make_byte_level(padding_side="left"))
-        )
-        assert [sequence.ids.tolist() for sequence in right] == [sequence.ids.tolist() for sequence in left]
 
 
 def test_earlier_truncation_and_padding_settings_are_ignored():

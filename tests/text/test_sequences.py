@@ -151,16 +151,8 @@ def test_digests_depend_on_masks_and_tokens(corpus_file: Path, tokenizer: PreTra
     assert encode_cached(make_task(other), tokenizer, tmp_path / "b")["train"].digest == digests[0]
 
 
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "whole_word",
-    ],
-)
-def test_words_are_never_masked_in_part(
-    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, unit: str
-):
-    task = make_task(corpus_file, mask=Masking(unit=unit, probability=0.5), max_length=24, masking="static")
+def test_words_are_never_masked_in_part(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
+    task = make_task(corpus_file, mask=Masking(unit="whole_word", probability=0.5), max_length=24, masking="static")
     train = encode_cached(task, tokenizer, tmp_path)["train"]
     batch = train[[index + visit * len(train) for index in range(len(train)) for visit in range(5)]]
     names = np.array(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
@@ -189,31 +181,14 @@ def test_pairs_have_token_types_and_pair_labels(corpus_file: Path, tokenizer: Pr
     assert train[[4]]["pair_labels"].item() == batch["pair_labels"][4]
     unlabelled = encode_cached(make_task(corpus_file, packing="segment_pair"), tokenizer, tmp_path)["train"]
     assert "pair_labels" not in unlabelled[[0]]
-    task = make_task(corpus_file, packing="segment_pair", pair="nsp", max_length=32)
-    assert encode_cached(task, tokenizer, tmp_path)["train"].digest != train.digest  # Not the cached pairs of sop.
-
-
-def test_three_way_pairs_have_a_column_of_their_own(
-    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-):
     task = make_task(corpus_file, packing="segment_pair", pair="three_way", max_length=32)
-    train = encode_cached(task, tokenizer, tmp_path)["train"]
-    batch = train[list(range(len(train)))]
+    three_way = encode_cached(task, tokenizer, tmp_path)["train"]
+    assert three_way.digest != train.digest  # Not the cached pairs of sop.
+    batch = three_way[list(range(len(three_way)))]
     assert set(batch["order_labels"].tolist()) == {0, 1, 2}
     assert "pair_labels" not in batch  # No head of the model predicts the order.
     assert (task.info.auto_class, task.info.label_columns) == ("AutoModelForMaskedLM", {"labels", "order_labels"})
     assert task.read(tmp_path).terms.keys() == {"mlm", "three_way"}
-
-
-def test_left_padding_does_not_change_the_tokens(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    left = pickle.loads(pickle.dumps(tokenizer))
-    left.padding_side = "left"
-    right, other = (encode_cached(make_task(corpus_file), each, tmp_path)["train"] for each in (tokenizer, left))
-    chosen = np.argsort(right.lengths)[[0, -1]].tolist()
-    batch = other[chosen]
-    assert batch["attention_mask"][0, 0] == 0
-    assert batch["attention_mask"][0, -1] == 1
-    assert unmask(batch) == unmask(right[chosen])
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(
@@ -228,25 +203,6 @@ def test_a_tokenizer_without_a_mask_token_is_refused(
 # Cache
 
 
-def test_the_splits_share_no_document(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    def documents(seed: int) -> tuple[set[str], set[str]]:
-        splits = encode_cached(
-            make_task(corpus_file, packing="sentence", max_length=64, seed=seed), tokenizer, tmp_path / str(seed)
-        )
-        texts = {
-            name: " ".join(map(tokenizer.decode, unmask_all(split))).replace(" ##", "")
-            for name, split in splits.items()
-        }
-        return tuple({word for word in texts[name].split() if word.isdigit()} for name in ("train", "dev"))  # type: ignore[return-value]
-
-    train, dev = documents(0)
-    assert not train & dev
-    assert train | dev == set(map(str, range(40)))
-    assert 2 <= len(dev) <= 16
-    assert documents(0) == (train, dev)
-    assert documents(1)[1] != dev
-
-
 def test_documents_of_equal_texts_are_in_one_split(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     """Of 60 documents 30 are there twice, and one of these is a line of dev that is drawn to train the second time."""
     texts = [make_text(number, 4) for number in range(60)]
@@ -257,6 +213,7 @@ def test_documents_of_equal_texts_are_in_one_split(tokenizer: PreTrainedTokenize
         for name, of in examples.items()
     }
     assert not numbers["train"] & numbers["dev"]
+    assert numbers["train"] | numbers["dev"] == set(range(60))
     assert 6 <= len(numbers["dev"]) <= 18
     (tmp_path / "b.txt").write_text("\n".join(texts))
     alone = encode_cached(make_task(tmp_path / "b.txt", packing="sentence"), tokenizer, tmp_path)
@@ -281,11 +238,13 @@ def test_an_extreme_dev_fraction_leaves_a_document_in_each_split(
 def test_a_corpus_is_tokenized_once(
     corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    read = record_documents(monkeypatch)
     first = encode_cached(make_task(corpus_file), tokenizer, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(sequences, "Packer", None)  # Packing again would fail.
         again = encode_cached(make_task(corpus_file), tokenizer, tmp_path)
         other_masks = encode_cached(make_task(corpus_file, mask=Masking(probability=0.4)), tokenizer, tmp_path)
+    assert len(read) == len(set(read)) == 40  # The corpus is read once for both splits.
     for name in ("train", "dev"):
         assert equal_batches(first[name][[1, 2]], again[name][[1, 2]])
         assert unmask(other_masks[name][[1, 2]]) == unmask(first[name][[1, 2]])
@@ -298,14 +257,6 @@ def test_a_corpus_is_tokenized_once(
         assert equal_batches(encode_cached(make_task(corpus_file), tokenizer, tmp_path)["train"][[0, 5]], expected)
 
 
-def test_the_corpus_is_read_once(
-    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    keys = record_documents(monkeypatch)
-    encode_cached(make_task(corpus_file), tokenizer, tmp_path)
-    assert len(keys) == len(set(keys)) == 40
-
-
 def test_cached_tokens_are_mapped_and_not_copied(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     encode_cached(make_task(corpus_file), tokenizer, tmp_path)
     before = pa.total_allocated_bytes()
@@ -314,12 +265,7 @@ def test_cached_tokens_are_mapped_and_not_copied(corpus_file: Path, tokenizer: P
     column = train._columns["input_ids"]
     assert not column.flags.owndata
     assert not column.flags.writeable
-    if (maps := Path("/proc/self/maps")).exists():
-        [path] = tmp_path.rglob("train.arrow")
-        start = column.__array_interface__["data"][0]
-        mapped = [line.split("-") for line in maps.read_text().splitlines() if str(path) in line]
-        ranges = [(int(first, 16), int(rest.split()[0], 16)) for first, rest, *_ in mapped]
-        assert any(first <= start and start + column.nbytes <= last for first, last in ranges)
+    assert equal_batches(pickle.loads(pickle.dumps(train))[[4, 1]], train[[4, 1]])
 
 
 def test_memory_for_writing_does_not_grow_with_the_corpus(
@@ -346,13 +292,13 @@ def test_memory_for_writing_does_not_grow_with_the_corpus(
 
     peaks = []
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**14)
-    for size in (200, 1200):  # noqa: B007 - the corpus reads it
+    for size in (100, 600):  # noqa: B007 - the corpus reads it
         tracemalloc.start()
         sequences._cache_tokens(GeneratedCorpus(), make_task("no", max_length=128).settings, tokenizer, tmp_path)  # type: ignore[arg-type]
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert 1200 * len(paragraph) > 1.2e6
-    assert peaks[1] - peaks[0] < 0.2e6
+    assert 600 * len(paragraph) > 0.6e6
+    assert peaks[1] - peaks[0] < 0.1e6
 
 
 def test_the_share_of_dropped_tokens_is_printed(
@@ -365,13 +311,6 @@ def test_the_share_of_dropped_tokens_is_printed(
     assert "Tokens: 66.7% are in no sequence, cut off or too few for one (task.packing=sentence)" in printed
 
 
-def test_cached_sequences_are_the_same_after_pickling(
-    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-):
-    train = encode_cached(make_task(corpus_file), tokenizer, tmp_path)["train"]
-    assert equal_batches(pickle.loads(pickle.dumps(train))[[4, 1]], train[[4, 1]])
-
-
 # Errors
 
 
@@ -380,7 +319,6 @@ def test_cached_sequences_are_the_same_after_pickling(
     ("lines", "options", "message"),
     [
         ([], {}, "contains no text"),
-        (["", " "], {}, "contains no text"),
         (["a lovely film"], {}, "the corpus is a single document, a.txt#0, expected at least two"),
         (
             ["a lovely film", "a joy"],

@@ -79,9 +79,10 @@ def test_a_resumed_stream_continues_with_the_next_step(
     assert len(whole) == len(stream) == 40
     assert positions[-1]["buffer"]["visit"] > 1  # Beyond the end of the corpus.
     assert equal_steps(list(make_stream(corpus_file, tokenizer, steps=40, **options)), whole)
-    for done in (1, 2, 3, 4, 7, 17, 39, 40):
+    for done in (1, 2, 3, 7, 17, 40):
         stream = make_stream(corpus_file, tokenizer, steps=40, **options)
         stream.skip, stream.place = done, positions[done - 1]
+        stream = pickle.loads(pickle.dumps(stream))
         remaining = list(stream)
         assert equal_steps(remaining, whole[done:])
         assert equal_steps(list(itertools.islice(stream, 3)), whole[:3])  # Only the first iteration resumes.
@@ -161,22 +162,14 @@ def test_pairs_differ_in_each_pass_and_in_each_process(pair: str, tokenizer: Pre
     assert len({str(pairs) for pairs in passes.values()}) == 6
 
 
-@pytest.mark.parametrize(
-    "world",
-    [
-        2,
-    ],
-)
-def test_each_document_goes_to_one_process(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, world: int):
-    def read_shard(rank: int, world_size: int) -> list[list[int]]:
-        return sorted(unmask_all(make_stream(corpus_file, tokenizer, steps=1, rank=rank, world=world_size).sample))
+def test_each_document_goes_to_one_process(corpus_file: Path, tokenizer: PreTrainedTokenizerBase):
+    def read_shard(rank: int, world: int) -> Any:
+        return make_stream(corpus_file, tokenizer, steps=1, rank=rank, world=world).sample
 
-    parts = [read_shard(rank, world) for rank in range(world)]
-    assert sorted(itertools.chain(*parts)) == read_shard(0, 1)
-    firsts = {
-        make_stream(corpus_file, tokenizer, steps=1, rank=rank, world=world).sample.first for rank in range(world)
-    }
-    assert len(firsts) == world  # No two processes draw the same masks.
+    parts = [read_shard(rank, 2) for rank in range(2)]
+    together = sorted(itertools.chain(*map(unmask_all, parts)))
+    assert together == sorted(unmask_all(read_shard(0, 1)))
+    assert parts[0].first != parts[1].first  # No two processes draw the same masks.
 
 
 def test_the_first_step_reads_a_small_part_of_the_corpus(
@@ -184,7 +177,7 @@ def test_the_first_step_reads_a_small_part_of_the_corpus(
 ):
     monkeypatch.setattr("distill.text.streaming.BUFFER", 64)
     monkeypatch.setattr("distill.text.packing._BATCH_CHARACTERS", 2**12)
-    (tmp_path / "a.txt").write_text("\n".join(make_text(number, 5) for number in range(5000)))
+    (tmp_path / "a.txt").write_text("\n".join(make_text(number, 5) for number in range(2000)))
     keys = record_documents(monkeypatch)
     task = make_task(tmp_path / "a.txt", streaming=True, dev_examples=5)
     splits = encode(task, tokenizer, tmp_path / "cache")
@@ -192,7 +185,7 @@ def test_the_first_step_reads_a_small_part_of_the_corpus(
     loader = splits["train"].training_loader(steps=500, **BATCHES)
     step = next(iter(loader))
     assert [len(batch["example_id"]) for batch in step] == [4, 4]
-    assert len(keys) < 1000
+    assert len(keys) < 600
     assert not (tmp_path / "cache").exists()  # Nothing is cached.
 
 
@@ -272,40 +265,26 @@ def test_a_large_corpus_is_streamed(
     assert type(train) is (StreamedText if streamed else Sequences)
 
 
-@pytest.mark.parametrize(
-    "packing",
-    [
-        "full_sentences",
-    ],
-)
-def test_a_process_without_documents_is_reported(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, packing: str):
+def test_streams_that_cannot_be_are_refused(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
     (tmp_path / "a.txt").write_text("\n".join(make_text(number, 9) for number in range(3)))
+    few = {"steps": 4, "packing": "full_sentences", "rank": 7, "world": 8}
     with pytest.raises(
         UserError,
         match="process 7 of 8 has no sequence to train on, as there are too few documents for 8 processes .*: start "
         "fewer processes, set task.documents=paragraph or line, or give more text",
     ):
-        next(iter(make_stream(tmp_path / "a.txt", tokenizer, steps=4, packing=packing, rank=7, world=8)))
-
-
-def test_a_stream_without_dev_examples_or_with_static_masks_is_refused(
-    corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-):
+        next(iter(make_stream(tmp_path / "a.txt", tokenizer, **few)))
+    train = make_streamed_text(make_task(tmp_path / "a.txt", streaming=True), tokenizer)
+    with pytest.raises(UserError, match="has 2 documents to train on, fewer than the 5 processes: start fewer, set"):
+        train.training_loader(world=5, steps=4, **BATCHES)
+    assert len(train.training_loader(world=2, steps=4, **BATCHES)) == 4
+    with pytest.raises(UserError, match="is streamed, so that its length is not known: give trainer.max_steps"):
+        train.training_loader(steps=None, **BATCHES)
     with pytest.raises(UserError, match="is streamed: give task.dev_examples, or dev would be read to its end"):
         encode(make_task(corpus_file, streaming=True, dev_examples=None), tokenizer, tmp_path)
     task = make_task(corpus_file, keep_gb=1e-9, masking="static")
     with pytest.raises(UserError, match="shows a text once only: set task.masking=dynamic, or task.streaming=false"):
         encode(task, tokenizer, tmp_path)
-
-
-def test_fewer_documents_than_processes_are_refused_before_training(tokenizer: PreTrainedTokenizerBase, tmp_path: Path):
-    for number in range(4):
-        (tmp_path / f"{number}.txt").write_text(make_text(number, 30))
-    train = make_streamed_text(make_task(tmp_path, streaming=True), tokenizer)
-    options = {"steps": 4, **BATCHES}
-    with pytest.raises(UserError, match="has 2 documents to train on, fewer than the 5 processes: start fewer, set"):
-        train.training_loader(world=5, **options)
-    assert len(train.training_loader(world=2, **options)) == 4
 
 
 @pytest.mark.usefixtures("small_buffers")
@@ -315,14 +294,3 @@ def test_a_step_of_a_stream_takes_micro_batches_of_several_buffers(
     stream = make_stream(corpus_file, tokenizer, steps=6)
     stream.batches = {**stream.batches, "accumulate": 7}
     assert {len(step) for step in stream} == {7}
-
-
-def test_a_stream_is_the_same_after_pickling(corpus_file: Path, tokenizer: PreTrainedTokenizerBase):
-    stream = make_stream(corpus_file, tokenizer, steps=3)
-    other = pickle.loads(pickle.dumps(stream))
-    assert equal_steps(list(other), list(stream))
-
-
-def test_a_stream_without_a_number_of_steps_is_refused(corpus_file: Path, tokenizer: PreTrainedTokenizerBase):
-    with pytest.raises(UserError, match="is streamed, so that its length is not known: give trainer.max_steps"):
-        make_streamed_text(make_task(corpus_file, streaming=True), tokenizer).training_loader(steps=None, **BATCHES)
