@@ -11,7 +11,7 @@ from distill.data import splits
 from distill.data.augmentation import AutoAugmentation, is_english
 from distill.data.splits import Room, choose_amounts, measure_room, text_split
 from distill.kinds import Classification, Embedding, Regression
-from tests.jobs.test_config import CONF, compose_config
+from tests.jobs.test_config import CONF
 
 ENGLISH = ["what is the weather in Boston", "play the song that my brother liked", "wasting"]
 GERMAN = ["wie ist das Wetter in Bonn", "spiel das Lied, das mein Bruder mag", "was für ein Film"]
@@ -24,9 +24,7 @@ GERMAN = ["wie ist das Wetter in Bonn", "spiel das Lied, das mein Bruder mag", "
         (["THE FILM AND THE ACTORS", "naïve but the best"], True),
         (GERMAN, False),
         (["c'est un film que je n'aime pas", "il ne va nulle part"], False),
-        (["het is niet de film van het jaar", "of toch"], False),
         (["это хороший фильм the and", "плохой"], False),
-        (["这部电影很好"], False),
         (["select 1", "x = y + 2"], False),
         ([], False),
     ],
@@ -88,15 +86,14 @@ def test_without_the_tagger_a_notice_says_so(
 
 
 def test_the_share_of_every_yaml_is_that_of_the_module() -> None:
+    """Those that have none of these keys have them from another file."""
     for path in sorted((CONF / "task").glob("*.yaml")):
         own = OmegaConf.load(path)
-        if not {"unlabelled", "unlabelled_share", "bank"} & own.keys() and own.get("max_length", 0) <= 512:
-            continue  # It has them from another file.
-        task = compose_config(f"task={path.stem}").task
-        if "unlabelled_share" in task:
-            assert task.unlabelled_share == splits.SHARE
-            is_long = task.max_length > 512  # A copy of a long text costs as much as the text.
-            assert task.unlabelled == ("auto" if "bank" in task and not is_long else None)
+        assert own.get("unlabelled_share", splits.SHARE) == splits.SHARE
+        if "bank" in own:
+            assert own.unlabelled == "auto"
+        if own.get("max_length", 0) > 512 and "unlabelled" in own:
+            assert own.unlabelled is None  # A copy of a long text costs as much as the text.
 
 
 ROWS = (["a", "b"], [0, 1])

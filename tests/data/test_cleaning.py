@@ -84,12 +84,6 @@ def test_the_memory_of_spans_is_bounded() -> None:
     assert cleaner.kept == 3
 
 
-def test_cleaning_is_idempotent() -> None:
-    text = f"Menu\n{FIRST} {SECOND}\n{THIRD}\n\n{FOURTH}"
-    once = WebCleaner().clean(text)
-    assert WebCleaner().clean(once) == once == text.removeprefix("Menu\n")
-
-
 def test_a_bank_and_texts_without_labels_are_cleaned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = f"Home | Contact us here\n{FIRST} {SECOND}\nuse {{braces}} in a line of code.\n{FOURTH}"
     (tmp_path / "pages.txt").write_text(page)

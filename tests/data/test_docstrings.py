@@ -7,18 +7,14 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import distill
 from distill.core import files
 from distill.core.errors import install_command
 from distill.data import docstrings
 
-ROOT = Path(distill.__file__).resolve().parents[1]
 SIZE = 20
 
 SOURCE = b'''
@@ -37,9 +33,8 @@ def transform(signal, axis=0):
 
     Parameters
     ----------
-    signal : array_like
-        The description of a parameter is indented and left out.
     axis : int, see the `manual <https://example.org>`_ for what it means here.
+        The description of a parameter is indented and left out.
 
     Notes
     -----
@@ -50,12 +45,9 @@ def transform(signal, axis=0):
 
     See https://example.org for more about all of this.
 
-    ========  =========================================
-    name      The text of a table is not a sentence.
-    ========  =========================================
+    ====  ======================================
+    name  The text of a table is not a sentence.
 
-    Examples
-    --------
     The following example shows the transform of a pulse::
 
         This is a literal block and not a sentence.
@@ -115,10 +107,7 @@ def test_unparsable_or_nearly_undocumented_sources_are_skipped() -> None:
     [
         ("PyTorch and torch.nn.Linear differ.", "package and package.Linear differ."),
         ("Hugging Face's HF hub and huggingface_hub.", "package's package hub and package_hub."),
-        (
-            "A pd.DataFrame, np.array or nx.Graph in CPython.",
-            "A package.DataFrame, package.array or package.Graph in package.",
-        ),
+        ("A pd.DataFrame or np.array in CPython.", "A package.DataFrame or package.array in package."),
         ("Sympify the symbolic input; inputs stay simple.", "package the symbolic input; inputs stay simple."),
     ],
 )
@@ -159,16 +148,6 @@ def test_classes_are_balanced_and_the_splits_disjoint(prepared: Path) -> None:
         assert docstrings.mask_names(row["sentence"]) == row["sentence"]
 
 
-def test_files_depend_on_the_seed_and_not_on_the_cache(prepared: Path, tmp_path: Path) -> None:
-    again = docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
-    assert again.name == prepared.name
-    for name in (*docstrings.DATA_FILES, files.CHECKSUMS):
-        assert (again / name).read_bytes() == (prepared / name).read_bytes()
-    other = docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE, seed=1)
-    assert other.name != again.name
-    assert (other / "train.jsonl").read_bytes() != (again / "train.jsonl").read_bytes()
-
-
 def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()}
     monkeypatch.setattr(docstrings, "build_splits", lambda *_, **__: pytest.fail("the data set was built again"))
@@ -176,36 +155,18 @@ def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.Monkey
     assert {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()} == before
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing", "no checksums"])
-def test_a_damaged_cache_entry_is_rebuilt(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+def test_a_damaged_cache_entry_is_rebuilt(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "data" / prepared.name
     shutil.copytree(prepared, copy)
-    if damage == "changed":
-        (copy / "dev.jsonl").write_text("half a ro", encoding="utf-8")
-    else:
-        (copy / ("train.jsonl" if damage == "missing" else files.CHECKSUMS)).unlink()
+    (copy / "dev.jsonl").write_text("half a ro", encoding="utf-8")
     assert docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE) == copy
     assert "is damaged, its checksums do not match: building it again" in " ".join(capsys.readouterr().out.split())
-    assert (copy / "dev.jsonl").read_bytes() == (prepared / "dev.jsonl").read_bytes()
-    assert files.is_intact(copy)
+    for name in (*docstrings.DATA_FILES, files.CHECKSUMS):  # They do not depend on the directory of the cache.
+        assert (copy / name).read_bytes() == (prepared / name).read_bytes()
     assert [entry.name for entry in copy.parent.iterdir()] == [copy.name]
-
-
-def test_two_processes_at_once_both_succeed_without_importing_the_packages(tmp_path: Path) -> None:
-    program = (
-        "import sys, pathlib\n"
-        "from distill.data import docstrings\n"
-        "print(docstrings.prepare_dataset(pathlib.Path(sys.argv[1]), sentences_per_class=10))\n"
-        "sys.exit(bool(set(docstrings.LABELS[1:]) & set(sys.modules)))\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    paths = {Path(process.communicate()[0].strip()) for process in running}
-    assert [process.returncode for process in running] == [0, 0]
-    assert list((tmp_path / "data").iterdir()) == list(paths)
-    assert files.is_intact(paths.pop())
+    other = docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE, seed=1)
+    assert other.name != copy.name
+    assert (other / "train.jsonl").read_bytes() != (copy / "train.jsonl").read_bytes()
 
 
 def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,21 +183,9 @@ def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, capsy
 def test_a_missing_package_raises_with_the_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sympy" else find_spec(name))
+    with pytest.raises(ValueError, match="sentences_per_class is 9, expected at least 10"):
+        docstrings.prepare_dataset(tmp_path, sentences_per_class=9)
     expected = f"sources of 'sympy', which is not installed: {re.escape(install_command('train'))}$"
     with pytest.raises(ModuleNotFoundError, match=expected):
         docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_sources_without_a_version_count_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_version(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", no_version)
-    with pytest.raises(ModuleNotFoundError, match="sources of 'numpy', which is not installed"):
-        docstrings.compute_fingerprint(SIZE, 0)
-
-
-def test_a_size_below_the_minimum_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="sentences_per_class is 9, expected at least 10"):
-        docstrings.prepare_dataset(tmp_path, sentences_per_class=9)

@@ -39,9 +39,7 @@ def test_keys_of_any_kind_join_rows() -> None:
     assert text_keys(["One  two", "x"], ["X", " one TWO"])[0] == text_keys(["x"], ["one two"])[0]
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.7])
-@pytest.mark.parametrize("copies", [2, 3, 12])
-@pytest.mark.parametrize("share", [0.2, 1.0])
+@pytest.mark.parametrize(("fraction", "copies", "share"), [(0.1, 2, 0.2), (0.1, 12, 1.0), (0.7, 3, 1.0)])
 def test_the_share_and_the_classes_of_dev_stay(fraction: float, copies: int, share: float) -> None:
     """Part of the rows or all of them are there several times, in three classes, of which one is rare."""
     random = np.random.default_rng(0)
@@ -168,15 +166,6 @@ def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, capsys: pytest.C
     assert 20 <= sum(of["dev"].values()) <= 24
     assert set(of["dev"].values()) <= {1, 2, 4}
     assert "may be too high" not in capsys.readouterr().out
-
-
-def test_a_table_without_copies_keeps_its_split(tmp_path: Path) -> None:
-    """Those rows are dev that were before rows were kept together."""
-    rows = [single(number) for number in range(40)]
-    data = Classification(text=["sentence"], data_dir=write(tmp_path / "rows.jsonl", rows)).read(tmp_path)
-    numbers = np.arange(40)
-    _, dev = train_test_split(numbers, test_size=0.1, random_state=0, stratify=[row["label"] for row in rows])
-    assert data.splits["dev"].texts == [f"text {number}" for number in sorted(dev)]
 
 
 def test_few_articles_are_divided_by_context(tmp_path: Path) -> None:

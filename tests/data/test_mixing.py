@@ -42,7 +42,7 @@ def flatten(steps: list[Step]) -> list[int]:
     return [example for step in steps for micro_batch in step for example in micro_batch]
 
 
-@pytest.mark.parametrize(("share", "size", "unlabelled"), [(0.5, 8, 4), (0.75, 8, 6), (0.25, 8, 2), (0.9, 10, 9)])
+@pytest.mark.parametrize(("share", "size", "unlabelled"), [(0.5, 8, 4), (0.9, 10, 9)])
 def test_every_step_has_its_share(share: float, size: int, unlabelled: int) -> None:
     steps = of_epoch(mixed(180, 1000, share=share, batch_size=size), 0)
     assert len(steps) == 180 // (size - unlabelled)
@@ -52,7 +52,7 @@ def test_every_step_has_its_share(share: float, size: int, unlabelled: int) -> N
         assert sum(example >= 180 for example in examples) == unlabelled
 
 
-@pytest.mark.parametrize(("share", "size"), [(0.3, 16), (0.95, 32), (0.9, 32), (0.97, 64), (0.6, 7)])
+@pytest.mark.parametrize(("share", "size"), [(0.3, 16), (0.95, 32), (0.6, 7)])
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_share_that_no_batch_has_exactly_is_met_on_average(share: float, size: int, world: int) -> None:
     """Before, 0.95 of 32 left one labelled example in a step, and steps of 20."""
@@ -101,16 +101,6 @@ def test_the_first_epochs_show_the_first_texts_whatever_the_seed() -> None:
             assert drawn == set(range(120 * epoch, 120 * (epoch + 1)))
     first, second = (flatten(of_epoch(mixed(40, 1000, batch_size=8, seed=seed), 0)) for seed in (1, 2))
     assert first != second
-
-
-def test_each_pass_over_the_pool_has_an_order_of_its_own() -> None:
-    """An epoch shows half of the pool, the first pass its first half, and no two of the later passes the same half."""
-    halves = []
-    for seed, epoch in itertools.product((1, 2), range(0, 8, 2)):
-        examples = flatten(of_epoch(mixed(40, 80, batch_size=8, seed=seed), epoch))
-        halves.append(frozenset(example - 40 for example in examples if example >= 40))
-    assert halves[0] == halves[4] == set(range(40))
-    assert len(set(halves)) == 7  # Of another seed too.
 
 
 def test_each_epoch_shows_the_same_part_in_an_order_of_its_own() -> None:
@@ -212,18 +202,17 @@ def examples(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
     tokenizer.padding_side = side
 
 
-def test_the_pieces_are_those_of_all_batches(examples: Any) -> None:
-    train = examples["train"]
-    own, whole = train.labelled.pieces().tolist(), train.pieces().tolist()
-    shown = train[list(range(len(train)))]["input_ids"].unique().tolist()
-    assert whole == shown
-    assert set(own) < set(whole)
-
-
 def test_a_batch_holds_the_examples_in_the_given_order(examples: Any) -> None:
     train = examples["train"]
     assert isinstance(train, MixedExamples)
     assert len(train) == 40
+    assert train.pieces().tolist() == train[list(range(40))]["input_ids"].unique().tolist()  # type: ignore[union-attr]
+    assert set(train.labelled.pieces()) < set(train.pieces())  # type: ignore[arg-type]
+    labelled = labelled_only(examples)["train"]
+    assert isinstance(labelled, TokenizedExamples)
+    assert len(labelled) == 10
+    assert [seen_examples(train, epochs) for epochs in (1, 2, 3, 4, None)] == [20, 30, 40, 40, 40]
+    assert (seen_examples(labelled, 3), shown_in_epoch(train), shown_in_epoch(labelled)) == (10, 20, 10)
     batch = train[[12, 3, 39, 0]]
     assert batch["example_id"].tolist() == [12, 3, 39, 0]
     assert (batch["labels"] >= 0).tolist() == [False, True, False, True]
@@ -233,17 +222,3 @@ def test_a_batch_holds_the_examples_in_the_given_order(examples: Any) -> None:
         assert torch.equal(tokens, alone["input_ids"][0][alone["attention_mask"][0].bool()])
         assert batch["labels"][row] == alone["labels"][0]
         assert len(tokens) == train.lengths[batch["example_id"][row]]
-
-
-def test_the_labelled_part_is_that_of_a_task_without_unlabelled_text(examples: Any) -> None:
-    train = labelled_only(examples)["train"]
-    assert isinstance(train, TokenizedExamples)
-    assert len(train) == 10
-    assert labelled_only({"train": train}) == {"train": train}
-
-
-def test_a_short_training_needs_the_first_examples_only(examples: Any) -> None:
-    train = examples["train"]
-    assert [seen_examples(train, epochs) for epochs in (1, 2, 3, 4, None)] == [20, 30, 40, 40, 40]
-    assert seen_examples(train.labelled, 3) == 10
-    assert (shown_in_epoch(train), shown_in_epoch(train.labelled)) == (20, 10)

@@ -44,29 +44,6 @@ def read(tmp_path: Path) -> Callable[..., Table]:
 Read = Callable[..., Table]
 
 
-def test_a_file_changed_in_place_is_read_again(tmp_path: Path) -> None:
-    """The new content has the size and the modification time of the old one."""
-    rows = [{"text": f"text {index}", "label": index % 2} for index in range(4)]
-    for suffix in (".tsv", ".jsonl", ".csv", ".parquet"):
-        texts = []
-        for word in ("text", "word"):
-            frame = pandas.DataFrame([{**row, "text": str(row["text"]).replace("text", word)} for row in rows])
-            for path in (tmp_path / f"train{suffix}", tmp_path / f"dev{suffix}"):
-                if suffix == ".jsonl":
-                    frame.to_json(path, orient="records", lines=True)
-                elif suffix == ".parquet":
-                    frame.to_parquet(path)
-                else:
-                    frame.to_csv(path, sep="\t" if suffix == ".tsv" else ",", index=False)
-                os.utime(path, (1e9, 1e9))
-            data = Classification(text="text", data=tmp_path).read(tmp_path / "cache")
-            texts.append(data.splits["train"].texts)
-        assert texts == [[f"{word} {index}" for index in range(4)] for word in ("text", "word")]
-        for path in tmp_path.glob("*.*"):
-            path.unlink()
-    assert not list(tmp_path.glob("cache/**/*"))
-
-
 @pytest.mark.parametrize("quote", ["", '"'])
 def test_a_long_first_row_of_csv_is_read_and_the_limit_of_other_readers_is_kept(read: Read, quote: str) -> None:
     before = csv.field_size_limit()
@@ -78,6 +55,20 @@ def test_a_long_first_row_of_csv_is_read_and_the_limit_of_other_readers_is_kept(
     assert csv.field_size_limit() == before == 131_072
 
 
+def test_a_file_changed_in_place_is_read_again(tmp_path: Path) -> None:
+    """The new content has the size and the modification time of the old one."""
+    contents = {
+        "a.tsv": "text\tlabel\nOLD\t1\n",
+        "a.csv": "text,label\nOLD,1\n",
+        "a.jsonl": '{"text": "OLD", "label": 1}',
+    }
+    for name, content in contents.items():
+        for word in ("OLD", "NEW"):
+            (tmp_path / name).write_text(content.replace("OLD", word))
+            os.utime(tmp_path / name, (1e9, 1e9))
+            assert read_file(tmp_path / name, WANTED).columns["text"] == [word]
+
+
 def test_fields_are_read_as_they_are(read: Read) -> None:
     content = 'id,text,label,\r\n1,"a ""quoted"", text",x,\r\n\r\n2,"two\r\nlines",5" disk,\r\n3, b ,NA,\n'
     table = read("a.csv", content)
@@ -85,15 +76,6 @@ def test_fields_are_read_as_they_are(read: Read) -> None:
     assert table.columns == {"text": ['a "quoted", text', "two\r\nlines", " b "], "label": ["x", '5" disk', "NA"]}
     table = read("a.tsv", 'text\tlabel\n"a\t1\n  \n\x0b\x0c\u2028\x85b\t"0"')
     assert table.columns == {"text": ['"a', "\x0b\x0c\u2028\x85b"], "label": ["1", '"0"']}
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.tsv.gz", "a.csv.gz", "a.jsonl.gz"])
-def test_a_byte_order_mark_is_removed_in_every_text_format(read: Read, name: str) -> None:
-    separator = "\t" if "tsv" in name else ","
-    content = '{"text": "a", "label": 1}\n' if "jsonl" in name else f"text{separator}label\na{separator}1\n"
-    table = read(name, "\ufeff" + content)
-    assert table.names == WANTED
-    assert table.columns["text"] == ["a"]
 
 
 def test_json_strings_that_look_like_other_types_stay_strings(read: Read) -> None:
@@ -126,21 +108,15 @@ def test_a_parquet_file_has_no_columns_of_its_path(tmp_path: Path) -> None:
 ROW = b"text,label\na,1\n"
 UNREADABLE: dict[str, tuple[str, Any, str]] = {
     "a NUL byte": ("a.csv", ROW + b"b\0,1\n", "line 3 has a NUL byte, expected text in UTF-8: is it UTF-16"),
-    "a NUL byte in TSV": ("a.tsv", b"text\tlabel\na\0\t1\n", "line 2 has a NUL byte"),
     "a NUL byte in JSON": ("a.jsonl", b'{"text": "a\0", "label": 1}\n', "line 1 has a NUL byte"),
     "UTF-16": ("a.csv", ROW.decode().encode("utf-16"), "a.csv is in UTF-16 or UTF-32, expected UTF-8: convert it with"),
-    "UTF-16, big endian": ("a.tsv", b"\xfe\xff" + ROW.decode().encode("utf-16-be"), "is in UTF-16 or UTF-32"),
-    "UTF-16 without a mark": ("a.jsonl", '{"text": "a"}'.encode("utf-16-le"), "line 1 has a NUL byte"),
     "Latin-1": ("a.jsonl", b'{"text": "caf\xe9"}\n', "line 1 is not UTF-8 (byte 0xe9), expected UTF-8: convert the"),
-    "half a character at the end": ("a.csv", ROW + b"caf\xc3", "line 3 is not UTF-8 (byte 0xc3)"),
     "a lone carriage return in TSV": (
         "a.tsv", b"text\tlabel\na\rb\t1\n",
         r"line 2 has a carriage return (\r) without a line feed, which may end a row or belong to a text: expected",
     ),
     "a lone carriage return in CSV": ("a.csv", ROW + b"b\rc,0\n", r"line 3 has a carriage return (\r) without"),
-    "line ends of an old Mac": ("a.csv", b"text,label\ra,1\rb,0\r", r"line 1 has a carriage return (\r) without"),
     "a doubled column": ("a.csv", b"text,label,text\na,1,b\n", "has the column text twice, expected different names"),
-    "a doubled column in TSV": ("a.tsv", b"label\ttext\tlabel\n1\ta\t1\n", "has the column label twice"),
     "a doubled key": (
         "a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b", "label": 0, "label": 1}\n',
         "line 2 has the key 'label' twice, expected it once",
@@ -149,23 +125,15 @@ UNREADABLE: dict[str, tuple[str, Any, str]] = {
         "a.parquet", pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), "has the column text twice",
     ),
     "white space after a column": ("a.csv", b"text,label,label \na,1,2\n", "has the columns 'label' and 'label ', exp"),
-    "white space after a key": ("a.jsonl", b'{"text": "a"}\n{"text ": "b"}\n', "has the columns 'text' and 'text '"),
     "a header alone": ("a.csv", b"text,label\n\n  \n", "a.csv has a header and no examples"),
-    "a header alone in an archive": ("a.tsv.gz", b"text\tlabel", "a.tsv.gz has a header and no examples"),
     "blank lines alone": ("a.csv", b"\n\n", "a.csv is empty, expected a header and examples"),
-    "an empty archive": ("a.csv.gz", b"", "a.csv.gz is empty, expected a header and examples"),
     "blank JSON": ("a.jsonl", b"\n\n", "a.jsonl has no examples, expected an object on every line"),
-    "objects without keys": ("a.jsonl", b"{}\n", "a.jsonl has no examples, expected an object on every line"),
     "a field too many": ("a.csv", ROW + b"b,1,\n", "line 3 has 3 fields, its header 2: expected as many in every row"),
-    "a field too few": ("a.csv", ROW + b"b\n" + b"c,1\n", "line 3 has 1 field, its header 2"),
-    "a row in several lines": ("a.csv", ROW + b'"b\nc"\nd,1\n', "line 3 has 1 field, its header 2"),
     "a field too few in TSV": ("a.tsv", b"text\tlabel\na\t1\nb\nc\t0\n", "line 3 has 1 field, its header 2"),
     "a quote that is never closed": ("a.csv", ROW + b'"b,1\nc,0\n', "line 3 opens a quote that is never closed"),
     "text behind a quote": ("a.csv", ROW + b'"b" c,1\n', "line 3: ',' expected after '\"'; a quote inside of a quoted"),
-    "a quote closed by the next one": ("a.csv", ROW + b'"b,1\n"c",0\n', "line 3: ',' expected after"),
     "JSON that ends early": ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b', "line 2 is not valid JSON: Unterm"),
     "a JSON array": ("a.jsonl", b'[{"text": "a", "label": 1}]\n', "line 1 is [{'label': 1, 'text': 'a'}], expected an"),
-    "JSON in several lines": ("a.jsonl", b'{\n"text": "a"\n}\n', "line 1 is not valid JSON: Expecting property name"),
     "two objects in a line": ("a.jsonl", b'{"text": "a"}{"text": "b"}\n', "line 1 is not valid JSON: Extra data"),
     "a number of 5,000 digits": ("a.jsonl", b'{"label": ' + b"1" * 5_000 + b"}\n", "line 1 is not valid JSON: Exceeds"),
     "deep JSON": ("a.jsonl", b"[" * 200_000 + b"]" * 200_000, "line 1 is not valid JSON: maximum recursion depth"),
@@ -184,12 +152,11 @@ def test_a_file_without_a_clear_meaning_is_refused(read: Read, case: str) -> Non
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("end", [-1, -8, -20, 15, 3])
-def test_a_truncated_archive_is_refused(tmp_path: Path, end: int) -> None:
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(ROW + b"b,0\n" * 500)[:end])
-    with pytest.raises(UserError, match=r"a\.csv\.gz cannot be read: "):
-        read_file(path, WANTED)
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
+    for end in (-1, -8, -20, 15, 3):
+        (tmp_path / "a.csv.gz").write_bytes(gzip.compress(ROW + b"b,0\n" * 500)[:end])
+        with pytest.raises(UserError, match=r"a\.csv\.gz cannot be read: "):
+            read_file(tmp_path / "a.csv.gz", WANTED)
 
 
 def test_damaged_metadata_of_a_parquet_file_is_refused(read: Read) -> None:
@@ -236,18 +203,6 @@ def test_a_missing_column_is_shown_with_its_white_space_and_long_names_are_short
     assert len(str(caught.value)) < 500
 
 
-def test_two_files_for_one_split_are_refused(tmp_path: Path) -> None:
-    for name in ("train.csv", "dev.csv", "train.jsonl", "validation.csv"):
-        (tmp_path / name).write_bytes(ROW + b"b,0\n")
-    with pytest.raises(
-        UserError, match=r"has train\.csv and train\.jsonl, expected one file for train: move the others"
-    ):
-        Classification(text="text", data=tmp_path).read(tmp_path)
-    (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(UserError, match=r"has dev\.csv and validation\.csv, expected one file for dev"):
-        Classification(text="text", data=tmp_path).read(tmp_path)
-
-
 # Texts
 
 
@@ -265,19 +220,12 @@ def test_one_text_of_a_pair_may_be_empty(capsys: pytest.CaptureFixture[str], kin
     assert data.splits["train"].records() == [["a", "b"], ["", "c"], ["d", " "]]
     printed = [line for line in capsys.readouterr().out.splitlines() if "pairs" in line]
     assert printed == ["Notice: the split train: pairs with one empty text, which are used as they are: 2"]
-
-
-@pytest.mark.parametrize(
-    ("pair", "message"),
-    [
-        (("", " "), r"1 of 3 rows has no text in either column of the pair \(example 2\): set task\.missing=drop"),
-        ((None, "c"), r"1 of 3 rows has no text but None or the like in column first \(example 2\): expected text"),
-        (("c", None), r"1 of 3 rows has no text but None or the like in column second \(example 2\): expected text"),
-    ],
-)
-def test_a_pair_without_text_is_refused(pair: tuple[Any, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_pairs([("a", "b"), pair, ("c", "d")], missing="error")
+    for pair, message in (
+        (("", " "), "no text in either column of the pair"),
+        ((None, "c"), "no text but None or the"),
+    ):
+        with pytest.raises(UserError, match=rf"1 of 2 rows has {message} .*\(example 2\): "):
+            read_pairs([("a", "b"), pair], kind, missing="error")
 
 
 def test_an_unpaired_surrogate_is_refused(tmp_path: Path) -> None:
