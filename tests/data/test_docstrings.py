@@ -189,3 +189,10 @@ def test_a_missing_package_raises_with_the_install_command(tmp_path: Path, monke
     with pytest.raises(ModuleNotFoundError, match=expected):
         docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE)
     assert list(tmp_path.iterdir()) == []
+
+    def no_version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", no_version)
+    with pytest.raises(ModuleNotFoundError, match="sources of 'numpy', which is not installed"):
+        docstrings.compute_fingerprint(SIZE, 0)

@@ -9,7 +9,7 @@ import pytest
 from distill.core.errors import UserError
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, Regression
-from distill.rows.labels import LabelColumn, find_classes
+from distill.rows.labels import LabelColumn, find_classes, natural_key, sort_classes
 
 RATINGS = ["1", "2", "3", "4", "5"]
 
@@ -65,6 +65,7 @@ def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.Ca
     assert data.labels == ("0", "1")
     assert indices(data) == {"train": [0, 1], "dev": [1, 0], "test": [1, 0]}
     assert "the labels 0.0 and 0 are read as one class" in capsys.readouterr().out
+    assert read(["1.10", "1.9", "1.x"], ["1.9"]).labels == ("1.10", "1.9", "1.x")
     assert read([4.0, 10.0, -2.0], [4.0]).labels == ("-2", "4", "10")
     expected = "the labels -2.0, 4.0, 10.0 are read as the whole numbers -2, 4, 10, because programs write them so in a"
     assert expected in " ".join(capsys.readouterr().out.split())
@@ -80,18 +81,7 @@ def test_a_file_to_evaluate_may_have_both_spellings_of_whole_numbers(names: tupl
     assert find_classes(column, names, print).tolist() == [1, 0, 0, 1]
 
 
-def test_booleans_are_classes() -> None:
-    data = read([True, False], [False], metrics=["f1"])
-    assert data.labels == ("False", "True")
-    assert indices(data) == {"train": [1, 0], "dev": [0]}
-
-
-def test_numbers_are_in_the_order_of_their_values() -> None:
-    assert read([10.5, 9.0, -2.0], [9.0]).labels == ("-2.0", "9.0", "10.5")
-    assert read(["1.10", "1.9", "1.x"], ["1.9"]).labels == ("1.10", "1.9", "1.x")
-
-
-@pytest.mark.parametrize("word", ["nan", "None", "NA", "<NA>", "undefined", "-"])
+@pytest.mark.parametrize("word", ["nan", "NA", "-"])
 def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(
     word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,9 +103,23 @@ def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(
     assert read(table([0, 1, 2], values), ["good"]).labels == tuple(values)
 
 
-def test_other_words_for_nothing_are_classes() -> None:
-    assert read(["none", "empty", "0"], ["none"]).labels == ("0", "empty", "none")
-    assert read(["+", "-"], ["-"]).labels == ("+", "-")
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ["-1", "1", "2", "2.5", "9", "10"],
+        ["01", "1", "1.0"],
+        ["1 star", "9 stars", "10 stars", "no stars"],
+        ["9", "10", "a", "no"],
+        [],
+    ],
+)
+def test_numbers_in_classes_are_in_the_order_of_their_values(classes: list[str]) -> None:
+    assert sort_classes(sorted(classes, reverse=True)) == classes
+
+
+def test_numbers_in_names_are_in_the_order_of_their_values() -> None:
+    names = ["temperature=10 weight=1", "temperature=2.5", "temperature=2", "layers=3"]
+    assert sorted(names, key=natural_key) == [*reversed(names)]
 
 
 # The names of a data set
@@ -181,44 +185,28 @@ REFUSED: dict[str, tuple[list[Any], list[Any], dict[str, Any], str]] = {
         ["no", "yes"], [0, 1], {"labels": ["no", "yes"]},
         "the split dev, example 1: label 0 is an index and no of the split train, example 1 a name, expected only",
     ),
-    "names and indices of a rating": (
-        [1, 2, 5], [0, 1], {"labels": RATINGS},
-        "the split dev, example 1: label 0 is an index and 5 of the split train, example 3 a name",
-    ),
     "a name that the task lacks": (
         ["no", "yes"], ["no", "maybe"], {"labels": ["no", "yes"]},
         "the split dev, example 2: label 'maybe' is unknown, expected one of no, yes, or",
-    ),
-    "a boolean where the task names the classes": (
-        [True, False], [True], {"labels": ["no", "yes"]}, "label 'True' is unknown, expected one of no, yes",
     ),
     "white space after a label": (
         ["pos", "neg"], ["pos", "pos "], {},
         "the split dev, example 2: label 'pos ' looks like 'pos' of the split train, example 1, expected one of them",
     ),
-    "white space within one split": (["pos", "neg", " neg"], ["pos"], {}, "label ' neg' looks like 'neg' of"),
-    "a non-breaking space": (["pos", "neg", "pos\xa0"], ["pos"], {}, r"label 'pos\xa0' looks like 'pos'"),
     "an invisible character": (["pos", "neg", "\u200bpos"], ["pos"], {}, r"label '\u200bpos' looks like 'pos'"),
-    "an accent in two codings": (["caf\xe9", "bar"], ["cafe\u0301"], {}, r"label 'cafe\u0301' looks like 'caf\xe9'"),
-    "white space in a label of the task": (["pos ", "neg"], ["neg"], {"labels": ["neg", "pos"]}, "label 'pos ' is unk"),
     "-1 among indices": (
         [0, 1, -1], [0], {},
         "the split train, example 3: label -1 often marks an example without a label: remove these rows, or name the "
         "classes with task.labels=[-1,0,1]",
     ),
-    "-1 in dev alone": ([0, 1], [1, -1], {}, "the split dev, example 2: label -1 often marks an example without a"),
     "-1 as a float": ([0.0, -1.0, 1.0], [1.0], {}, "the split train, example 2: label -1.0 often marks an example"),
     "-1 where the task names others": ([0, 1, -1], [0], {"labels": ["a", "b"], **ERROR}, "-1 counts too (example 3)"),
-    "an empty label": (["a", "b"], ["a", " "], ERROR, "the split dev: 1 of 2 rows has no label (example 2): set task"),
     "no label": (["a", "b", None], ["a"], ERROR, "the split train: 1 of 3 rows has no label (example 3): set task.mis"),
     "a label that is not a number": ([0.0, 1.0, float("nan")], [0.0], ERROR, "1 of 3 rows has no label (example 3)"),
     "an infinite label": ([0.0, 1.0, float("inf")], [0.0], {}, "label inf is no name and no number of a class"),
     "a list as a label": ([[0], [1]], [[0]], {}, "example 1: label [0] is no name and no number of a class"),
-    "bytes as a label": ([b"a", b"b"], [b"a"], {}, "example 1: label b'a' is no name and no number of a class"),
     "a boolean as a number": ([True, False], [True], {"kind": Regression}, "a label that is no number, True"),
     "a number beyond float32": ([1e39, 2.0], [1.0], {"kind": Regression}, "a label that is no number, 1e+39"),
-    "an infinite number": ([1.0, float("inf")], [1.0], {"kind": Regression}, "that is no number, inf (example 2)"),
-    "an underscore in a number": (["1_000", "2"], ["1"], {"kind": Regression}, "label that is no number, '1_000'"),
     "a decimal comma": (["1,5", "2"], ["1"], {"kind": Regression}, "label that is no number, '1,5'"),
 }  # fmt: skip
 
@@ -233,33 +221,16 @@ def test_labels_without_a_clear_meaning_are_refused(case: str) -> None:
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("own", "given"),
-    [
-        (["neg", "pos"], ["pos", "other"]),
-        (["neg", "pos"], ["neg", "neutral", "pos"]),
-        (["neg", "neutral", "pos"], ["bad", "good"]),
-    ],
-)
-def test_other_names_than_those_of_a_class_label_are_refused(own: list[str], given: list[str]) -> None:
-    with pytest.raises(UserError, match="expected the same names, or as many others in the same order"):
-        read(table([1, 0], own), table([1], own), labels=given)
-
-
-def test_an_index_beyond_a_class_label_and_a_split_without_labels_are_refused() -> None:
+def test_other_names_than_those_of_a_class_label_are_refused() -> None:
+    for own, given in ((["neg", "pos"], ["pos", "other"]), (["neg", "neutral", "pos"], ["bad", "good"])):
+        with pytest.raises(UserError, match="expected the same names, or as many others in the same order"):
+            read(table([1, 0], own), table([1], own), labels=given)
     names = ["neg", "pos"]
-    with pytest.raises(
-        UserError, match="the split train has no row with a text and a label: 0 of 2 have no text, and 2 others no"
-    ):
+    none = "the split train has no row with a text and a label: 0 of 2 have no text, and 2 others no"
+    with pytest.raises(UserError, match=none):
         read(table([-1, -1], names), table([0], names))
     with pytest.raises(UserError, match="the split dev, example 1: label '2' is unknown, expected one of neg, pos"):
         read(table([0, 1], names), [2])
-
-
-def test_labels_are_checked_before_dev_is_held_out() -> None:
-    data = {"text": [f"text {index}" for index in range(21)], "label": ["a", "b"] * 10 + ["a "]}
-    with pytest.raises(UserError, match="label 'a ' looks like 'a'"):
-        Classification(text="text", data=data).read(Path("nowhere"))
 
 
 def test_a_number_and_a_text_as_labels_of_one_file_are_refused(tmp_path: Path) -> None:
