@@ -16,7 +16,6 @@ from distill.kinds import Classification, Regression
 
 CLASSES = ("bad", "fine", "good")
 Row = list[Any]
-Read = Callable[..., LabelledData]
 
 
 def make_rows(count: int = 300) -> list[Row]:
@@ -52,19 +51,13 @@ def notices(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     return lambda: [line for line in capsys.readouterr().out.splitlines() if line.startswith("Notice:")]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a.csv",
-    ],
-)
-def test_rows_without_a_label_go_to_the_teacher(name: str, tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+def test_rows_without_a_label_go_to_the_teacher(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
     rows = make_rows()
     without = [37, 44, 121, 122, 200, 256]
     for row in without:
         rows[row][2] = ""
-    lines = write_csv(tmp_path / name, rows)
-    data = read(tmp_path / name)
+    lines = write_csv(tmp_path / "a.csv.gz", rows)
+    data = read(tmp_path / "a.csv.gz")
     assert data.pool.rows.texts == [rows[row][1] for row in without]
     shown = data.pool.fit_share(data.sizes()["train"])
     assert (shown.share, shown.record()["examples"]) == (6 / (6 + data.sizes()["train"]), 6)
@@ -72,7 +65,7 @@ def test_rows_without_a_label_go_to_the_teacher(name: str, tmp_path: Path, notic
     assert sum(data.sizes().values()) == 294
     [notice] = notices()
     first = ", ".join(str(lines[row]) for row in without[:4])
-    assert f"{name}: 6 of 300 rows have no label (lines {first}, {lines[200]} and 1 more): only the teacher" in notice
+    assert f"a.csv.gz: 6 of 300 rows have no label (lines {first}, {lines[200]} and 1 more): only the teacher" in notice
 
 
 def test_labelled_rows_are_split_as_without_the_others(tmp_path: Path) -> None:
@@ -100,9 +93,8 @@ def test_rows_without_a_label_are_the_first_of_further_texts(tmp_path: Path) -> 
 
 def test_the_sentiments_minus_one_to_one_are_not_guessed(tmp_path: Path) -> None:
     lines = write_csv(tmp_path / "a.csv", [[0, f"text {index}", index % 3 - 1] for index in range(90)])
-    with pytest.raises(
-        UserError, match=rf"line {lines[0]}: label -1 often marks .*-1,0,1\]; task\.missing=drop leaves"
-    ):
+    expected = rf"line {lines[0]}: label -1 often marks .*-1,0,1\]; task\.missing=drop leaves"
+    with pytest.raises(UserError, match=expected):
         read(tmp_path / "a.csv")
     assert read(tmp_path / "a.csv", labels=["-1", "0", "1"]).labels == ("-1", "0", "1")
     dropped = read(tmp_path / "a.csv", missing="drop")
@@ -126,21 +118,6 @@ def test_missing_says_what_happens_to_rows_without_a_label(tmp_path: Path, notic
     )
 
 
-def test_the_problems_of_all_splits_are_one_message(tmp_path: Path) -> None:
-    rows = make_rows(60)
-    rows[9][2] = ""
-    train = write_csv(tmp_path / "train.csv", rows)
-    rows[10][1] = ""
-    dev = write_csv(tmp_path / "dev.csv", rows)
-    with pytest.raises(UserError) as caught:
-        read(tmp_path, missing="error")
-    message = str(caught.value)
-    assert f"train.csv: 1 of 60 rows has no label (line {train[9]})" in message
-    assert f"dev.csv: 1 of 60 rows has no text (line {dev[10]}): set" in message
-    assert f"; 1 of 60 rows has no label (line {dev[9]})" in message
-    assert len(message.splitlines()) == 1
-
-
 def test_rows_of_dev_and_test_without_a_label_are_left_out(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
     for split in ("train", "dev", "test"):
         rows = make_rows(60)
@@ -162,13 +139,6 @@ def test_most_rows_without_a_label_are_pointed_out(tmp_path: Path, notices: Call
     assert len(read(tmp_path / "a.csv").pool) == 200
     assert "200 of 300 rows have no label" in (notice := notices()[0])
     assert "this is more than half, so check task.label" in notice
-    for row in rows:
-        row[2] = ""
-    write_csv(tmp_path / "a.csv", rows)
-    with pytest.raises(
-        UserError, match=r"has no row with a text and a label: 0 of 300 have no text, and 300 others no"
-    ):
-        read(tmp_path / "a.csv")
 
 
 def test_a_frame_with_gaps_names_its_rows_and_has_whole_classes(notices: Callable[[], list[str]]) -> None:
@@ -186,31 +156,19 @@ def test_a_frame_with_gaps_names_its_rows_and_has_whole_classes(notices: Callabl
     assert "are read as the whole numbers 0, 1, 2, 3" in spelled
 
 
-def test_a_class_of_few_rows_is_named_with_its_lines(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
+def test_a_class_of_few_rows_is_named_with_its_lines(tmp_path: Path) -> None:
     rows = make_rows()
-    for row in (50, 51, 52):
-        rows[row][2] = "odd"
+    rows[52][2] = "odd"
     lines = write_csv(tmp_path / "a.csv", rows)
-    data = read(tmp_path / "a.csv", dev_fraction=0.2)
-    of_train = [lines[row] for row in (50, 51, 52) if rows[row][1] in data.splits["train"].texts]
-    [notice] = [notice for notice in notices() if "classes has" in notice]
-    assert f"1 of 4 classes has fewer than 10 rows: odd ({len(of_train)}: line" in notice
-    assert str(of_train[0]) in notice
-    rows[50][2] = rows[51][2] = "bad"
-    write_csv(tmp_path / "a.csv", rows)
     with pytest.raises(UserError) as caught:
         read(tmp_path / "a.csv")
     assert (
         "a.csv cannot be split with task.dev_fraction=0.1 so that train and dev hold every class: 1 of 4 classes has "
         f"fewer than 2 rows: odd (1: line {lines[52]}); add rows, join classes, remove these rows, or give a directory"
     ) in str(caught.value)
-
-
-def test_more_classes_than_rows_of_dev_name_the_share_to_set(tmp_path: Path) -> None:
     write_csv(tmp_path / "a.csv", [[0, f"text {index}", f"class {index % 20}"] for index in range(60)])
-    with pytest.raises(
-        UserError, match=r"6 of 60 rows would be dev, and there are 20 classes; set task\.dev_fraction=0\.34"
-    ):
+    expected = r"6 of 60 rows would be dev, and there are 20 classes; set task\.dev_fraction=0\.34"
+    with pytest.raises(UserError, match=expected):
         read(tmp_path / "a.csv")
     assert read(tmp_path / "a.csv", dev_fraction=0.34).sizes() == {"train": 39, "dev": 21}
 
@@ -223,31 +181,9 @@ def test_ids_as_text_are_named_with_the_columns_of_text(tmp_path: Path, notices:
         f"Notice: {tmp_path / 'a.csv'}: the column id looks like ids (r-00000, r-00001, r-00002) and not like text: "
         "name the column of the text, as in task.text=[review]"
     ]
-    for number, row in enumerate(rows):
-        row[0] = 12345 + number
-    write_csv(tmp_path / "a.csv", rows)
+    write_csv(tmp_path / "a.csv", [[12345 + number, *row[1:]] for number, row in enumerate(rows)])
     with pytest.raises(UserError, match=r"the column id looks like ids \(12345, 12346, 12347\).*task\.text=\[review\]"):
         read(tmp_path / "a.csv", text="id")
-
-
-def test_rows_of_several_splits_are_counted_with_their_lines(tmp_path: Path, notices: Callable[[], list[str]]) -> None:
-    splits = {name: [[0, f"{name} {row[1]}", row[2]] for row in make_rows(60)] for name in ("train", "dev", "test")}
-    splits["dev"][30][1:], splits["dev"][31][1:] = splits["train"][2][1:], [splits["train"][3][1], "other"]
-    splits["test"][40][1:] = splits["dev"][1][1:]
-    splits["train"][50][1:] = [splits["train"][3][1], "good"]
-    splits["dev"][31][2] = "fine"
-    lines = {name: write_csv(tmp_path / f"{name}.csv", rows) for name, rows in splits.items()}
-    read(tmp_path)
-    [notice] = notices()
-    assert (
-        "2 of 60 rows of dev have the text of a row of train, 1 of them with another label (lines "
-        f"{lines['dev'][30]} and {lines['dev'][31]} of dev): the scores of dev may be too high"
-    ) in notice
-    assert f"1 of 60 rows of test has the text of a row of dev (line {lines['test'][40]} of test)" in notice
-    assert (
-        f"; train: 1 of 60 rows has the text of an earlier row (line {lines['train'][50]}): 1 of them has another"
-        in notice
-    )
 
 
 def test_a_regression_leaves_out_what_is_no_number_at_all(tmp_path: Path) -> None:

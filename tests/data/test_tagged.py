@@ -78,7 +78,7 @@ def test_sentences_in_memory_are_the_same_in_every_form(form: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train.conll", "train.txt", "train.conll.gz", "train.txt.gz", "train.jsonl", "train.jsonl.gz", "train.parquet"],
+    ["train.conll", "train.txt.gz", "train.jsonl", "train.jsonl.gz", "train.parquet"],
 )
 def test_files_are_the_same_in_every_format(name: str, tmp_path: Path) -> None:
     (tmp_path / "validation.txt").write_text(conll(*DEV), encoding="utf-8")
@@ -107,6 +107,16 @@ def test_columns_documents_and_line_ends_do_not_change_the_sentences(text: str, 
     assert read(data=tmp_path, column=-2).sha256 == EXPECTED.sha256
 
 
+def test_the_column_of_the_words_can_be_chosen_and_words_may_have_spaces(tmp_path: Path) -> None:
+    for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
+        (tmp_path / f"{name}.conll").write_text(conll(*rows, "7\t{1}\t{0}\t\n"))  # A tab at the end is no field.
+    assert read(data=tmp_path, column=1, word_column=2).sha256 == EXPECTED.sha256
+    assert read(data=tmp_path, column=-2, word_column=-1).sha256 == EXPECTED.sha256
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.conll").write_text("10\u00a0000 O\n\u2009 O\n\nnew york\tB-x\n", encoding="utf-8")
+    assert read(data=tmp_path).splits["train"]["words"] == [["10\u00a0000", "\u2009"], ["new york"]]
+
+
 def test_numbers_have_the_names_of_the_option_in_its_order(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(jsonl(WORDS, NUMBERS))
     (tmp_path / "dev.jsonl").write_text(jsonl(*DEV))  # Names are possible too.
@@ -115,30 +125,6 @@ def test_numbers_have_the_names_of_the_option_in_its_order(tmp_path: Path) -> No
     assert read(data=tmp_path, labels=list(NAMES)).labels == NAMES
     (tmp_path / "train.jsonl").write_text(jsonl(WORDS, TAGS))
     assert read(data=tmp_path, labels=list(order)).labels == order
-
-
-def test_dev_is_held_out_of_a_single_table_like_of_a_single_file(tmp_path: Path) -> None:
-    words, tags = WORDS * 8, TAGS * 8
-    (tmp_path / "all.conll").write_text(conll(words, tags))
-    of_file, of_table = (read(data=data, dev_fraction=0.25) for data in (tmp_path / "all.conll", (words, tags)))
-    assert of_file.sizes() == {"train": 16, "dev": 8}  # Equal sentences are on one side.
-    assert content(of_file) == content(of_table)
-
-
-def test_a_type_that_chance_puts_into_dev_alone_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    tags = [[f"B-{number}"] for number in range(8)]
-    data = read(data=([["a"], ["b"], ["c"], ["d"], ["e"], ["f"], ["g"], ["h"]], tags), dev_fraction=0.25)
-    assert data.sizes() == {"train": 6, "dev": 2}
-    assert "words with a tag that train lacks, which count as missed: 2 (B-" in " ".join(
-        capsys.readouterr().out.split()
-    )
-
-
-def test_words_may_have_white_space_that_separates_no_columns(tmp_path: Path) -> None:
-    text = "10\u00a0000 O\n\u2009 O\n\nnew york\tB-x\n"
-    for name in ("train", "dev"):
-        (tmp_path / f"{name}.conll").write_text(text, encoding="utf-8")
-    assert read(data=tmp_path).splits["train"]["words"] == [["10\u00a0000", "\u2009"], ["new york"]]
 
 
 INDEX = "1 fly x O\n2 to x O\n{}new x B-city\n{}york x I-city\n\n{}now x O\n\n{}on x O\n{}monday x B-day\n"
@@ -160,13 +146,6 @@ def test_a_first_column_that_numbers_the_words_is_not_that_of_the_words(
     (tmp_path / "dev.conll").write_text(conll(*DEV))
     assert read(data=tmp_path).sha256 == EXPECTED.sha256
     assert "the words are read from the second one; set task.word_column=0" in " ".join(capsys.readouterr().out.split())
-
-
-def test_the_column_of_the_words_can_be_chosen(tmp_path: Path) -> None:
-    for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
-        (tmp_path / f"{name}.conll").write_text(conll(*rows, "7\t{1}\t{0}\n"))
-    assert read(data=tmp_path, column=1, word_column=2).sha256 == EXPECTED.sha256
-    assert read(data=tmp_path, column=-2, word_column=-1).sha256 == EXPECTED.sha256
 
 
 def test_words_that_are_numbers_are_read_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,20 +203,6 @@ def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(capsys: p
     assert read(train=rows, dev=([words], [tags]), labels=named).splits["train"]["words"] == rows[0]
 
 
-def test_a_tab_at_every_end_is_no_field(tmp_path: Path) -> None:
-    for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
-        (tmp_path / f"{name}.conll").write_text(conll(*rows, "{}\t{}\t\n"))
-    assert read(data=tmp_path).sha256 == EXPECTED.sha256
-
-
-@pytest.mark.parametrize("text", ["a O\nb O\rc B-x\n", "a O\rb B-x\r"])
-def test_a_lone_carriage_return_is_refused(text: str, tmp_path: Path) -> None:
-    for name in ("train", "dev"):
-        (tmp_path / f"{name}.conll").write_text(text, newline="")
-    with pytest.raises(UserError, match=r"train.conll, line \d has a carriage return \(\\r\) without a line feed"):
-        read(data=tmp_path)
-
-
 def test_a_test_split_without_tags_is_absent() -> None:
     hidden = datasets.Dataset.from_dict({"tokens": WORDS, "tags": [[-1] * len(words) for words in WORDS]})
     without = datasets.Dataset.from_dict({"tokens": WORDS})
@@ -270,26 +235,23 @@ def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.C
     ("text", "options", "expected"),
     [
         ("fly O\nto\n", {}, "train.conll, line 2 has 1 field, and line 1 has 2, expected one number of fields in all"),
-        ("a\nb x O\nc x O\n", {}, "train.conll, line 1 has 1 field, and line 2 has 3, expected one number of fields"),
         ("a x O\n\nnew york x O\n", {"column": 2}, "train.conll, line 3 has 4 fields, and line 1 has 3"),
         ("fly\tO\nvitamin O\n", {}, "train.conll, line 2 has 1 field, and line 1 has 2"),  # Its tab is lost.
         ("fly\tO\nto\t\n", {}, "train.conll, line 2 is 'to\\t', expected a word and a tag in column -1"),
         ("fly O\n", {"word_column": 2}, "line 1 is 'fly O', expected a word in column 2 and a tag in column -1"),
         ("fly O\n", {"column": 0}, "train.conll: the words and the tags are both in column 0: set task.word_column"),
-        ("fly O\n", {"column": 2}, "train.conll, line 1 is 'fly O', expected a word and a tag in column 2"),
         ("fly\t\n", {}, "train.conll, line 1 is 'fly', expected a word and a tag in column -1"),
         ("fly\t\tB-x\n", {"column": 1}, "line 1 is 'fly\\t\\tB-x', expected a word and a tag in column 1"),
-        ("", {}, "train.conll is empty, expected a word and its tag on each line"),
         ("\n\n-DOCSTART- O\n", {}, "train.conll is empty, expected a word and its tag on each line"),
         ("fly O\nto O\n", {}, "has the tag O alone, expected tags such as B-city: set task.column"),
         ("fly VB\n", {}, "train.conll, line 1: tag 'VB' is of no known scheme, expected O, B-TYPE, I-TYPE, E-TYPE"),
         ("fly O\n\na B-\n", {}, "train.conll, line 3: tag 'B-' is of no known scheme"),
-        ("fly L-x\n", {}, "tag 'L-x' is of no known scheme"),
+        ("a O\nb O\rc B-x\n", {}, "train.conll, line 2 has a carriage return (\\r) without a line feed"),
         ("fly B-x\n", {"labels": ["O", "B-y"]}, "train.conll, line 1: tag 'B-x' is unknown, expected one of O, B-y"),
     ],
 )
 def test_invalid_conll_files_are_named(text: str, options: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    (tmp_path / "train.conll").write_text(text)
+    (tmp_path / "train.conll").write_bytes(text.encode())
     (tmp_path / "dev.conll").write_text(conll(WORDS, TAGS))
     with pytest.raises(UserError) as error:
         read(data=tmp_path, **options)
@@ -301,16 +263,11 @@ def test_invalid_conll_files_are_named(text: str, options: dict[str, Any], expec
     [
         ({"tokens": ["a"], "tags": ["O", "O"]}, "tokens has 1 entries and tags 2, expected a tag for each word"),
         ({"tokens": [], "tags": []}, "column tokens is [], expected words: remove the sentence"),
-        ({"tokens": None, "tags": []}, "column tokens is None, expected a list of words"),
         ({"tokens": "a b", "tags": ["O"]}, "column tokens is 'a b', expected a list of words"),
         ({"tokens": ["a"], "tags": "O"}, "column tags is 'O', expected a list of tags"),
         ({"tokens": ["a", " "], "tags": ["O", "O"]}, "word 2 of column tokens is ' ', expected text"),
-        ({"tokens": [7], "tags": ["O"]}, "word 1 of column tokens is 7, expected text"),
         ({"tokens": ["\ud800"], "tags": ["O"]}, "contains the unpaired surrogate"),
-        (
-            {"tokens": ["a"], "tags": [1]},
-            "tag 1 is a number, expected names: name them with task.labels=[O,B-TYPE,...]",
-        ),
+        ({"tokens": ["a"], "tags": [1]}, "tag 1 is a number, expected names: name them with task.labels=[O,B-TYPE"),
         ({"tokens": ["a"], "tags": [True]}, "tag True is no name and no number of a tag"),
         ({"tokens": ["a"], "tags": ["B-town"]}, "tag B-town is of a type that train lacks, expected one of city, day"),
     ],
@@ -322,22 +279,15 @@ def test_invalid_rows_are_named(row: dict[str, Any], expected: str, tmp_path: Pa
         read(data=tmp_path)
     assert str(error.value).startswith(f"{tmp_path / 'dev.jsonl'}, line 2")
     assert expected in str(error.value)
-
-
-@pytest.mark.parametrize("number", [-1, 4])
-def test_a_number_of_no_tag_is_refused(number: int) -> None:
-    with pytest.raises(UserError, match=f"the split dev, example 1: tag {number} is no index of the tags O, B-city"):
-        read(train=FORMS["class labels"], dev=([["a"]], [[number]]), labels=list(NAMES))
+    with pytest.raises(UserError, match="the split dev, example 1: tag 4 is no index of the tags O, B-city"):
+        read(train=FORMS["class labels"], dev=([["a"]], [[4]]), labels=list(NAMES))
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"labels": ["B-x", "I-x"]}, "got labels=[B-x, I-x], expected the names of at least two tags, each once, one"),
-        (
-            {"labels": ["O", "B-x", "B-x"]},
-            "got labels=[O, B-x, B-x], expected the names of at least two tags, each once",
-        ),
+        ({"labels": ["O", "B-x", "B-x"]}, "got labels=[O, B-x, B-x], expected the names of at least two tags, each o"),
         ({"labels": ["O"]}, "got labels=[O], expected the names of at least two tags, one of them O"),
         ({"tokens": "x", "tags": "x"}, "got tags=x, expected another column than that of task.tokens"),
         ({"dev_fraction": 1.0}, "got dev_fraction=1.0, expected a share between 0 and 1"),

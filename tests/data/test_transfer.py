@@ -65,13 +65,6 @@ def test_teachers_and_outputs_of_a_run_without_the_sets_are_those_of_one_with_th
     assert read(directory / "en", None).sha256 != without.sha256
 
 
-def test_dev_is_held_out_of_a_single_file_beside_a_set(directory: Path) -> None:
-    file = write(directory / "all.jsonl", rows(ENGLISH * 5))
-    data = read(file, {"de": directory / "de"}, dev_fraction=0.5)
-    assert data.sizes() == {"train": 10, "dev": 10, "de": 3}
-    assert data.sha256 == read(file, None, dev_fraction=0.5).sha256
-
-
 def test_a_set_may_be_a_table_in_memory(directory: Path) -> None:
     texts, labels = zip(*GERMAN, strict=True)
     data = read(directory / "en", {"rows": rows(GERMAN), "lists": (list(texts), list(labels))})
