@@ -1,6 +1,6 @@
 """A corpus of forty lines, and helpers that encode and compare its sequences."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,24 @@ def make_task(corpus_file: Path | str, **options: Any) -> MaskedLM:
     return MaskedLM(data_dir=str(corpus_file), **{**defaults, "packing": "doc_sentences", **options})  # type: ignore[arg-type]
 
 
-def encode(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Any]:
-    return task.encode(task.read(cache), tokenizer, cache)
+Encode = Callable[..., dict[str, Any]]
 
 
-def encode_cached(task: MaskedLM, tokenizer: PreTrainedTokenizerBase, cache: Path) -> dict[str, Sequences]:
-    splits = encode(task, tokenizer, cache)
-    assert all(isinstance(split, Sequences) for split in splits.values())
-    return splits
+@pytest.fixture
+def encode(corpus_file: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Encode:
+    """Returns the splits of a task on the corpus, or on another one, which are cached in a directory of the test."""
+
+    def encode_task(path: Path = corpus_file, **options: Any) -> dict[str, Any]:
+        task = make_task(path, **options)
+        return task.encode(task.read(tmp_path / "cache"), tokenizer, tmp_path / "cache")
+
+    return encode_task
+
+
+def read_numbers(examples: Sequences, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Returns the numbers of the documents that sequences of whole sentences are from."""
+    texts = (tokenizer.decode(ids, skip_special_tokens=True) for ids in unmask_all(examples))
+    return {int("".join(filter(str.isdigit, text)) or -1) for text in texts} - {-1}
 
 
 def equal_batches(one: CollatedBatch, other: CollatedBatch) -> bool:
