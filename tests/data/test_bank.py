@@ -56,10 +56,6 @@ def test_a_directory_is_read_with_its_folders_and_each_sentence_once(
     assert f"task.bank={tmp_path / 'films'}: 3 different sentences" in "".join(capsys.readouterr().out.splitlines())
 
 
-def test_data_in_memory_is_a_bank() -> None:
-    assert read(["One sentence. Another sentence."]).sentences == ["One sentence.", "Another sentence."]
-
-
 def test_of_a_large_bank_evenly_spaced_sentences_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_IN_BANK", 3)
     texts = [f"sentence number {number}" for number in range(9)]

@@ -44,22 +44,6 @@ def test_every_reader_finds_the_same_rows(suffix: str, tmp_path: Path) -> None:
         assert texts == whole.columns["text"]
 
 
-def test_damaged_parquet_has_one_message(tmp_path: Path) -> None:
-    path = write(tmp_path / "train.parquet")
-    path.write_bytes(path.read_bytes()[:-20])
-    messages = set()
-    for read in (
-        lambda: read_file(path, {"text"}),
-        lambda: read_columns(path),
-        lambda: list(read_chunks(path, column="text", split_by="file")),
-    ):
-        with pytest.raises(UserError) as error:
-            read()
-        messages.add(str(error.value))
-    [message] = messages
-    assert message.startswith(f"{path} cannot be read: ")
-
-
 def test_an_error_of_arrow_while_parquet_is_read_names_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "train.parquet")
     with pytest.raises(UserError, match=r"train\.parquet cannot be read: no column"), open_parquet(path):

@@ -7,8 +7,6 @@ import pytest
 from distill.core.errors import UserError
 from distill.data.check import Chosen, profile_files
 from distill.data.sources import read_file
-from distill.data.splits import LabelledData
-from distill.kinds import Regression
 from distill.rows.columns import read_columns
 from distill.rows.formats import read_rows
 
@@ -38,14 +36,6 @@ def test_semicolons_and_decimal_commas_are_read_and_said(
     profile = profile_files({"data": (path,)}, Chosen(text=("Satz",), label=("Note",)))
     assert (profile.chosen.task, profile.numbers) == ("regression", (-1.25, pytest.approx(4.25 / 3), 3.5))
     assert note in [problem.summary for problem in profile.problems]
-
-
-def test_a_regression_learns_from_numbers_with_a_decimal_comma(tmp_path: Path) -> None:
-    rows = "".join(f"Satz {number};{number},5\n" for number in range(20))
-    path = write(tmp_path / "rows.csv", f"Satz;Note\n{rows}")
-    data = Regression(data_dir=str(path), text="Satz", label="Note").read(tmp_path)
-    assert isinstance(data, LabelledData)
-    assert sorted([*data.splits["train"].labels, *data.splits["dev"].labels]) == [n + 0.5 for n in range(20)]
 
 
 @pytest.mark.parametrize(

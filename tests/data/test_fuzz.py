@@ -4,21 +4,19 @@
 """
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from hypothesis import event, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.core.errors import UserError
 from distill.data.sources import read_file
-from distill.kinds import Classification
-from tests.fuzzing import fuzz
+from tests.fuzzing import damages, fuzz
 
 ROWS = [
     ("a lovely film", "pos"), ('he said "no", twice', "neg"), ("caf\u00e9 \u2014 \u4f60\u597d", "pos"),
@@ -60,7 +58,7 @@ def write_files(rows: Rows) -> dict[str, list[bytes]]:
 
 
 FILES = write_files(ROWS)
-WITHOUT_EMPTY_TEXTS = write_files(ROWS[:-1])
+LABELS = [label for _, label in ROWS]
 Columns = dict[str, list[Any]]
 
 
@@ -92,113 +90,21 @@ INDEPENDENT: dict[str, Callable[[str], Columns]] = {
 }
 
 
-@st.composite
-def damaged(draw: st.DrawFn, contents: list[bytes]) -> bytes:
-    """Flips, deletes, inserts, truncates or splices bytes of one of the files, up to four times."""
-    data = bytearray(draw(st.sampled_from(contents)))
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        end = min(len(data), start + draw(st.integers(0, 30)))
-        change = draw(st.sampled_from(["flip", "delete", "insert", "insert bytes", "truncate", "splice"]))
-        if change == "flip" and start < len(data):
-            data[start] ^= draw(st.integers(1, 255))
-        elif change == "delete":
-            del data[start:end]
-        elif change == "insert":
-            data[start:start] = draw(st.sampled_from(TOKENS))
-        elif change == "insert bytes":
-            data[start:start] = draw(st.binary(min_size=1, max_size=3))
-        elif change == "truncate":
-            del data[start:]
-        elif change == "splice":
-            other = draw(st.sampled_from(contents))
-            first = draw(st.integers(0, len(other)))
-            data[start:end] = other[first : first + draw(st.integers(0, 80))]
-    return bytes(data)
-
-
-damaged_files = fuzz(100)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fuzz")
-
-
-T = TypeVar("T")
-
-
-def refuse_in_one_line(read: Callable[[], T]) -> T | None:
-    """Returns the result, or None for a UserError; asserts that its message is one line."""
-    try:
-        return read()
-    except UserError as error:
-        message = str(error)
-    assert len(message.splitlines()) == 1
-    return None
-
-
-def equal(first: Columns, second: Columns) -> bool:
-    """Returns whether all values are equal, NaN too."""
-    return repr(first) == repr(second)
-
-
 @pytest.mark.parametrize("suffix", FILES)
-def test_an_undamaged_file_is_read_like_by_an_independent_reader(directory: Path, suffix: str) -> None:
-    for content in FILES[suffix]:
-        (directory / f"a{suffix}").write_bytes(content)
-        columns = dict(read_file(directory / f"a{suffix}", WANTED).columns)
-        assert equal(columns, INDEPENDENT[suffix](content.decode("utf-8-sig")))
-        assert columns["label"] == [label for _, label in ROWS]
+def test_a_damaged_file_is_read_like_by_an_independent_reader_or_refused(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
 
-
-@pytest.mark.parametrize("suffix", FILES)
-def test_a_damaged_file_is_read_like_by_an_independent_reader_or_refused(directory: Path, suffix: str) -> None:
-    path = directory / f"b{suffix}"
-
-    @damaged_files
-    @given(damaged(FILES[suffix]))
     def check(content: bytes) -> None:
         path.write_bytes(content)
-        table = refuse_in_one_line(lambda: read_file(path, WANTED))
-        event("refused" if table is None else "read")
-        assert table is None or equal(dict(table.columns), INDEPENDENT[suffix](content.decode("utf-8-sig")))
+        try:
+            columns = dict(read_file(path, WANTED).columns)
+        except UserError as error:
+            assert len(str(error).splitlines()) == 1  # noqa: PT017 - most damage is refused, some is not
+        else:  # As text, by which NaN is equal to itself.
+            assert repr(columns) == repr(INDEPENDENT[suffix](content.decode("utf-8-sig")))
+            assert content not in FILES[suffix] or columns["label"] == LABELS
 
-    check()
-
-
-@pytest.mark.parametrize("suffix", FILES)
-def test_a_task_reads_a_damaged_file_or_refuses_it(directory: Path, suffix: str) -> None:
-    (directory / suffix).mkdir(exist_ok=True)
-    (directory / suffix / "dev.tsv").write_bytes(b"text\tlabel\na\tpos\nb\tneg\n")
-
-    @damaged_files
-    @given(damaged(WITHOUT_EMPTY_TEXTS[suffix]))
-    def check(content: bytes) -> None:
-        (directory / suffix / f"train{suffix}").write_bytes(content)
-        data = refuse_in_one_line(lambda: Classification(text="text", data=directory / suffix).read(directory))
-        event("refused" if data is None else "read")
-        if data is None:
-            return
-        assert all(text.strip() for text in data.splits["train"].texts)
-        assert set(data.splits["train"].labels) <= set(range(len(data.labels)))
-        assert data.splits["dev"].labels.tolist() == [data.labels.index("pos"), data.labels.index("neg")]
-
-    check()
-
-
-def test_a_damaged_archive_is_read_completely_or_refused(directory: Path) -> None:
-    content = FILES[".tsv"][0]
-
-    @damaged_files
-    @given(damaged([gzip.compress(content, mtime=0), gzip.compress(content, compresslevel=0, mtime=0)]))
-    def check(data: bytes) -> None:
-        (directory / "c.tsv.gz").write_bytes(data)
-        table = refuse_in_one_line(lambda: read_file(directory / "c.tsv.gz", WANTED))
-        event("refused" if table is None else "read")
-        if table is None:
-            return
-        lines = gzip.decompress(data).decode("utf-8-sig")
-        assert equal(dict(table.columns), read_by_csv_without_quotes(lines))
-
-    check()
+    for content in FILES[suffix]:
+        check(content)
+    damaged = st.sampled_from(FILES[suffix]).flatmap(lambda content: damages(content, TOKENS))
+    fuzz(150)(given(damaged)(check))()

@@ -19,7 +19,6 @@ from distill.kinds import (
     Embedding,
     MultipleChoice,
     QuestionAnswering,
-    Regression,
     Seq2Seq,
     TokenClassification,
 )
@@ -115,16 +114,6 @@ KINDS: dict[str, tuple[Callable[[int, int], dict[str, Any]], Callable[[Path], An
         lambda number, copy: {**single(number), "sentence": f"TEXT {number}" if copy else f"text {number}"},
         lambda path: Classification(text=["sentence"], data_dir=path),
         lambda record: record.lower(),
-    ),
-    "numbers": (
-        lambda number, _: {"sentence": f"text {number}", "label": number / 7},
-        lambda path: Regression(text=["sentence"], data_dir=path),
-        str,
-    ),
-    "several labels": (
-        lambda number, _: {"sentence": f"text {number}", "label": ["a", "b"] if number % 2 else ["b"]},
-        lambda path: Classification(text=["sentence"], data_dir=path, multi_label=True),
-        str,
     ),
     "pairs": (
         pair,

@@ -80,15 +80,6 @@ def test_splits_may_be_a_mapping_or_a_dataset_dict(data_of_files: LabelledData, 
     assert equal_data(read(Classification(text="sentence", data=by_name), tmp_path), data_of_files)
 
 
-def test_a_test_split_and_splits_of_other_names_are_scored(tmp_path: Path):
-    dev = (DEV_TEXTS, DEV_LABELS)
-    task = Classification(text="sentence", train=FORMS["lists"], dev=dev, test=dev)
-    assert list(read(task, tmp_path).scored()) == ["dev", "test"]
-    data = {"train": FORMS["lists"], "dev_matched": dev, "dev_mismatched": dev}
-    task = Classification(text="sentence", data=data, splits={"dev": ["dev_matched"], "other": ["dev_mismatched"]})
-    assert list(read(task, tmp_path).scored()) == ["dev", "other"]
-
-
 def test_pairs_may_be_tuples_lists_or_two_columns(tmp_path: Path):
     pairs = [("q1", "a1"), ("q2", "a2")]
     columns = {"question": ["q1", "q2"], "answer": ["a1", "a2"], "label": [0, 1]}

@@ -144,18 +144,6 @@ def test_ranks_get_equal_parts_of_both_kinds(sizes: dict[str, int]) -> None:
     assert sorted(flatten(ranks[0] + ranks[1])) == sorted(set(flatten(ranks[0] + ranks[1])))
 
 
-def test_two_ranks_have_the_steps_of_one_with_twice_the_batch() -> None:
-    one = of_epoch(mixed(64, 100, batch_size=16), 1)
-    two = []
-    for rank in range(2):
-        buckets = mixed(64, 100, batch_size=8, world=2)
-        buckets.rank = rank
-        two.append(of_epoch(buckets, 1))
-    assert [sorted(flatten([step])) for step in one] == [
-        sorted(flatten([left, right])) for left, right in zip(*two, strict=True)
-    ]
-
-
 def test_no_forward_pass_exceeds_its_tokens() -> None:
     lengths = np.concatenate([random_lengths(100, longest=10), random_lengths(400, longest=64)])
     buckets = MixedBuckets(lengths, 100, share=0.8, batch_tokens=128)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from distill.core.errors import UserError
@@ -139,21 +138,6 @@ def test_most_rows_without_a_label_are_pointed_out(tmp_path: Path, notices: Call
     assert len(read(tmp_path / "a.csv").pool) == 200
     assert "200 of 300 rows have no label" in (notice := notices()[0])
     assert "this is more than half, so check task.label" in notice
-
-
-def test_a_frame_with_gaps_names_its_rows_and_has_whole_classes(notices: Callable[[], list[str]]) -> None:
-    frame = pandas.DataFrame(make_rows(), columns=["id", "review", "stars"])
-    frame["stars"] = [index % 12 for index in range(300)]
-    frame.loc[[7, 8], "stars"] = None  # All others are floats from here on.
-    frame.loc[30, "review"] = None
-    data = Classification(text="review", label="stars", data=frame).read(Path("nowhere"))
-    assert data.labels == tuple(map(str, range(12)))  # 10 behind 9.
-    assert len(data.pool) == 2
-    first, *further = notices()
-    assert "the data: 1 of 300 rows has no text (example 31): they are left out; 2 of 300 rows" in first
-    assert "no label (examples 8 and 9)" in first
-    [spelled] = [notice for notice in further if "decimal" in notice or "whole numbers" in notice]
-    assert "are read as the whole numbers 0, 1, 2, 3" in spelled
 
 
 def test_a_class_of_few_rows_is_named_with_its_lines(tmp_path: Path) -> None:

@@ -251,6 +251,7 @@ def write_files(root: Path, count: int) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
 @pytest.mark.parametrize("count", [1, 11])
 def test_each_document_goes_to_one_process(tmp_path: Path, count: int, kind: str):
@@ -260,15 +261,6 @@ def test_each_document_goes_to_one_process(tmp_path: Path, count: int, kind: str
         by_rank = [join_documents(shared.read_documents(rank=rank, world_size=world)) for rank in range(world)]
         assert sum(map(len, by_rank)) == len(alone)
         assert {key: text for part in by_rank for key, text in part.items()} == alone
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_the_chunks_of_a_document_belong_to_one_process(tmp_path: Path):
-    write(tmp_path / "a.txt", "ab\ncd\nef\ngh\n")
-    write(tmp_path / "b.txt", "ij\nkl\nmn\nop\n")
-    shared = make_corpus(tmp_path)
-    by_rank = [[(d.key, d.chunk) for d in shared.read_documents(rank=rank, world_size=2)] for rank in range(2)]
-    assert by_rank == [[("a.txt#0", 0), ("a.txt#0", 1)], [("b.txt#0", 0), ("b.txt#0", 1)]]
 
 
 @pytest.mark.parametrize("kind", corpus_module.DOCUMENT_UNITS)
