@@ -36,12 +36,8 @@ def transform(signal, axis=0):
     axis : int, see the `manual <https://example.org>`_ for what it means here.
         The description of a parameter is indented and left out.
 
-    Notes
-    -----
     The result is `scaled <https://example.org>`_ by the length [1]_ of the signal! Is it always real?
-
     - An item of a list that is a whole sentence.
-    with a second line that belongs to the item.
 
     See https://example.org for more about all of this.
 

@@ -88,68 +88,40 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def single(number: int) -> dict[str, Any]:
-    return {"sentence": f"text {number}", "label": "pos" if number % 2 else "neg"}
+def make_row(number: int, copy: int = 0) -> dict[str, Any]:
+    """Returns the columns of every kind; a copy has the text in upper case, or two in the other order, or a context."""
+    first, second = [f"one {number}", f"other {number}"][:: -1 if copy else 1]
+    return {
+        **{"sentence": f"TEXT {number}" if copy else f"text {number}", "label": "yes" if number % 2 else "no"},
+        **{"sentence1": first, "sentence2": second, "score": number % 5},
+        **{"tokens": ["word", f"{number}"], "tags": ["O", "B-X"]},
+        **{"source": f"text {number}", "target": f"target {copy}"},
+        **{"question": f"What {number} {copy}?", "context": f"Context {number} {copy}.", "title": f"Article {number}"},
+        "answers": {"text": ["Context"], "answer_start": [0]},
+        **{"passage": f"Passage {number}", "choices": ["a", "b"], "answer": copy % 2},
+    }
 
 
-def pair(number: int, copy: int) -> dict[str, Any]:
-    texts = [f"one {number}", f"other {number}"]
-    first, second = texts[::-1] if copy else texts
-    return {"sentence1": first, "sentence2": second, "label": "yes" if number % 2 else "no", "score": number % 5}
-
-
-def question(number: int, copy: int) -> dict[str, Any]:
-    """Two questions about each of two contexts of an article."""
-    context = f"Context {number} {copy} has an answer."
-    answers = {"text": ["answer"], "answer_start": [context.index("answer")]}
-    return {"question": f"What {number} {copy}?", "context": context, "title": f"Article {number}", "answers": answers}
-
-
-def choice(number: int, copy: int) -> dict[str, Any]:
-    return {"question": f"Which {copy}?", "context": f"Passage {number}", "choices": ["a", "b"], "answer": copy % 2}
-
-
-KINDS: dict[str, tuple[Callable[[int, int], dict[str, Any]], Callable[[Path], Any], Callable[[Any], Any]]] = {
-    "classes": (
-        lambda number, copy: {**single(number), "sentence": f"TEXT {number}" if copy else f"text {number}"},
-        lambda path: Classification(text=["sentence"], data_dir=path),
-        lambda record: record.lower(),
-    ),
-    "pairs": (
-        pair,
-        lambda path: Classification(text=["sentence1", "sentence2"], data_dir=path),
-        lambda of: str(sorted(of)),
-    ),
-    "vectors of pairs": (
-        pair,
-        lambda path: Embedding(text=["sentence1", "sentence2"], label="score", data_dir=path),
-        lambda of: str(sorted(of)),
-    ),
-    "tags": (
-        lambda number, _: {"tokens": ["word", f"{number}"], "tags": ["O", "B-X"]},
-        lambda path: TokenClassification(data_dir=path),
-        str,
-    ),
-    "targets": (
-        lambda number, copy: {"source": f"text {number}", "target": f"target {copy}"},
-        lambda path: Seq2Seq(data_dir=path),
-        lambda record: record["source"],
-    ),
-    "articles": (question, lambda path: QuestionAnswering(data_dir=path), lambda of: of["context"].split()[1]),
-    "choices": (
-        choice,
-        lambda path: MultipleChoice(question="question", context="context", choices=["choices"], data_dir=path),
-        lambda of: of["context"],
-    ),
+PAIR = ["sentence1", "sentence2"]
+CHOICES = {"question": "question", "context": "passage", "choices": ["choices"]}
+# Tasks, and the text by which their records belong together.
+KINDS: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Any]]] = {
+    "classes": (Classification, {"text": ["sentence"]}, str.lower),
+    "pairs": (Classification, {"text": PAIR}, lambda record: str(sorted(record))),
+    "vectors of pairs": (Embedding, {"text": PAIR, "label": "score"}, lambda record: str(sorted(record))),
+    "tags": (TokenClassification, {}, str),
+    "targets": (Seq2Seq, {}, lambda record: record["source"]),
+    "articles": (QuestionAnswering, {}, lambda record: record["context"].split()[1]),
+    "choices": (MultipleChoice, CHOICES, lambda record: record["context"]),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 120 texts 100 are there twice; before, a fifth of these were on both sides."""
-    create, create_task, key = KINDS[kind]
-    rows = [create(number, 0) for number in range(120)] + [create(number, 1) for number in range(100)]
-    data = create_task(write(tmp_path / "rows.jsonl", rows)).read(tmp_path / "cache")
+    make_task, options, key = KINDS[kind]
+    rows = [make_row(number) for number in range(120)] + [make_row(number, 1) for number in range(100)]
+    data = make_task(data_dir=write(tmp_path / "rows.jsonl", rows), **options).read(tmp_path / "cache")
     of = {name: Counter(map(key, split.records())) for name, split in data.splits.items()}
     assert not of["train"].keys() & of["dev"].keys()
     assert 20 <= sum(of["dev"].values()) <= 24
@@ -158,13 +130,13 @@ def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_few_articles_are_divided_by_context(tmp_path: Path) -> None:
-    rows = [{**question(number, 0), "title": f"Article {number % 2}"} for number in range(60)]
+    rows = [{**make_row(number), "title": f"Article {number % 2}"} for number in range(60)]
     data = QuestionAnswering(data_dir=write(tmp_path / "rows.jsonl", rows)).read(tmp_path)
     assert len(data.splits["dev"]) == 6
 
 
 def test_rows_of_one_text_cannot_be_split(tmp_path: Path) -> None:
-    rows = [single(number % 2) for number in range(60)]
+    rows = [make_row(number % 2) for number in range(60)]
     task = Classification(text=["sentence"], data_dir=write(tmp_path / "rows.jsonl", rows))
     with pytest.raises(UserError, match="so that equal texts are on one side, because too few of its 60"):
         task.read(tmp_path)

@@ -31,28 +31,16 @@ TEXTS = ["new one", "", "So  SO", "a test ", "FINE", "new two", "New\tone"]
 REMOVED = {"empty": 1, "dev": 1, "test": 1, "train": 1, "doubled": 1}
 
 
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
 def read(unlabelled: Any, **options: Any) -> Any:
     return Classification(**{"text": "review", **ROWS, **options}, unlabelled=unlabelled).read(Path("unused"))
 
 
-def to_txt(root: Path) -> Path:
-    (root / "a.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-    return root / "a.txt"
-
-
-def to_gzip(root: Path) -> Path:
-    with gzip.open(root / "a.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n".join(TEXTS))
-    return root / "a.txt.gz"
-
-
-def to_jsonl(root: Path) -> Path:
-    lines = [json.dumps({"id": 1, "review": text or None, "label": "secret"}) for text in TEXTS]
-    (root / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    return root / "a.jsonl"
-
-
-def to_directory(root: Path) -> Path:
+def to_files(root: Path) -> Path:
     (root / "texts").mkdir()
     (root / "texts" / ".hidden.txt").write_text("hidden")
     (root / "texts" / "notes.md").write_text("another kind")
@@ -61,12 +49,12 @@ def to_directory(root: Path) -> Path:
     return root / "texts"
 
 
+ROWS_OF_JSON = [json.dumps({"id": 1, "review": text or None, "label": "secret"}) for text in TEXTS]
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "txt": to_txt,
-    "gzip": to_gzip,
-    "jsonl": to_jsonl,
-    "directory": to_directory,
-    "path as text": lambda root: str(to_txt(root)),
+    "txt": lambda root: write(root / "a.txt", "\n".join(TEXTS) + "\n"),
+    "gzip": lambda root: write(root / "a.txt.gz", gzip.compress("\n".join(TEXTS).encode())),
+    "jsonl": lambda root: str(write(root / "a.jsonl", "\n".join(ROWS_OF_JSON))),
+    "directory": to_files,
     "list": lambda root: TEXTS,
     "array": lambda root: np.array(TEXTS),
     "frame": lambda root: pandas.DataFrame({"review": TEXTS, "label": 7}),
@@ -129,59 +117,34 @@ def test_labels_of_unlabelled_texts_are_missing(tokenizer: Any, kind: Any, label
         assert items.labels.tolist() == [IGNORED, 0, IGNORED, 1]
 
 
-def write(name: str, content: str) -> Callable[[Path], Path]:
-    def build(root: Path) -> Path:
-        (root / name).write_text(content, newline="")
-        return root / name
-
-    return build
-
-
-BAD: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
-    "an empty file": (write("a.txt", ""), {}, "a.txt is empty, expected texts without labels (task.unlabelled)"),
-    "a share of all": (lambda root: ["new"], {"unlabelled_share": 1.0}, "unlabelled_share=1.0, expected a share betw"),
-    "blank lines": (write("a.txt", "\n \n"), {}, "all 2 texts are removed (2 empty)"),
-    "no text": (lambda root: [], {}, "unlabelled leaves nothing to learn from: it has no text"),
-    "dev itself": (
-        write("a.txt", "so so\nWhat a film"), {},
-        "a.txt leaves nothing to learn from: all 2 texts are removed (2 in dev); give texts that are in no split",
-    ),
-    "no text column": (
-        write("a.csv", "label,body\n1,x\n"), {},
-        "a.csv has no column review: it has label, body; texts without labels need the task's text columns, "
-        "task.text=[review]",
-    ),
-    "one column of a pair": (
-        write("a.csv", "one\nx\n"), {"text": ["one", "two"], "test": None, **PAIRS},
-        "has no column two: it has one; texts without labels need the task's text columns, task.text=[one,two], both "
-        "columns of the pair one and two",
-    ),
-    "lines for pairs": (
-        write("a.txt", "x\n"), {"text": ["one", "two"], "test": None, **PAIRS},
-        "a.txt has one text a line, and the task has pairs of texts: give a table with the columns one and two",
-    ),
-    "an unknown kind": (write("a.xml", "<a/>"), {}, "a.xml is of no known kind, expected one of .txt, .txt.gz, .tsv"),
-    "a missing file": (
-        lambda root: "nowhere.txt", {},
-        "task.unlabelled=nowhere.txt is no file and no directory, expected one of them or a data set of the Hub",
-    ),
-    "an unreachable data set": (
-        lambda root: "nobody/nothing", {},
-        "task.unlabelled=nobody/nothing is no file and no directory, and as a data set of the Hub it is not in the",
-    ),
-    "an empty directory": (lambda root: root, {}, "has no text (found no file), expected files in .txt, .txt.gz"),
-    "numbers": (lambda root: [1, 2], {}, "example 1: column review is 1, expected text"),
-    "one text": (lambda root: 3, {}, "got unlabelled of type int, expected a list or an array"),
-    "a text for a pair": (
-        lambda root: ["x"], {"text": ["one", "two"], "test": None, **PAIRS}, "got the text 'x', expected 2 texts",
-    ),
-}  # fmt: skip
+PAIR: dict[str, Any] = {"text": ["one", "two"], "test": None, **PAIRS}
+# The content of a file by its name, or a source; options; and the message.
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    ({"a.txt": ""}, {}, "a.txt is empty, expected texts without labels (task.unlabelled)"),
+    ({"a.txt": "\n \n"}, {}, "all 2 texts are removed (2 empty)"),
+    ([], {}, "unlabelled leaves nothing to learn from: it has no text"),
+    ({"a.txt": "so so\nWhat a film"}, {}, "all 2 texts are removed (2 in dev); give texts that are in no split"),
+    ({"a.csv": "label,body\n1,x\n"}, {}, "a.csv has no column review: it has label, body; texts without labels need"),
+    ({"a.csv": "one\nx\n"}, PAIR, "has no column two: it has one; texts without labels need the task's text columns, "),
+    ({"a.txt": "x\n"}, PAIR, "a.txt has one text a line, and the task has pairs of texts: give a table with the col"),
+    ({"a.xml": "<a/>"}, {}, "a.xml is of no known kind, expected one of .txt, .txt.gz, .tsv"),
+    ("nowhere.txt", {}, "task.unlabelled=nowhere.txt is no file and no directory, expected one of them or a data set"),
+    ("nobody/nothing", {}, "is no file and no directory, and as a data set of the Hub it is not in the"),
+    ({}, {}, "has no text (found no file), expected files in .txt, .txt.gz"),
+    ([1, 2], {}, "example 1: column review is 1, expected text"),
+    (3, {}, "got unlabelled of type int, expected a list or an array"),
+    (["x"], PAIR, "got the text 'x', expected 2 texts"),
+    (["new"], {"unlabelled_share": 1.0}, "unlabelled_share=1.0, expected a share between 0 and 1"),
+]
 
 
-@pytest.mark.parametrize("mistake", BAD)
-def test_a_source_without_new_texts_is_refused_in_one_line(mistake: str, tmp_path: Path) -> None:
-    build, options, message = BAD[mistake]
+@pytest.mark.parametrize(("source", "options", "message"), BAD)
+def test_a_source_without_new_texts_is_refused_in_one_line(
+    source: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if isinstance(source, dict):
+        source = next((write(tmp_path / name, content) for name, content in source.items()), tmp_path)
     with pytest.raises(UserError) as caught:
-        read(build(tmp_path), **options)
+        read(source, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

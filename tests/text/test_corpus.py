@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from distill.core import storage
 from distill.core.errors import UnreachableError, UserError
 from distill.data import docstrings
+from distill.data.prose import WebCleaner
 from distill.text import corpus as corpus_module
 from distill.text.corpus import Corpus, Document, Position, choose_held_out, is_held_out
 from distill.text.masking import Masking
@@ -78,20 +79,13 @@ def test_every_format_is_read_completely(tmp_path: Path, suffix: str):
     assert read(tmp_path) == (expected if rows else {f"a{suffix}#0": "\n".join(TEXTS)})
 
 
-def test_a_text_file_is_split_into_documents(tmp_path: Path):
-    write(tmp_path / "a.txt", "\n\none\n  two\n \t\nthree\n\n\n\nfour")
-    assert read(tmp_path) == {"a.txt#0": "\n\none\n  two\n \t\nthree\n\n\n\nfour"}
-    assert read(tmp_path, split_by="paragraph") == {"a.txt#0": "one\n  two", "a.txt#1": "three", "a.txt#2": "four"}
-    lines = {"a.txt#0": "one", "a.txt#1": "  two", "a.txt#2": "three", "a.txt#3": "four"}
-    assert read(tmp_path, split_by="line") == lines
-
-
-def test_line_ends_become_newlines(tmp_path: Path):
-    for end in ("\r\n", "\r"):
-        write(tmp_path / "a.txt", end.join(["one", "two", "", "three", ""]))
-        assert read(tmp_path) == {"a.txt#0": "one\ntwo\n\nthree\n"}
-        assert read(tmp_path, split_by="paragraph") == {"a.txt#0": "one\ntwo", "a.txt#1": "three"}
-        assert list(read(tmp_path, split_by="line").values()) == ["one", "two", "three"]
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_text_file_is_split_into_documents(tmp_path: Path, end: str):
+    text = "\n\none\n  two\n \t\nthree\n\n\n\nfour\n"
+    write(tmp_path / "a.txt", text.replace("\n", end))
+    assert read(tmp_path) == {"a.txt#0": text}
+    assert list(read(tmp_path, split_by="paragraph").values()) == ["one\n  two", "three", "four"]
+    assert list(read(tmp_path, split_by="line").values()) == ["one", "  two", "three", "four"]
 
 
 def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path: Path):
@@ -131,18 +125,10 @@ def test_the_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_built_in_sentences_are_those_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, sentence in (("train.jsonl", "seen"), ("dev.jsonl", "unseen")):
         write(tmp_path / name, json.dumps({"sentence": sentence, "label": "torch"}) + "\n")
-    calls: list[Any] = []
-
-    def prepare_dataset(cache_dir: Path, *, seed: int) -> Path:
-        calls.append((cache_dir, seed))
-        return tmp_path
-
-    monkeypatch.setattr(docstrings, "prepare_dataset", prepare_dataset)
+    monkeypatch.setattr(docstrings, "prepare_dataset", lambda cache_dir, *, seed: tmp_path)
     built_in = open_corpus(SequenceSettings(mask=Masking(), builtin=True), Path("no-cache"))
     assert join_documents(built_in.read_documents()) == {"train.jsonl#0": "seen"}
-    assert built_in.count_bytes() == (tmp_path / "train.jsonl").stat().st_size
     assert built_in.describe() == "the built-in sentences"
-    assert calls == [(Path("no-cache"), 0)]
 
 
 # Long documents
@@ -154,36 +140,27 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_module, "READ_BYTES", 3)
 
 
-def read_chunks(path: Path, **options: Any) -> list[tuple[str, int, str]]:
-    return [(document.key, document.chunk, document.text) for document in make_corpus(path, **options).read_documents()]
+def read_chunks(path: Path, **options: Any) -> dict[str, list[str]]:
+    """Returns the chunks of each document; asserts that they are numbered."""
+    chunks: dict[str, list[str]] = {}
+    for document in make_corpus(path, **options).read_documents():
+        assert document.chunk == len(chunks.setdefault(document.key, []))
+        chunks[document.key].append(document.text)
+    return chunks
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_a_chunk_ends_after_a_line_or_else_after_a_word(tmp_path: Path):
     text = "ab\ncd\nefgh\nij klmnopq\nrstuvwxyz123\n"
     expected = ["ab\ncd\n", "efgh\n", "ij ", "klmnopq\n", "rstuvwxy", "z123\n"]
-    write(tmp_path / "a.txt", text)
-    assert read_chunks(tmp_path) == [("a.txt#0", part, text) for part, text in enumerate(expected)]
-    row = write(tmp_path / "rows" / "a.jsonl", [text, "next"])
-    assert read_chunks(row)[:-1] == [("a.jsonl#0", part, text) for part, text in enumerate(expected)]
-    assert read_chunks(row)[-1] == ("a.jsonl#1", 0, "next")
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_long_lines_and_paragraphs_are_read_in_chunks(tmp_path: Path):
-    write(tmp_path / "a.txt", "ab cd ef gh\nij\nkl\nmn\n\nop\n")
-    assert read_chunks(tmp_path, split_by="line") == [
-        ("a.txt#0", 0, "ab cd "),
-        ("a.txt#0", 1, "ef gh"),
-        *[(f"a.txt#{number}", 0, text) for number, text in enumerate(["ij", "kl", "mn", "op"], 1)],
-    ]
-    assert read_chunks(tmp_path, split_by="paragraph") == [
-        ("a.txt#0", 0, "ab cd "),
-        ("a.txt#0", 1, "ef gh\n"),
-        ("a.txt#0", 2, "ij\nkl\n"),
-        ("a.txt#0", 3, "mn"),
-        ("a.txt#1", 0, "op"),
-    ]
+    assert read_chunks(write(tmp_path / "a.txt", text)) == {"a.txt#0": expected}
+    rows = write(tmp_path / "rows" / "a.jsonl", [text, "next"])
+    assert read_chunks(rows) == {"a.jsonl#0": expected, "a.jsonl#1": ["next"]}
+    path = write(tmp_path / "b.txt", "ab cd ef gh\nij\nkl\nmn\n\nop\n")
+    by_line = read_chunks(path, split_by="line")
+    assert [*by_line.values()] == [["ab cd ", "ef gh"], ["ij"], ["kl"], ["mn"], ["op"]]
+    by_paragraph = read_chunks(path, split_by="paragraph")
+    assert by_paragraph == {"b.txt#0": ["ab cd ", "ef gh\n", "ij\nkl\n", "mn"], "b.txt#1": ["op"]}
 
 
 TEXT = st.text(alphabet="ab \n\r\u00e9\u4f60\U0001f600", max_size=60)
@@ -206,10 +183,8 @@ def test_chunk_boundaries_do_not_change_the_text(
         documents = corpus_module._number_documents("cut", corpus_module._split_text(blocks, "line"))
         read_lines = ["".join(text.split()) for text in join_documents(documents).values()]
         assert read_lines == ["".join(line.split()) for line in lines if line.strip()]
-        assert all(
-            len(document.text) <= size
-            for document in corpus_module._number_documents("", corpus_module.split_rows([text]))
-        )
+        rows = corpus_module._number_documents("", corpus_module.split_rows([text]))
+        assert all(len(document.text) <= size for document in rows)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lines.txt.gz", "paragraph"), ("one_line.txt", "line")])
@@ -280,9 +255,8 @@ def test_with_many_files_a_process_opens_only_its_own(tmp_path: Path):
     for number in range(8):
         write(tmp_path / f"{number}.txt", b"\xff" if number % 2 else "one\ntwo")
     shared = make_corpus(tmp_path, split_by="line")
-    assert list(join_documents(shared.read_documents(rank=0, world_size=2))) == [
-        f"{n}.txt#{d}" for n in (0, 2, 4, 6) for d in (0, 1)
-    ]
+    read = join_documents(shared.read_documents(rank=0, world_size=2))
+    assert list(read) == [f"{n}.txt#{d}" for n in (0, 2, 4, 6) for d in (0, 1)]
     with pytest.raises(UserError, match=r"1\.txt is not UTF-8"):
         list(shared.read_documents(rank=1, world_size=2))
 
@@ -303,11 +277,14 @@ def test_with_many_files_a_process_opens_only_its_own(tmp_path: Path):
         ("a.parquet", ["one", "", None], r"a\.parquet, row 3: column text is None, expected a string"),
         ("a.parquet", b"PAR1 no parquet PAR1", r"a\.parquet cannot be read: "),
         ("a.txt", " \n", r"task\.data_dir=.* contains no text, expected at least one word"),
+        ("dev.txt", "text", r"has dev.txt, test.txt, which are dev and test by their names, and no"),
         ("a.pdf", "one", r"task\.data_dir=.* contains no text files, expected files with one of \.txt, \.text, \.md, "),
     ],
 )
 def test_an_invalid_file_is_named_in_the_error(tmp_path: Path, name: str, content: Any, message: str):
     write(tmp_path / name, content)
+    if name == "dev.txt":
+        write(tmp_path / "test.txt", content)
     for rank in range(2):
         with pytest.raises(UserError, match=message) as caught:
             list(make_corpus(tmp_path).read_documents(rank=rank, world_size=2))
@@ -322,6 +299,7 @@ def test_an_invalid_file_is_named_in_the_error(tmp_path: Path, name: str, conten
         (lambda: make_corpus(Path("x"), split_by="page"), "split_by is 'page', expected one of file, paragraph, line"),
         (lambda: next(make_corpus(Path("x")).read_documents(rank=2, world_size=2)), "rank is 2, expected 0 to 1"),
         (lambda: is_held_out("a", fraction=1.0, seed=0), "fraction is 1.0, expected a number between 0 and 1"),
+        (lambda: choose_held_out(["a.txt#0"], fraction=0.1, seed=0), r"a single document, a\.txt#0, .*documents=p"),
         (lambda: choose_held_out([], fraction=0.1, seed=0), "keys is empty, expected the keys of at least two doc"),
     ],
 )
@@ -340,13 +318,9 @@ def test_a_damaged_gzip_file_raises(tmp_path: Path, name: str):
 
 
 def test_a_missing_file_raises(tmp_path: Path):
-    with pytest.raises(
-        UserError, match=r"task\.data_dir=/nowhere does not exist, expected a text file or a folder of text files"
-    ):
+    with pytest.raises(UserError, match=r"task\.data_dir=/nowhere does not exist, expected a text file or a folder"):
         read(Path("/nowhere"))
-    with pytest.raises(
-        UserError, match=r"a\.csv has an unsupported suffix, expected one of \.txt, \.text, \.md, .*\.jsonl"
-    ):
+    with pytest.raises(UserError, match=r"a\.csv has an unsupported suffix, expected one of \.txt, \.text, \.md, "):
         read(write(tmp_path / "a.csv", "one"))
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
     for method in (Corpus.compute_fingerprint, Corpus.count_bytes, lambda it: list(it.read_documents())):
@@ -443,10 +417,8 @@ def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
     for _ in range(7):  # Two shards, and a row.
         next(reading)
     shards.clear()
-    assert [document.text for document in shared.read_documents(position=replace(position))][:2] == [
-        "shard 2, row 1",
-        "shard 2, row 2",
-    ]
+    rest = [document.text for document in shared.read_documents(position=replace(position))]
+    assert rest[:2] == ["shard 2, row 1", "shard 2, row 2"]
     assert shards == list(range(2, 8))
     wrong = [{"text": "a"}, {"text": 3}]
     online(lambda: datasets.IterableDataset.from_generator(lambda part: iter(part), gen_kwargs={"part": wrong}))
@@ -460,17 +432,9 @@ def test_each_process_reads_its_own_shards_of_the_hub(online: Online):
         ([{"body": "a"}], UserError, r"owner/books, row 1 has no column text, its columns are: body; set task"),
         ([{"text": "a"}, {"text": None}], UserError, r"owner/books, row 2: column text is None, expected a string"),
         ([{"text": " "}], UserError, r"data set owner/books contains no text, expected at least one word"),
-        (
-            [{"text": "one"}, ConnectionError("cut off")],
-            UnreachableError,
-            r"owner/books: the download failed after row 1 \(cut off\): run the command again, or .* task\.data_dir",
-        ),
+        ([{"text": "one"}, ConnectionError("cut")], UnreachableError, r"the download failed after row 1 \(cut\): run"),
         ([{"text": "one"}, ValueError("a\nb")], UserError, r"owner/books cannot be read after row 1: a$"),
-        (
-            ConnectionError("no"),
-            UnreachableError,
-            r"owner/books is not in the cache and cannot be downloaded .* task",
-        ),
+        (ConnectionError("no"), UnreachableError, r"owner/books is not in the cache and cannot be downloaded"),
         (ValueError("Bad\nmore"), UserError, r"owner/books, split train, cannot be loaded: Bad"),
     ],
 )
@@ -497,9 +461,7 @@ def test_a_data_set_of_the_hub_is_loaded_from_the_cache(tmp_path: Path, monkeypa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     options = {"hub_id": "owner/films:toy", "column": "sentence"}
-    with pytest.raises(
-        UnreachableError, match=r"data set owner/films:toy is not in the cache and cannot be downloaded .* go online"
-    ):
+    with pytest.raises(UnreachableError, match="owner/films:toy is not in the cache and cannot be .* go online"):
         read(None, **options)
     write_hub_cache(tmp_path / "hub", {"train": [(text, 0) for text in TEXTS], "test": [("a", -1)]})
     assert list(read(None, **options).values()) == list(TEXTS)
@@ -556,10 +518,7 @@ def test_the_fingerprint_of_a_large_corpus_uses_modification_times(tmp_path: Pat
         ("train.txt dev.txt", "train dev"),
         ("train.txt valid.txt test.txt README.md", "train dev - -"),
         ("wiki.train.tokens wiki.valid.tokens wiki.test.tokens", "train dev -"),
-        (
-            "data/train-00000-of-00002.parquet data/train-00001-of-00002.parquet data/validation-0-of-1.parquet",
-            "train train dev",
-        ),
+        ("data/train-0-of-2.parquet data/train-1-of-2.parquet data/validation-0-of-1.parquet", "train train dev"),
         ("train/a.txt train/test.txt dev/b.jsonl.gz", "train train dev"),
         ("en-train.txt en-dev.txt de-train.txt", "train dev train"),
         ("VAL.txt one.txt two.txt", "dev train train"),
@@ -569,7 +528,6 @@ def test_the_fingerprint_of_a_large_corpus_uses_modification_times(tmp_path: Pat
         ("train.txt notes.txt", ""),
         ("the-train-to-rome.txt a-test-of-time.txt other.txt", ""),
         ("guide/dev.md guide/user.md", ""),
-        ("test.txt", ""),
         ("test-1.txt test-2.txt", ""),
         ("training.txt train_test.txt strain.txt", ""),
     ],
@@ -584,30 +542,15 @@ def test_the_names_of_files_tell_their_splits(
     read = {key.rpartition("#")[0]: "dev" if corpus.is_of_dev(key) else "train" for key in corpus.read_keys()}
     assert read == {name: split for name, split in wanted.items() if split != "-"}
     assert corpus.has_dev == ("dev" in wanted.values())
+    if corpus.has_dev:  # A cache of earlier versions, with train for dev, is not read.
+        plain = make_corpus(tmp_path)
+        plain.__dict__["_splits"] = {}
+        assert plain.compute_fingerprint() != corpus.compute_fingerprint()
     notice = " ".join(capsys.readouterr().out.split())
     assert ("files are of splits by their names" in notice) == bool(expected)
     left_out = sorted(name for name, split in wanted.items() if split == "-")
     assert ("not read are" in notice) == bool(left_out)
     assert all(name in notice for name in left_out)
-
-
-def test_a_folder_of_dev_and_test_alone_is_refused(tmp_path: Path):
-    for name in ("dev.txt", "test.txt"):
-        write(tmp_path / name, "text")
-    with pytest.raises(UserError, match=r"has dev.txt, test.txt, which are dev and test by their names, and no"):
-        list(make_corpus(tmp_path).read_keys())
-
-
-def test_the_fingerprint_depends_on_the_splits(tmp_path: Path):
-    """A cache of earlier versions, with train for dev, is not read."""
-    for name in ("a.txt", "b.txt"):
-        write(tmp_path / name, name)
-    plain = make_corpus(tmp_path)
-    told = make_corpus(tmp_path)
-    told.__dict__["_splits"] = {"a.txt": "train", "b.txt": "dev"}
-    turned = make_corpus(tmp_path)
-    turned.__dict__["_splits"] = {"a.txt": "dev", "b.txt": "train"}
-    assert len({of.compute_fingerprint() for of in (plain, told, turned)}) == 3
 
 
 # Held out
@@ -623,12 +566,9 @@ def test_the_held_out_share_is_near_the_fraction():
     assert held == choose_held_out(keys[::-1], fraction=fraction, seed=0)
     both = held & choose_held_out(keys, fraction=fraction, seed=1)
     assert abs(len(both) / len(keys) - fraction**2) < 4 * fraction * len(keys) ** -0.5
-
-
-def test_held_out_keys_are_the_same_on_every_machine():
     # Computed once: with another hash, a resumed run would train on documents that it held out before.
-    held = choose_held_out([f"a.txt#{number}" for number in range(30)], fraction=0.1, seed=0)
-    assert held == {"a.txt#13", "a.txt#15", "a.txt#23"}
+    of_thirty = choose_held_out([f"a.txt#{number}" for number in range(30)], fraction=0.1, seed=0)
+    assert of_thirty == {"a.txt#13", "a.txt#15", "a.txt#23"}
 
 
 @given(keys=st.sets(st.text(), min_size=2, max_size=6), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 9))
@@ -647,15 +587,6 @@ def test_a_file_name_that_is_not_utf8_has_a_key(tmp_path: Path):
     assert odd.compute_fingerprint() == make_corpus(tmp_path, split_by="line").compute_fingerprint()
 
 
-def test_a_single_document_cannot_be_split(tmp_path: Path):
-    message = (
-        r"the corpus is a single document, a\.txt#0, expected at least two, because whole documents are held out: "
-        r"set task\.documents=paragraph \(separated by blank lines\) or line"
-    )
-    with pytest.raises(UserError, match=message):
-        choose_held_out(["a.txt#0"], fraction=0.1, seed=0)
-
-
 def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One.\n\nTwo.")
     (tmp_path / "b.txt").write_text(" \n")
@@ -665,3 +596,61 @@ def test_keys_are_read_without_the_rest_of_a_file(tmp_path: Path) -> None:
         assert list(read.read_keys()) == [document.key for document in read.read_documents() if document.chunk == 0]
     (tmp_path / "a.txt").write_bytes(b"word\n" * corpus_module.CHUNK_SIZE + b"\xff")  # Invalid far from its beginning.
     assert next(iter(make_corpus(tmp_path).read_keys())) == "a.txt#0"
+
+
+# Cleaned while it is read
+
+PAGE = "Home | About\nThe first sentence has five words.\nMore of this text stands here.\nRead on..."
+PROSE = "The first sentence has five words.\nMore of this text stands here."
+SPAN = "One span of three sentences. It is the second here. And this is its end."
+
+
+def write_pages(directory: Path, **pages: str) -> Corpus:
+    for name, text in pages.items():
+        (directory / f"{name}.txt").write_text(text)
+    return Corpus(data_dir=str(directory), clean="web")
+
+
+def test_documents_are_cleaned_and_empty_ones_left_out(tmp_path: Path):
+    corpus = write_pages(tmp_path, a=PAGE, b="Menu\nContact", c=SPAN)
+    assert [(d.key, d.text) for d in corpus.read_documents()] == [("a.txt#0", PROSE), ("c.txt#0", SPAN)]
+    assert list(corpus.read_keys()) == ["a.txt#0", "b.txt#0", "c.txt#0"]
+
+
+def test_spans_are_known_across_files_with_a_cleaner(tmp_path: Path):
+    corpus = write_pages(tmp_path, a=SPAN, b=SPAN, c=PAGE)
+    cleaner = WebCleaner()
+    assert [d.key for d in corpus.read_documents(cleaner=cleaner)] == ["a.txt#0", "c.txt#0"]
+    assert (cleaner.lines, cleaner.kept) == (6, 3)
+    # A reading that may begin at any file knows those of the file alone.
+    assert [d.key for d in corpus.read_documents()] == ["a.txt#0", "b.txt#0", "c.txt#0"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_reading_that_goes_on_gives_the_same_text(tmp_path: Path, world: int):
+    paragraphs = [SPAN, PROSE, SPAN, "Menu", f"{SPAN} With one more sentence at the end.", "A last line of some words."]
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("\n\n".join(paragraphs))
+    corpus = Corpus(data_dir=str(tmp_path), split_by="paragraph", clean="web")
+    for rank in range(world):
+        whole = list(corpus.read_documents(rank=rank, world_size=world))
+        for read in range(1, len(whole)):
+            position = Position()
+            documents = corpus.read_documents(rank=rank, world_size=world, position=position)
+            first = [next(documents) for _ in range(read)]
+            rest = list(corpus.read_documents(rank=rank, world_size=world, position=position))
+            assert first + rest == whole
+
+
+def test_a_corpus_of_which_nothing_is_left_names_the_rule(tmp_path: Path):
+    corpus = write_pages(tmp_path, a="Menu\nHome\nToo short this.", b="Contact")
+    expected = (
+        rf"^task.clean=web leaves nothing of task.data_dir={tmp_path}: of its 4 lines are dropped 3 .*; set task"
+    )
+    with pytest.raises(UserError, match=expected):
+        list(corpus.read_documents())
+
+
+def test_the_fingerprint_depends_on_the_cleaning(tmp_path: Path):
+    cleaned = write_pages(tmp_path, a=PAGE).compute_fingerprint()
+    assert cleaned != Corpus(data_dir=str(tmp_path)).compute_fingerprint()
