@@ -36,43 +36,33 @@ def indices(data: LabelledData) -> dict[str, list[int]]:
 # Names and indices
 
 
-def test_integers_are_indices_if_one_of_them_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:
-    data = read([0, 1, 2, 3, 4], [4, 1], [2, 3], labels=RATINGS)
-    assert data.labels == tuple(RATINGS)
-    assert indices(data) == {"train": [0, 1, 2, 3, 4], "dev": [4, 1], "test": [2, 3]}
-    expected = "the labels 0, 1, 2, 3, 4 are read as indices of classes and not as names, because not all of them are "
-    assert f"{expected}names: 1 is the class 2" in capsys.readouterr().out
+INDICES = "the labels 0, 1, 2, 3, 4 are read as indices of classes and not as names, because not all of them are names"
+NAMED = "the labels 1, 2, 3, 4 are read as names of classes and not as indices: 1 is the class 1, not 2"
+WHOLE = "the labels -2.0, 4.0, 10.0 are read as the whole numbers -2, 4, 10, because programs write them so in a"
 
 
-@pytest.mark.parametrize("dev", [[1, 2], ["1", "2"], [1.0, 2.0]])
-def test_the_reading_of_one_split_follows_from_the_others(dev: list[Any]) -> None:
-    assert indices(read([0, 1, 2, 3, 4], dev, labels=RATINGS))["dev"] == [1, 2]
-    assert indices(read([1, 2, 3, 4, 5], dev, labels=RATINGS))["dev"] == [0, 1]
-
-
-def test_names_that_could_be_indices_of_other_classes_are_read_with_a_notice(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("train", "dev", "labels", "expected", "notice"),
+    [
+        ([0, 1, 2, 3, 4], [4, 1], RATINGS, [0, 1, 2, 3, 4, 4, 1], INDICES),
+        ([0, 1, 2, 3, 4], ["1", "2"], RATINGS, [0, 1, 2, 3, 4, 1, 2], INDICES),  # It follows from all splits.
+        ([1, 2, 3, 4], [1.0, 2.0], RATINGS, [0, 1, 2, 3, 0, 1], NAMED),
+        ([0, 1], [1], [0, 1], [0, 1, 1], None),
+        ([0.0, 1.0], [1, 0], None, [0, 1, 1, 0], "the labels 0.0 and 0 are read as one class"),
+        ([4.0, 10.0, -2.0], [4.0], None, [1, 2, 0, 1], WHOLE),
+        ([1.0, 2.0], [2], ["2", "1"], [1, 0, 0], None),
+        ([0.0, 1.0], [1], ["no", "yes"], [0, 1, 1], None),
+        ([0, 1], [1], [1.0, 0.0], [1, 0, 0], "the labels"),
+        (["1.x", "1.9", "1.10"], ["1.9"], None, [2, 1, 0, 1], None),
+    ],
+)
+def test_numbers_are_names_or_indices_of_classes_and_a_notice_says_which(
+    train: list[Any], dev: list[Any], labels: Any, expected: list[int], notice: str | None, capsys: Any
 ) -> None:
-    assert indices(read([1, 2, 3, 4], [2], labels=RATINGS))["train"] == [0, 1, 2, 3]
-    expected = "the labels 1, 2, 3, 4 are read as names of classes and not as indices: 1 is the class 1, not 2"
-    assert expected in capsys.readouterr().out
-    read([0, 1], [1], labels=[0, 1])
-    assert "the labels" not in capsys.readouterr().out
-
-
-def test_integers_in_gaps_are_floats_and_mean_the_same_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    data = read([0.0, 1.0], [1, 0], ["1", "0.0"])
-    assert data.labels == ("0", "1")
-    assert indices(data) == {"train": [0, 1], "dev": [1, 0], "test": [1, 0]}
-    assert "the labels 0.0 and 0 are read as one class" in capsys.readouterr().out
-    assert read(["1.10", "1.9", "1.x"], ["1.9"]).labels == ("1.10", "1.9", "1.x")
-    assert read([4.0, 10.0, -2.0], [4.0]).labels == ("-2", "4", "10")
-    expected = "the labels -2.0, 4.0, 10.0 are read as the whole numbers -2, 4, 10, because programs write them so in a"
-    assert expected in " ".join(capsys.readouterr().out.split())
-    assert indices(read([1.0, 2.0], [2], labels=["2", "1"])) == {"train": [1, 0], "dev": [0]}
-    assert indices(read([0.0, 1.0], [1], labels=["no", "yes"])) == {"train": [0, 1], "dev": [1]}
-    assert "the labels" not in capsys.readouterr().out
-    assert indices(read([0, 1], [1], labels=[1.0, 0.0])) == {"train": [1, 0], "dev": [0]}
+    data = read(train, dev, labels=labels)
+    assert [*data.splits["train"].labels, *data.splits["dev"].labels] == expected
+    printed = " ".join(capsys.readouterr().out.split())
+    assert notice in printed if notice else "the labels" not in printed
 
 
 @pytest.mark.parametrize("names", [("4", "10"), ("4.0", "10.0")])
