@@ -14,6 +14,7 @@ from distill.data import augmentation as module
 from distill.data.augmentation import TangAugmentation, augment, cached_copies, make_copies
 from distill.data.splits import LabelledData, text_split
 from distill.kinds import Classification
+from tests.data.conftest import Printed
 
 WORDS = [f"w{number}" for number in range(10)]
 TEXT = " ".join(WORDS)
@@ -43,10 +44,10 @@ def test_words_are_masked_with_their_probability() -> None:
     assert shares == pytest.approx(np.full(10, 0.3), abs=0.05)
 
 
-def test_without_a_mask_token_masked_words_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_mask_token_masked_words_are_left_out(printed: Printed) -> None:
     made = copies([TEXT], copies=1000, p_mask=0.3, mask_token=None)
     assert np.mean([len(words) for words in made]) == pytest.approx(7, abs=0.3)
-    assert "leaves out the words that it would mask" in capsys.readouterr().out
+    assert "leaves out the words that it would mask" in printed()
 
 
 @pytest.mark.usefixtures("tagger")
@@ -101,7 +102,7 @@ def test_the_tagger_gives_a_tag_to_every_word() -> None:
 
 
 def test_copies_are_made_once_and_a_damaged_file_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     tang = TangAugmentation(**{**KEEPING, "p_mask": 0.5}, copies=3)
     texts = rows(["a b c", "d e f"], ["g h", "i"])
@@ -122,7 +123,7 @@ def test_copies_are_made_once_and_a_damaged_file_again(
         path.write_bytes(b"damaged")
     assert cached_copies(texts, tang, "#", cache_dir=tmp_path, device="cpu") == made
     assert len(calls) == 3
-    assert "is damaged: the copies are made again" in " ".join(capsys.readouterr().out.split())
+    assert "is damaged: the copies are made again" in printed()
 
 
 def data(**options: Any) -> LabelledData:

@@ -11,6 +11,7 @@ from distill.data import splits
 from distill.data.augmentation import AutoAugmentation, is_english
 from distill.data.splits import Room, choose_amounts, measure_room, text_split
 from distill.kinds import Classification, Embedding, Regression
+from tests.data.conftest import Printed
 from tests.jobs.test_config import CONF
 
 ENGLISH = ["what is the weather in Boston", "play the song that my brother liked", "wasting"]
@@ -74,15 +75,13 @@ def test_words_are_replaced_in_english_alone(texts: list[str], language: str) ->
     assert (chosen.p_mask, chosen.p_ngram) == (0.1, 0.25)
 
 
-def test_without_the_tagger_a_notice_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_tagger_a_notice_says_so(monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     AutoAugmentation().choose(text_split(GERMAN), copies=1)
-    assert not capsys.readouterr().out
+    assert not printed()
     assert AutoAugmentation().choose(text_split(ENGLISH), copies=1).p_pos == 0.0
     expected = "augment=auto replaces no words by others of their part of speech, because textblob is not installed"
-    assert expected in " ".join(capsys.readouterr().out.split())
+    assert expected in printed()
 
 
 def test_the_share_of_every_yaml_is_that_of_the_module() -> None:

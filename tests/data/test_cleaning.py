@@ -9,6 +9,7 @@ from distill.core.errors import OptionError, UserError
 from distill.data.pool import BankSource
 from distill.data.prose import BOILERPLATE, BRACES, ENDING, REPEATED, WORDS, WebCleaner, describe_cleaning, failed_rule
 from distill.kinds import Classification
+from tests.data.conftest import Printed
 
 FIRST, SECOND, THIRD, FOURTH = (
     "The first sentence has five words.", "The second one is here too.", "A third one ends this span.",
@@ -84,11 +85,11 @@ def test_the_memory_of_spans_is_bounded() -> None:
     assert cleaner.kept == 3
 
 
-def test_a_bank_and_texts_without_labels_are_cleaned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bank_and_texts_without_labels_are_cleaned(tmp_path: Path, printed: Printed) -> None:
     page = f"Home | Contact us here\n{FIRST} {SECOND}\nuse {{braces}} in a line of code.\n{FOURTH}"
     (tmp_path / "pages.txt").write_text(page)
     assert BankSource(str(tmp_path), "text", clean=True).read().sentences == [FIRST, SECOND, FOURTH]
-    assert "2 of 4 lines are left; dropped: 1 (" in capsys.readouterr().out
+    assert "2 of 4 lines are left; dropped: 1 (" in printed()
     rows = ["a good film.", "a bad film."], ["good", "bad"]
     options = {"text": "text", "train": rows, "dev": rows, "unlabelled": str(tmp_path / "pages.txt")}
     data = Classification(**options, clean="web").read(tmp_path)

@@ -14,6 +14,7 @@ import pytest
 from distill.core import files
 from distill.core.errors import install_command
 from distill.data import docstrings
+from tests.data.conftest import Printed
 
 SIZE = 20
 
@@ -151,12 +152,12 @@ def test_a_second_call_uses_the_cache(prepared: Path, monkeypatch: pytest.Monkey
     assert {file.name: file.stat().st_mtime_ns for file in prepared.iterdir()} == before
 
 
-def test_a_damaged_cache_entry_is_rebuilt(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_cache_entry_is_rebuilt(prepared: Path, tmp_path: Path, printed: Printed) -> None:
     copy = tmp_path / "data" / prepared.name
     shutil.copytree(prepared, copy)
     (copy / "dev.jsonl").write_text("half a ro", encoding="utf-8")
     assert docstrings.prepare_dataset(tmp_path, sentences_per_class=SIZE) == copy
-    assert "is damaged, its checksums do not match: building it again" in " ".join(capsys.readouterr().out.split())
+    assert "is damaged, its checksums do not match: building it again" in printed()
     for name in (*docstrings.DATA_FILES, files.CHECKSUMS):  # They do not depend on the directory of the cache.
         assert (copy / name).read_bytes() == (prepared / name).read_bytes()
     assert [entry.name for entry in copy.parent.iterdir()] == [copy.name]
@@ -165,14 +166,14 @@ def test_a_damaged_cache_entry_is_rebuilt(prepared: Path, tmp_path: Path, capsys
     assert (other / "train.jsonl").read_bytes() != (copy / "train.jsonl").read_bytes()
 
 
-def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smallest_class_limits_the_size_of_all_classes(tmp_path: Path, printed: Printed) -> None:
     for name, words in {"few": ("red", "green"), "many": ("round", "square", "flat", "long")}.items():
         (tmp_path / name).mkdir()
         texts = [f'def {word}():\n    """This one returns the {word} things."""\n' for word in words]
         (tmp_path / name / "file.py").write_text("".join(texts), encoding="utf-8")
     roots = {"few": tmp_path / "few", "many": tmp_path / "many"}
     splits = docstrings.build_splits(roots, sentences_per_class=4, seed=0)
-    assert "fewer than 4 sentences for few 2: using 2 per class" in " ".join(capsys.readouterr().out.split())
+    assert "fewer than 4 sentences for few 2: using 2 per class" in printed()
     assert collections.Counter(row["label"] for row in splits["train.jsonl"]) == {"few": 2, "many": 2}
 
 

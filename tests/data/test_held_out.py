@@ -22,6 +22,7 @@ from distill.kinds import (
     Seq2Seq,
     TokenClassification,
 )
+from tests.data.conftest import Printed
 from tests.kinds.test_retrieval import write_judgements
 
 
@@ -117,7 +118,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, printed: Printed) -> None:
     """Of 120 texts 100 are there twice; before, a fifth of these were on both sides."""
     make_task, options, key = KINDS[kind]
     rows = [make_row(number) for number in range(120)] + [make_row(number, 1) for number in range(100)]
@@ -126,7 +127,7 @@ def test_equal_texts_are_on_one_side(kind: str, tmp_path: Path, capsys: pytest.C
     assert not of["train"].keys() & of["dev"].keys()
     assert 20 <= sum(of["dev"].values()) <= 24
     assert set(of["dev"].values()) <= {1, 2, 4}
-    assert "may be too high" not in capsys.readouterr().out
+    assert "may be too high" not in printed()
 
 
 def test_few_articles_are_divided_by_context(tmp_path: Path) -> None:

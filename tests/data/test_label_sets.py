@@ -12,6 +12,7 @@ import pytest
 from distill.core.errors import UserError
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, Regression
+from tests.data.conftest import Printed
 
 NOWHERE = Path("nowhere")
 VECTORS = [[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 1]]
@@ -49,13 +50,13 @@ def frame(columns: dict[str, list[Any]], texts: list[str] = TEXTS) -> pandas.Dat
     ],
     ids=lambda values: type(values).__name__,
 )
-def test_vectors_of_0_and_1_are_no_indices(values: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vectors_of_0_and_1_are_no_indices(values: Any, printed: Printed) -> None:
     data = read(values)
     assert data.labels == ("0", "1", "2")
     assert data.splits["train"].labels.tolist() == VECTORS
     assert data.splits["dev"].labels.tolist() == VECTORS[:2]
     expected = "labels are read as 3 values of 0 and 1, one for each label, and named 0 to 2: name them with task.labe"
-    assert expected in capsys.readouterr().out
+    assert expected in printed()
 
 
 def test_vectors_take_the_names_of_the_task() -> None:
@@ -248,11 +249,9 @@ def test_labels_with_another_separator_are_refused(values: list[str], message: s
         ["['a',]", "[\"b\", 'a']", "", "['b']"],
     ],
 )
-def test_lists_that_are_written_as_text_are_read_with_a_notice(
-    values: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lists_that_are_written_as_text_are_read_with_a_notice(values: list[str], printed: Printed) -> None:
     assert read(values).splits["train"].labels.tolist() == [[1, 0], [1, 1], [0, 0], [0, 1]]
-    assert "Notice: labels are read as lists, such as " in capsys.readouterr().out
+    assert "Notice: labels are read as lists, such as " in printed()
 
 
 def test_a_list_as_text_is_no_class_unless_it_is_named() -> None:

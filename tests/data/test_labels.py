@@ -10,6 +10,7 @@ from distill.core.errors import UserError
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, Regression
 from distill.rows.labels import LabelColumn, find_classes, natural_key, sort_classes
+from tests.data.conftest import Printed
 
 RATINGS = ["1", "2", "3", "4", "5"]
 
@@ -57,12 +58,12 @@ WHOLE = "the labels -2.0, 4.0, 10.0 are read as the whole numbers -2, 4, 10, bec
     ],
 )
 def test_numbers_are_names_or_indices_of_classes_and_a_notice_says_which(
-    train: list[Any], dev: list[Any], labels: Any, expected: list[int], notice: str | None, capsys: Any
+    train: list[Any], dev: list[Any], labels: Any, expected: list[int], notice: str | None, printed: Printed
 ) -> None:
     data = read(train, dev, labels=labels)
     assert [*data.splits["train"].labels, *data.splits["dev"].labels] == expected
-    printed = " ".join(capsys.readouterr().out.split())
-    assert notice in printed if notice else "the labels" not in printed
+    output = printed()
+    assert notice in output if notice else "the labels" not in output
 
 
 @pytest.mark.parametrize("names", [("4", "10"), ("4.0", "10.0")])
@@ -72,15 +73,13 @@ def test_a_file_to_evaluate_may_have_both_spellings_of_whole_numbers(names: tupl
 
 
 @pytest.mark.parametrize("word", ["nan", "NA", "-"])
-def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(
-    word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_word_for_a_missing_label_is_a_class_only_if_it_is_named(word: str, printed: Printed) -> None:
     values = ["good", word, "bad"]
     data = read(values, ["good"])
     assert (data.labels, data.pool.rows.texts) == (("bad", "good"), ["text 1 of 3"])
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"the split train: 1 of 3 rows has no label, for which {word} counts too (example 2): only the" in printed
-    assert f"if {word} is a class, name all with task.labels=[{word},...]" in printed
+    output = printed()
+    assert f"the split train: 1 of 3 rows has no label, for which {word} counts too (example 2): only the" in output
+    assert f"if {word} is a class, name all with task.labels=[{word},...]" in output
     with pytest.raises(UserError, match=r"has no label, for which .* \(example 2\): set task\.missing=drop to leave"):
         read(values, ["good"], missing="error")
     message = f"the split train, example 2: label {word} often marks an example without a label: remove these rows, or "
@@ -136,16 +135,13 @@ def test_the_names_of_the_task_replace_those_of_a_class_label() -> None:
     assert indices(read(train, [1, 0], labels=["bad", "good"]))["dev"] == [1, 0]
 
 
-def test_examples_of_a_class_label_without_a_label_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_of_a_class_label_without_a_label_are_left_out(printed: Printed) -> None:
     names = ["neg", "pos"]
     data = read(table([1, -1, 0, -1], names), table([0, -1], names), table([-1, -1], names))
     assert indices(data) == {"train": [1, 0], "dev": [0]}
     assert data.splits["train"].texts == ["text 0 of 4", "text 2 of 4"]
     assert data.pool.rows.texts == ["text 1 of 4", "text 3 of 4"]
-    assert (
-        "the split train: 2 of 4 rows have no label, for which -1 counts too (examples 2 and 4): only"
-        in capsys.readouterr().out
-    )
+    assert "the split train: 2 of 4 rows have no label, for which -1 counts too (examples 2 and 4): only" in printed()
     held_out = Classification(text="text", data=table([0, 1] * 10 + [-1], names)).read(Path("nowhere"))
     assert held_out.sizes() == {"train": 18, "dev": 2}
 

@@ -11,6 +11,7 @@ from distill.core.contracts import TASK_ID, EncodedSplits
 from distill.data.splits import text_split
 from distill.kinds import Classification, multitask
 from distill.kinds.multitask import SeveralExamples, share_steps
+from tests.data.conftest import Printed
 
 Shown = list[tuple[int, list[int]]]
 
@@ -40,13 +41,13 @@ def show(examples: EncodedSplits, epoch: int = 0, *, skip: int = 0, split: str =
     return steps
 
 
-def test_texts_that_another_task_trains_on_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_that_another_task_trains_on_are_counted(printed: Printed) -> None:
     """Each task is divided by itself, and the encoder learns from the texts of all."""
     texts = [f"text {number}" for number in range(8)]
     parts = {"one": (texts[:6], texts[6:]), "two": ([texts[7].upper(), "more"], ["other", "more"])}
     splits = {name: {"train": text_split(train), "dev": text_split(dev)} for name, (train, dev) in parts.items()}
     multitask.report_shared_texts(splits)
-    notices = " ".join(capsys.readouterr().out.split())
+    notices = printed()
     assert "1 of 2 rows of dev of task one have the text of a row that task two trains on" in notices
     assert "of task two have" not in notices
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from distill.core.errors import OptionError, UserError
 from distill.data.splits import LabelledData
 from distill.kinds import TokenClassification
 from distill.kinds.token_classification import place_sentences
+from tests.data.conftest import Printed
 
 NOWHERE = Path("unused")
 WORDS = [["fly", "to", "new", "york"], ["now"], ["on", "monday"]]
@@ -65,6 +67,21 @@ def write_parquet(path: Path, data: datasets.Dataset) -> None:
     pyarrow.parquet.write_table(data.data.table, path)
 
 
+ReadConll = Callable[..., LabelledData]
+
+
+@pytest.fixture
+def read_conll(tmp_path: Path) -> ReadConll:
+    """Writes the text of train, and of dev if it has another one, and reads both."""
+
+    def write_and_read(train: str, dev: str | None = None, **options: Any) -> LabelledData:
+        for name, text in (("train", train), ("dev", train if dev is None else dev)):
+            (tmp_path / f"{name}.conll").write_bytes(text.encode())
+        return read(data=tmp_path, **options)
+
+    return write_and_read
+
+
 EXPECTED = read(train=(WORDS, TAGS), dev=DEV)
 
 
@@ -100,21 +117,17 @@ def test_files_are_the_same_in_every_format(name: str, tmp_path: Path) -> None:
         "\ufeff" + conll(WORDS, TAGS, "{0} x {1} y\r\n", end="\r\n").removesuffix("\r\n"),
     ],
 )
-def test_columns_documents_and_line_ends_do_not_change_the_sentences(text: str, tmp_path: Path) -> None:
-    (tmp_path / "train.conll").write_bytes(text.encode())
-    (tmp_path / "dev.conll").write_text(conll(*DEV, "{0} x {1} y\n"))
-    assert read(data=tmp_path, column=2).sha256 == EXPECTED.sha256
-    assert read(data=tmp_path, column=-2).sha256 == EXPECTED.sha256
+def test_columns_documents_and_line_ends_do_not_change_the_sentences(text: str, read_conll: ReadConll) -> None:
+    for column in (2, -2):
+        assert read_conll(text, conll(*DEV, "{0} x {1} y\n"), column=column).sha256 == EXPECTED.sha256
 
 
-def test_the_column_of_the_words_can_be_chosen_and_words_may_have_spaces(tmp_path: Path) -> None:
-    for name, rows in (("train", (WORDS, TAGS)), ("dev", DEV)):
-        (tmp_path / f"{name}.conll").write_text(conll(*rows, "7\t{1}\t{0}\t\n"))  # A tab at the end is no field.
-    assert read(data=tmp_path, column=1, word_column=2).sha256 == EXPECTED.sha256
-    assert read(data=tmp_path, column=-2, word_column=-1).sha256 == EXPECTED.sha256
-    for name in ("train", "dev"):
-        (tmp_path / f"{name}.conll").write_text("10\u00a0000 O\n\u2009 O\n\nnew york\tB-x\n", encoding="utf-8")
-    assert read(data=tmp_path).splits["train"]["words"] == [["10\u00a0000", "\u2009"], ["new york"]]
+def test_the_column_of_the_words_can_be_chosen_and_words_may_have_spaces(read_conll: ReadConll) -> None:
+    texts = [conll(*rows, "7\t{1}\t{0}\t\n") for rows in ((WORDS, TAGS), DEV)]  # A tab at the end is no field.
+    assert read_conll(*texts, column=1, word_column=2).sha256 == EXPECTED.sha256
+    assert read_conll(*texts, column=-2, word_column=-1).sha256 == EXPECTED.sha256
+    data = read_conll("10\u00a0000 O\n\u2009 O\n\nnew york\tB-x\n")
+    assert data.splits["train"]["words"] == [["10\u00a0000", "\u2009"], ["new york"]]
 
 
 def test_numbers_have_the_names_of_the_option_in_its_order(tmp_path: Path) -> None:
@@ -140,33 +153,25 @@ INDEX = "1 fly x O\n2 to x O\n{}new x B-city\n{}york x I-city\n\n{}now x O\n\n{}
     ],
 )
 def test_a_first_column_that_numbers_the_words_is_not_that_of_the_words(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, read_conll: ReadConll, printed: Printed
 ) -> None:
-    (tmp_path / "train.conll").write_text(text)
-    (tmp_path / "dev.conll").write_text(conll(*DEV))
-    assert read(data=tmp_path).sha256 == EXPECTED.sha256
-    assert "the words are read from the second one; set task.word_column=0" in " ".join(capsys.readouterr().out.split())
+    assert read_conll(text, conll(*DEV)).sha256 == EXPECTED.sha256
+    assert "the words are read from the second one; set task.word_column=0" in printed()
 
 
-def test_words_that_are_numbers_are_read_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.conll").write_text("7 a O\n7 b B-x\n3.5 c O\n")
-    (tmp_path / "dev.conll").write_text("7 a O\n7 b B-x\n3.5 c O\n")
-    assert read(data=tmp_path).splits["train"]["words"] == [["7", "7", "3.5"]]
+def test_words_that_are_numbers_are_read_and_reported(read_conll: ReadConll, printed: Printed) -> None:
+    assert read_conll("7 a O\n7 b B-x\n3.5 c O\n").splits["train"]["words"] == [["7", "7", "3.5"]]
     expected = "train.conll: 67% of the words in column 0 are numbers, such as 7; if the words are in another column"
-    assert expected in " ".join(capsys.readouterr().out.split())
+    assert expected in printed()
 
 
-def test_comments_are_left_out_and_the_word_number_sign_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_comments_are_left_out_and_the_word_number_sign_is_not(read_conll: ReadConll, printed: Printed) -> None:
     text = "#\thttp://example.org\t[2009]\n# B-x\nword O\n\n# a comment of words\nfly O\n# O\n#tag B-x\n"
-    for name in ("train", "dev"):
-        (tmp_path / f"{name}.conll").write_text(text)
-    assert read(data=tmp_path).splits["train"]["words"] == [["#", "word"], ["fly", "#", "#tag"]]
-    assert "lines of comments (# ...), which are left out: 2" in " ".join(capsys.readouterr().out.split())
+    assert read_conll(text).splits["train"]["words"] == [["#", "word"], ["fly", "#", "#tag"]]
+    assert "lines of comments (# ...), which are left out: 2" in printed()
 
 
-def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path, printed: Printed) -> None:
     """It is taken where it has the words and nothing else."""
     texts = ["fly  to new york", "now!", "onmonday"]
     comments = "# text = {}\n{}\n"
@@ -177,19 +182,17 @@ def test_the_text_of_a_sentence_is_a_column_or_a_comment(tmp_path: Path, capsys:
     for data in (read(data=tmp_path), read(train=columns, dev=DEV), read(train=pandas.DataFrame(columns), dev=DEV)):
         assert data.sha256 == EXPECTED.sha256
         assert data.splits["train"]["plain"] == ["fly  to new york", None, "onmonday"]
-        assert place_sentences(data.splits["train"])[::2] == [
-            ("fly  to new york", ((0, 3), (5, 7), (8, 11), (12, 16))),
-            ("onmonday", ((0, 2), (2, 8))),
-        ]
-        assert data.splits["train"].select(np.array([2]))["plain"] == ["onmonday"]
+        first, _, last = place_sentences(data.splits["train"])
+        assert first == ("fly  to new york", ((0, 3), (5, 7), (8, 11), (12, 16)))
+        assert last == ("onmonday", ((0, 2), (2, 8)))
         assert "plain" not in data.splits["dev"].columns
     notice = "sentences without a text of the same words, so that their text is the words with spaces between: 1 of 3"
-    assert " ".join(capsys.readouterr().out.split()).count(notice) == 3
+    assert printed().count(notice) == 3
     of_text = read(train={"text": WORDS, "tags": TAGS}, dev=DEV, tokens="text")
     assert "plain" not in of_text.splits["train"].columns
 
 
-def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(printed: Printed) -> None:
     words, tags = ["\u6211", "\u7231", "\u5317\u4eac", "\u5927\u5b66OK", "\u3002"], ["S-p", "O", "B-o", "E-o", "O"]
     rows = ([words, ["\u4e0a\u6d77\u5e02", "fly"]], [tags, ["S-c", "O"]])
     train = read(train=rows, dev=([words], [tags])).splits["train"]
@@ -198,7 +201,7 @@ def test_words_of_languages_without_spaces_are_tagged_letter_by_letter(capsys: p
     assert [labels[tag] for tag in train["tags"][0]] == ["S-p", "O", "B-o", "I-o", "I-o", "I-o", "E-o", "O"]
     assert train["words"][1] == ["\u4e0a", "\u6d77", "\u5e02", "fly"]
     assert [labels[tag] for tag in train["tags"][1]] == ["B-c", "I-c", "E-c", "O"]
-    assert "tagged letter by letter, as plain text is split: 2 of 2" in " ".join(capsys.readouterr().out.split())
+    assert "tagged letter by letter, as plain text is split: 2 of 2" in printed()
     named = ["O", "B-o", "E-o", "S-p", "S-c"]
     assert read(train=rows, dev=([words], [tags]), labels=named).splits["train"]["words"] == rows[0]
 
@@ -212,21 +215,21 @@ def test_a_test_split_without_tags_is_absent() -> None:
 
 
 def test_a_data_set_of_the_hub_is_read_without_its_empty_sentences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, printed: Printed
 ) -> None:
     empty = datasets.Dataset.from_dict({"tokens": [*WORDS, []], "tags": [*NUMBERS, []]}, features=CLASSES)
     splits = datasets.DatasetDict({"train": empty, "validation": FORMS["class labels"]})
     monkeypatch.setattr(storage, "load_hub_dataset", lambda *names, **options: splits)
     data = read(hub_id="owner/name", name="toy")
     assert data.sizes() == {"train": 3, "dev": 3}
-    assert "owner/name train: sentences without a word, which are left out: 1" in capsys.readouterr().out
+    assert "owner/name train: sentences without a word, which are left out: 1" in printed()
 
 
-def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tags_that_train_lacks_count_as_missed_and_are_reported(printed: Printed) -> None:
     dev, test = ([["york"]], [["E-city"]]), ([["oslo", "7", "y"]], [["S-city", "B-flight", "O"]])
     data = read(train=(WORDS, TAGS), dev=dev, test=test)
     assert set(data.labels) == {*NAMES, "E-city", "S-city", "B-flight"}
-    out = " ".join(capsys.readouterr().out.split())
+    out = printed()
     assert "the split dev: words with a tag that train lacks, which count as missed: 1 (E-city)" in out
     assert "the split test: words with a tag that train lacks, which count as missed: 2 (B-flight, S-city)" in out
 
@@ -250,11 +253,11 @@ def test_tags_that_train_lacks_count_as_missed_and_are_reported(capsys: pytest.C
         ("fly B-x\n", {"labels": ["O", "B-y"]}, "train.conll, line 1: tag 'B-x' is unknown, expected one of O, B-y"),
     ],
 )
-def test_invalid_conll_files_are_named(text: str, options: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    (tmp_path / "train.conll").write_bytes(text.encode())
-    (tmp_path / "dev.conll").write_text(conll(WORDS, TAGS))
+def test_invalid_conll_files_are_named(
+    text: str, options: dict[str, Any], expected: str, read_conll: ReadConll
+) -> None:
     with pytest.raises(UserError) as error:
-        read(data=tmp_path, **options)
+        read_conll(text, conll(WORDS, TAGS), **options)
     assert expected in str(error.value)
 
 

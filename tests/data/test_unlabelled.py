@@ -16,6 +16,7 @@ from distill.core.errors import UserError
 from distill.data.pool import clean
 from distill.data.splits import LabelledData, text_split
 from distill.kinds import Classification, Regression
+from tests.data.conftest import Printed
 
 ROWS: dict[str, Any] = {
     "train": (["a good film", "a bad film", "fine", "poor"], [1, 0, 1, 0]),
@@ -64,12 +65,12 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_new_texts_are_read_from_every_source(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_texts_are_read_from_every_source(source: str, tmp_path: Path, printed: Printed) -> None:
     data = read(SOURCES[source](tmp_path))
     assert data.pool.rows.texts == ["new one", "new two"]
     assert data.pool.rows.pairs is None
     assert data.pool.removed == REMOVED
-    out = " ".join(capsys.readouterr().out.split())
+    out = printed()
     assert "2 texts for the teacher to label; removed: 1 empty, 1 in dev, 1 in test, 1 in train, 1 doubled" in out
     assert ("the column label is ignored, because the teacher labels" in out) == (source in ("jsonl", "frame"))
 
@@ -92,9 +93,9 @@ def test_no_single_text_of_a_scored_pair_is_kept(by_sentence: bool, kept: list[s
     assert removed["dev"] == 5 - len(kept)
 
 
-def test_a_table_of_one_text_may_call_its_column_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_one_text_may_call_its_column_text(printed: Printed) -> None:
     assert read({"text": ["new"], "other": ["x"]}).pool.rows.texts == ["new"]
-    assert "has no column review: its column text is read" in capsys.readouterr().out
+    assert "has no column review: its column text is read" in printed()
 
 
 def test_the_order_of_the_pool_is_random_and_the_same_in_every_run() -> None:
