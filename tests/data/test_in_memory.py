@@ -96,6 +96,7 @@ def test_pairs_may_be_tuples_lists_or_two_columns(tmp_path: Path):
 
 
 DEV = (DEV_TEXTS, DEV_LABELS)
+DOUBLED = pandas.DataFrame([["a", 1, 2]], columns=["text", "label", "label"])
 PAIRS = {"text": ["one", "two"]}
 
 
@@ -114,6 +115,7 @@ PAIRS = {"text": ["one", "two"]}
         ({"train": ("some text", [1])}, "got texts of type str, expected a list or an array"),
         ({"train": (["a", "b"], [10**30, 1])}, "the data cannot be made a table ("),
         ({"train": (["a", "b"], [0, "one"])}, "the data cannot be made a table ("),
+        ({"data": DOUBLED}, "the data cannot be made a table (Duplicate column names found: "),
         ({"train": FORMS["lists"]}, "the data has no split dev, expected train and dev: it has train"),
         ({"train": COLUMNS, "dev": DEV, "text": "title"}, "has no column title: it has sentence, label; name"),
         ({"train": FORMS["lists"], "dev": (DEV_TEXTS, ["good", "odd"])}, "split dev, example 2: label 'odd' is unk"),

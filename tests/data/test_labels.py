@@ -9,7 +9,7 @@ import pytest
 from distill.core.errors import UserError
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, Regression
-from distill.rows.labels import LabelColumn, find_classes, natural_key, sort_classes
+from distill.rows.labels import LabelColumn, find_classes, natural_key, sort_classes, to_numbers
 from tests.data.conftest import Printed
 
 RATINGS = ["1", "2", "3", "4", "5"]
@@ -66,10 +66,12 @@ def test_numbers_are_names_or_indices_of_classes_and_a_notice_says_which(
     assert notice in output if notice else "the labels" not in output
 
 
-@pytest.mark.parametrize("names", [("4", "10"), ("4.0", "10.0")])
-def test_a_file_to_evaluate_may_have_both_spellings_of_whole_numbers(names: tuple[str, ...]) -> None:
+def test_a_file_to_evaluate_may_have_both_spellings_of_whole_numbers_and_no_nan() -> None:
     column = LabelColumn("dev.csv", ["10.0", "4", "4.0", "10"])
-    assert find_classes(column, names, print).tolist() == [1, 0, 0, 1]
+    for names in (("4", "10"), ("4.0", "10.0")):
+        assert find_classes(column, names, print).tolist() == [1, 0, 0, 1]
+    with pytest.raises(UserError, match=r"dev.csv, example 2: label 'nan' is no number"):
+        to_numbers(LabelColumn("dev.csv", ["1.5", "nan"]))
 
 
 @pytest.mark.parametrize("word", ["nan", "NA", "-"])

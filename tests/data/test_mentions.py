@@ -14,18 +14,10 @@ from distill.data.batches import MixedExamples
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, TokenClassification
 
-WORDS = [
-    ["Ada", "went", "to", "New", "York", "with", "Alan", "Turing", "."],
-    ["Rome", "is", "old"],
-    ["no", "mention"],
-    ["Acme"],
-]
-TAGS = [
-    ["B-person", "O", "O", "B-city", "I-city", "O", "B-person", "I-person", "O"],
-    ["B-city", "O", "O"],
-    ["O", "O"],
-    ["B-firm"],
-]
+SENTENCES = ["Ada went to New York with Alan Turing .", "Rome is old", "no mention", "Acme"]
+WORDS = [sentence.split() for sentence in SENTENCES]
+OF_FIRST = "B-person O O B-city I-city O B-person I-person O"
+TAGS = [OF_FIRST.split(), ["B-city", "O", "O"], ["O", "O"], ["B-firm"]]
 DEV = ([["Ada", "left"]], [["B-person", "O"]])
 PEOPLE, CITIES = ["Ada", "Alan Turing"], ["New York", "Rome"]
 
@@ -59,13 +51,10 @@ def test_mentions_are_replaced_with_their_probability() -> None:
 
 def test_the_other_mentions_of_a_type_are_equally_likely() -> None:
     words = [["Rome"], ["Paris"], ["Paris"], ["Oslo"], ["Oslo"], ["Oslo"]]
-    rows = TokenClassification(train=(words, [["B-city"]] * 6), dev=DEV_CITY).read(Path("unused"))
+    rows = TokenClassification(train=(words, [["B-city"]] * 6), dev=([["Bern"]], [["B-city"]])).read(Path("unused"))
     [texts] = make_copies(rows, MentionAugmentation(copies=3000), None, "cpu")
     assert set(texts[:3000]) == {"Paris", "Oslo"}
     assert texts[:3000].count("Paris") / 3000 == pytest.approx(0.5, abs=0.03)
-
-
-DEV_CITY = ([["Bern"]], [["B-city"]])
 
 
 def test_copies_of_other_tags_are_made_again(tmp_path: Path) -> None:
@@ -99,10 +88,8 @@ def test_the_teacher_tags_every_word_of_a_copy(tokenizer: PreTrainedTokenizerBas
 def test_a_task_without_mentions_is_refused() -> None:
     rows = (["a", "b"], ["x", "y"])
     task = Classification(train=rows, dev=rows, text="text", name="films")
-    with pytest.raises(
-        UserError,
-        match=r"^augment=mentions is for tasks with tagged spans of words, and task films is classification: ",
-    ):
+    expected = "^augment=mentions is for tasks with tagged spans of words, and task films is classification: "
+    with pytest.raises(UserError, match=expected):
         MentionAugmentation().check_task(task.info)
     MentionAugmentation().check_task(TokenClassification(train=(WORDS, TAGS), dev=DEV).info)
 

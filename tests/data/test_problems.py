@@ -22,21 +22,18 @@ def test_lines_are_counted_and_the_first_ones_named(rows: list[int], lines: list
     assert problems.show_lines(rows, lines) == words
 
 
-def test_rows_without_a_label_are_counted_with_their_lines():
+def test_rows_without_a_label_are_counted_with_their_lines_and_marks_are_named():
     problem = problems.find_unlabelled(["a", "", None, float("nan"), "b"], [2, 5, 6, 9, 10])
     assert problem is not None
     assert problem.summary == "3 of 5 rows have no label (lines 5, 6 and 9)"
     assert "task.missing=drop" in problem.advice
     assert "task.missing=unlabelled" in problem.advice
-    assert problems.find_unlabelled(["a", "b"]) is None
-
-
-def test_a_mark_that_counts_as_no_label_is_named():
     values = ["yes", "NA", "no", "NA"]
     problem = problems.find_unlabelled(values, marks=formats.find_marks(values))
     assert problem is not None
     assert problem.summary == "2 of 4 rows have no label, for which NA counts too (examples 2 and 4)"
     assert problem.advice.endswith("; if NA is a class, name all with task.labels=[NA,...]")
+    assert problems.find_unlabelled(["a", "b"]) is None
 
 
 @pytest.mark.parametrize(

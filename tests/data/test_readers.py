@@ -92,17 +92,11 @@ def test_json_rows_may_have_other_columns_of_any_type(read: Read) -> None:
     assert table.columns == {"text": ["a", "b", None], "label": [None, 1, None]}
 
 
-def test_categories_of_a_parquet_file_are_their_values(read: Read) -> None:
+def test_a_parquet_file_has_values_of_categories_and_no_columns_of_its_path(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "id=1").mkdir()
     frame = pandas.DataFrame({"text": ["a", "b"], "label": pandas.Categorical(["yes", "no"])})
-    table = read("a.parquet", pa.Table.from_pandas(frame))
-    assert table.columns["label"] == ["yes", "no"]
-
-
-def test_a_parquet_file_has_no_columns_of_its_path(tmp_path: Path) -> None:
-    (tmp_path / "label=1").mkdir()
-    path = tmp_path / "label=1" / "train.parquet"
-    pq.write_table(pa.table({"text": ["a"]}), path)
-    assert read_file(path, WANTED).names == ("text",)
+    table = read("id=1/train.parquet", pa.Table.from_pandas(frame))
+    assert (table.names, table.columns["label"]) == (("text", "label"), ["yes", "no"])
 
 
 ROW = b"text,label\na,1\n"
@@ -190,9 +184,6 @@ def test_doubled_columns_of_data_in_memory_are_refused() -> None:
     data = datasets.Dataset.from_dict({"text": ["a"], "label ": [1], "label": [1]})
     with pytest.raises(UserError, match="the split train has the columns 'label ' and 'label', expected different"):
         Classification(text="text", train=data, dev=data).read(Path("nowhere"))
-    frame = pandas.DataFrame([["a", 1, 2]], columns=["text", "label", "label"])
-    with pytest.raises(UserError, match=r"the data cannot be made a table \(Duplicate column names found: .*label.*\)"):
-        Classification(text="text", train=frame, dev=frame)
 
 
 def test_a_missing_column_is_shown_with_its_white_space_and_long_names_are_shortened(tmp_path: Path) -> None:

@@ -205,14 +205,14 @@ def test_memory_does_not_grow_with_a_table(tmp_path: Path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text = [os.urandom(2000).hex() for _ in range(8000)]
+    text = [os.urandom(2000).hex() for _ in range(4000)]
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", row_group_size=len(text))
     before = pa.total_allocated_bytes()
     peak = 0
     for document in make_corpus(tmp_path).read_documents():
         assert len(document.text) == 4000
         peak = max(peak, pa.total_allocated_bytes() - before)
-    assert peak < 16 * 2**20
+    assert peak < 12 * 2**20
 
 
 # Several processes
@@ -572,7 +572,7 @@ def test_the_held_out_share_is_near_the_fraction():
 
 
 @given(keys=st.sets(st.text(), min_size=2, max_size=6), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 9))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_at_least_one_document_is_held_out_and_one_is_not(keys: set[str], fraction: float, seed: int):
     held = choose_held_out(sorted(keys), fraction=fraction, seed=seed)
     assert 0 < len(held) < len(keys)
@@ -644,9 +644,7 @@ def test_a_reading_that_goes_on_gives_the_same_text(tmp_path: Path, world: int):
 
 def test_a_corpus_of_which_nothing_is_left_names_the_rule(tmp_path: Path):
     corpus = write_pages(tmp_path, a="Menu\nHome\nToo short this.", b="Contact")
-    expected = (
-        rf"^task.clean=web leaves nothing of task.data_dir={tmp_path}: of its 4 lines are dropped 3 .*; set task"
-    )
+    expected = rf"^task.clean=web leaves nothing of task.data_dir={tmp_path}: of its 4 lines are dropped 3 .*; set task"
     with pytest.raises(UserError, match=expected):
         list(corpus.read_documents())
 

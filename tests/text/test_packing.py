@@ -165,14 +165,10 @@ def test_each_sentence_is_one_truncated_sequence(tokenizers: dict[str, PreTraine
         long = " ".join(["Film"] * 30)
         packer = make_packer(tokenizer, "sentence", 12)
         text = f"A lovely film. A joy!\n\nA dull\nmess. {long}"
-        sequences = [
-            sequence.ids.tolist()
-            for sequence in packer.pack_documents([Document("a", 0, text), Document("b", 0, "Cold.")])
-        ]
-        capacity = 10
+        sequences = list(packer.pack_documents([Document("a", 0, text), Document("b", 0, "Cold.")]))
         expected = [tokenize(tokenizer, part) for part in ("A lovely film.", "A joy!", "A dull mess.", long, "Cold.")]
-        assert [ids[1:-1] for ids in sequences] == [ids[:capacity] for ids in expected]
-        assert packer.dropped_token_count == sum(max(0, len(ids) - capacity) for ids in expected)
+        assert [sequence.ids.tolist()[1:-1] for sequence in sequences] == [ids[:10] for ids in expected]
+        assert packer.dropped_token_count == sum(max(0, len(ids) - 10) for ids in expected)
 
 
 # segment_pair
@@ -348,27 +344,16 @@ def test_special_tokens_within_a_text_are_encoded_as_ordinary_text(tokenizer: Pr
 
 @pytest.mark.parametrize("letters", [[], ["a"]])
 def test_special_tokens_are_found_if_a_letter_is_no_token_or_several(letters: list[str]):
-    backend = Tokenizer(
-        models.WordPiece({w: n for n, w in enumerate(["<unk>", "</s>", "<s>", "film", *letters])}, unk_token="<unk>")
-    )
+    vocabulary = {word: number for number, word in enumerate(["<unk>", "</s>", "<s>", "film", *letters])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
     backend.normalizer = normalizers.Replace("a", "a film a")
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
     )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, cls_token="<s>", sep_token="</s>", unk_token="<unk>", pad_token="</s>"
-    )
-    ids, types = SpecialTokens(tokenizer).wrap_pair([3, 3], [3])
-    assert ids.tolist() == [2, 3, 3, 1, 3, 1]
-    assert types is None
-
-
-def test_a_tokenizer_without_special_tokens_raises(tokenizers: dict[str, PreTrainedTokenizerBase]):
-    backend = Tokenizer.from_str(tokenizers["byte_level"].backend_tokenizer.to_str())
-    backend.post_processor = processors.ByteLevel()
-    with pytest.raises(UserError, match="adds no special tokens around a text, which packing needs"):
-        SpecialTokens(wrap_tokenizer(backend))
+    names = {"cls_token": "<s>", "sep_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
+    ids, types = SpecialTokens(PreTrainedTokenizerFast(tokenizer_object=backend, **names)).wrap_pair([3, 3], [3])
+    assert (ids.tolist(), types) == ([2, 3, 3, 1, 3, 1], None)
 
 
 def test_continuations_agree_with_the_words_of_the_tokenizer(tokenizers: dict[str, PreTrainedTokenizerBase]):
@@ -383,13 +368,16 @@ def test_continuations_agree_with_the_words_of_the_tokenizer(tokenizers: dict[st
         assert is_continuation[ids[1:]].tolist() == inside[1:], name
 
 
-def test_a_vocabulary_without_word_markers_raises():
+def test_tokenizers_without_special_tokens_or_word_markers_raise(tokenizers: dict[str, PreTrainedTokenizerBase]):
+    backend = Tokenizer.from_str(tokenizers["byte_level"].backend_tokenizer.to_str())
+    backend.post_processor = processors.ByteLevel()
+    with pytest.raises(UserError, match="adds no special tokens around a text, which packing needs"):
+        SpecialTokens(wrap_tokenizer(backend))
     backend = Tokenizer(models.BPE({"a</w>": 0, "b</w>": 1, "</s>": 2, "<s>": 3}, [], end_of_word_suffix="</w>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 3))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="<s>", sep_token="</s>")
     with pytest.raises(UserError, match="does not mark where words begin: set task.mask.unit=token"):
-        find_continuations(tokenizer)
+        find_continuations(PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="<s>", sep_token="</s>"))
 
 
 def test_the_state_has_the_keys_that_a_checkpoint_keeps(tokenizer: PreTrainedTokenizerBase):
