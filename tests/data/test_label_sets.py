@@ -144,9 +144,8 @@ def test_a_column_for_each_label_is_read_with_all_others(kind: Any) -> None:
     table = frame({name: list(map(kind, values)) for name, values in COLUMNS.items()})
     data = read_tables(table, table[:2], label=NAMES, test=table.drop(columns=NAMES))
     assert data.labels == ("rude", "threat", "insult")
-    assert {name: split.labels.tolist() for name, split in data.splits.items()} == {
-        "train": VECTORS, "dev": VECTORS[:2],
-    }  # fmt: skip
+    splits = {name: split.labels.tolist() for name, split in data.splits.items()}
+    assert splits == {"train": VECTORS, "dev": VECTORS[:2]}
     ordered = read_tables(table, table[:2], label=NAMES, labels=["insult", "rude", "threat"])
     assert ordered.splits["train"].labels.tolist() == [[0, 1, 0], [1, 0, 1], [0, 0, 0], [1, 1, 1]]
     vectors, hidden = frame({"label": VECTORS}), frame({"label": [[-1, -1, -1]] * 4})
@@ -176,12 +175,7 @@ BOTH = "has the columns topic and mood, expected one of them, because an example
 @pytest.mark.parametrize(
     ("train", "dev", "options", "message"),
     [
-        (
-            {**COLUMNS, "rude": [1, 0, 2, 0]},
-            COLUMNS,
-            {},
-            "train, example 3: column rude is 2, expected 0 or 1, beca",
-        ),
+        ({**COLUMNS, "rude": [1, 0, 2, 0]}, COLUMNS, {}, "train, example 3: column rude is 2, expected 0 or 1"),
         ({**COLUMNS, "rude": [1, None, 0, 0]}, COLUMNS, {}, "example 2: column rude is None, expected 0 or 1"),
         ({**COLUMNS, "rude": [0.5, 1, 0, 0]}, COLUMNS, {}, "example 1: column rude is 0.5, expected 0 or 1"),
         (COLUMNS, FEWER, {}, "the split dev has no column insult: it has text, rude, threat; task.label n"),

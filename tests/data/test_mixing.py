@@ -42,16 +42,6 @@ def flatten(steps: list[Step]) -> list[int]:
     return [example for step in steps for micro_batch in step for example in micro_batch]
 
 
-@pytest.mark.parametrize(("share", "size", "unlabelled"), [(0.5, 8, 4), (0.9, 10, 9)])
-def test_every_step_has_its_share(share: float, size: int, unlabelled: int) -> None:
-    steps = of_epoch(mixed(180, 1000, share=share, batch_size=size), 0)
-    assert len(steps) == 180 // (size - unlabelled)
-    for step in steps:
-        examples = [example for micro_batch in step for example in micro_batch]
-        assert len(examples) == size
-        assert sum(example >= 180 for example in examples) == unlabelled
-
-
 @pytest.mark.parametrize(("share", "size"), [(0.3, 16), (0.95, 32), (0.6, 7)])
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_share_that_no_batch_has_exactly_is_met_on_average(share: float, size: int, world: int) -> None:
