@@ -69,23 +69,6 @@ def test_every_example_comes_once_in_an_epoch_of_equal_steps(
         assert tokens <= size.get("batch_tokens", tokens)
 
 
-@quick
-@given(some_lengths, st.integers(2, 8), st.integers(1, 3), st.integers(2, 3))
-def test_several_processes_have_the_batches_of_one_with_larger_batches(
-    lengths: np.ndarray, size: int, accumulate: int, world: int
-):
-    assume(len(lengths) % (size * world) not in range(1, world))  # The last batch is large enough for all ranks.
-    whole = list(LengthBuckets(lengths, batch_size=size * world, accumulate=accumulate))
-    parts = [
-        list(LengthBuckets(lengths, batch_size=size, accumulate=accumulate, rank=rank, world=world))
-        for rank in range(world)
-    ]
-    for step, *shares in zip(whole, *parts, strict=True):
-        assert [sorted(micro_batch) for micro_batch in step] == [
-            sorted(chain(*together)) for together in zip(*shares, strict=True)
-        ]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

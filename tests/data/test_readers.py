@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,20 +54,6 @@ def test_a_long_first_row_of_csv_is_read_and_the_limit_of_other_readers_is_kept(
     with pytest.raises(UserError, match="opens a quote that is never closed"):
         read("a.csv", f'text,label\n"{LONG},1\nb,0\n')
     assert csv.field_size_limit() == before == 131_072
-
-
-def test_a_file_changed_in_place_is_read_again(tmp_path: Path) -> None:
-    """The new content has the size and the modification time of the old one."""
-    contents = {
-        "a.tsv": "text\tlabel\nOLD\t1\n",
-        "a.csv": "text,label\nOLD,1\n",
-        "a.jsonl": '{"text": "OLD", "label": 1}',
-    }
-    for name, content in contents.items():
-        for word in ("OLD", "NEW"):
-            (tmp_path / name).write_text(content.replace("OLD", word))
-            os.utime(tmp_path / name, (1e9, 1e9))
-            assert read_file(tmp_path / name, WANTED).columns["text"] == [word]
 
 
 def test_fields_are_read_as_they_are(read: Read) -> None:
