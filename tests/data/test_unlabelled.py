@@ -122,6 +122,7 @@ PAIR: dict[str, Any] = {"text": ["one", "two"], "test": None, **PAIRS}
 # The content of a file by its name, or a source; options; and the message.
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     ({"a.txt": ""}, {}, "a.txt is empty, expected texts without labels (task.unlabelled)"),
+    ({"a.txt": "a text\rb text\r"}, {}, "a.txt, line 1 has a carriage return (\\r) without a line feed"),
     ({"a.txt": "\n \n"}, {}, "all 2 texts are removed (2 empty)"),
     ([], {}, "unlabelled leaves nothing to learn from: it has no text"),
     ({"a.txt": "so so\nWhat a film"}, {}, "all 2 texts are removed (2 in dev); give texts that are in no split"),
