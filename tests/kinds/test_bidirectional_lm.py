@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from distill.builtin.teachers.bilm import choose_weights
-from distill.builtin.teachers.new import NewModel
-from distill.builtin.teachers.pretrained import Pretrained
 from torch import Tensor
 from transformers import BertConfig, BertForPreTraining
 
@@ -93,20 +91,6 @@ def test_the_loss_is_the_mean_of_both_directions(model: BilmForPreTraining, leng
     torch.testing.assert_close(F.cross_entropy(logits, items.labels), torch.cat(expected).mean())
 
 
-def test_padding_on_the_left_has_the_items_and_logits_of_padding_on_the_right(model: BilmForPreTraining) -> None:
-    (right_items, right), (left_items, left) = (logits_of(model, batch_of((7, 4, 2), left=side)) for side in (0, 1))
-    assert torch.equal(left_items.labels, right_items.labels)
-    assert torch.equal(left_items.row, right_items.row)
-    torch.testing.assert_close(left, right)
-
-
-def test_every_token_is_predicted_already(model: BilmForPreTraining) -> None:
-    batch = batch_of((7, 4))
-    (few, logits), (every, same) = logits_of(model, batch), logits_of(model, batch, every=True)
-    assert torch.equal(few.labels, every.labels)
-    assert torch.equal(logits, same)
-
-
 def test_a_model_that_reads_both_sides_at_once_is_refused() -> None:
     bert = BertForPreTraining(
         BertConfig(
@@ -154,11 +138,6 @@ def test_a_new_model_depends_on_its_sizes_and_its_seed() -> None:
 def test_invalid_options_are_refused(options: dict[str, object], expected: str) -> None:
     with pytest.raises(OptionError, match=expected):
         choose_weights(**options)  # type: ignore[arg-type]
-
-
-def test_a_path_leads_to_a_trained_model() -> None:
-    assert isinstance(choose_weights(path="model"), Pretrained)
-    assert isinstance(choose_weights(), NewModel)
 
 
 def test_a_head_that_no_model_has_is_refused() -> None:

@@ -1,6 +1,6 @@
 """Tests of causal language modelling: its items and its perplexity by hand, its sequences and the models it takes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,17 +63,6 @@ def test_the_items_are_all_tokens_but_the_first_of_each_sequence() -> None:
     assert items.row.tolist() == [0, 0, 1]
     assert items.index is not None
     assert items.index.tolist() == [0, 1, 3]  # Each is predicted at the token before it.
-
-
-def test_the_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_the_next_tokens() -> None:
-    items = TASK.select({"input_ids": torch.tensor([[0, 1, 2]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)})
-    # Token 1 gets 1/2 and token 2 gets 1/8.
-    logits = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.375, 0.125]]).log()
-    columns = NextTokenScores(TASK.settings).score(Outputs(logits=logits), items)
-    scores = Scores({name: column.numpy() for name, column in columns.items()}, items.labels.numpy(), np.zeros(2))
-    metrics = NextTokenScores(TASK.settings).metrics(scores)
-    assert metrics["perplexity"] == pytest.approx(4.0)  # The square root of 2 * 8.
-    assert metrics["accuracy"] == 0.5
 
 
 def test_padding_on_the_left_has_the_items_and_logits_of_padding_on_the_right(model: PreTrainedModel) -> None:
@@ -170,17 +159,6 @@ def test_documents_are_separated_by_the_end_of_a_text_across_which_tokens_are_pr
     assert bool((items.labels == end).any())  # The end of a text is predicted,
     assert bool((flat[position] == end).any())  # and the first token behind it.
     assert set((position % 8).tolist()) == set(range(7))  # No token is predicted from another sequence.
-
-
-def test_a_vocabulary_of_bytes_reads_every_text_and_is_the_same_for_the_same_texts() -> None:
-    def texts() -> Iterator[str]:
-        yield from ["the cat sat", "the cat ran", "the dog sat"] * 3
-
-    first, again = train_bytes(texts(), 270, 16), train_bytes(texts(), 270, 16)
-    assert first.get_vocab() == again.get_vocab()
-    assert 257 < len(first) <= 270
-    text = "日本 is not in it, nor is ☂"
-    assert first.decode(first(text)["input_ids"]) == text
 
 
 def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text(model: PreTrainedModel, tmp_path: Path) -> None:

@@ -250,20 +250,6 @@ def test_parts_of_the_items_have_the_logits_of_the_whole(case: Case) -> None:
 
 
 @every_task
-def test_more_padding_changes_no_item_and_no_logit(case: Case) -> None:
-    model, results = case.model(), []
-    for padding in (0, 3):
-        batch = batch_of(case, padding=padding)
-        items = case.task.select(batch)
-        with torch.no_grad():
-            results.append((items, case.task.run(model, batch, items, frozenset()).at(items).logits))
-    (short, logits), (long, padded) = results
-    for name in ("row", "labels", "labelled"):
-        assert torch.equal(getattr(short, name), getattr(long, name)), name
-    torch.testing.assert_close(padded, logits, atol=1e-5, rtol=1e-4)
-
-
-@every_task
 def test_a_score_has_a_row_for_each_item(case: Case) -> None:
     batch = batch_of(case)
     items = case.task.select(batch)

@@ -135,18 +135,6 @@ def test_both_halves_of_a_new_model_have_its_sizes(family: str, token: str) -> N
 # Bad input
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "bert",
-    ],
-)
-def test_a_model_without_two_halves_is_refused(family: str) -> None:
-    teacher = NewModel(family=family, **SIZES, positions=64)
-    with pytest.raises(UserError, match=rf"teacher new \({family}\) has no AutoModelForSeq2SeqLM: take a task that"):
-        teacher.load(Denoising().info.auto_class, None, ["the cat"])
-
-
 def test_a_tokenizer_that_does_not_end_texts_is_refused(corpus: Path, tmp_path: Path) -> None:
     tokenizer = train_bytes(["the cat sat"], 270)
     with pytest.raises(UserError, match=r"puts no token for its end \(eos_token\) behind a text"):
@@ -166,8 +154,3 @@ def test_a_sequence_of_one_token_is_refused(tmp_path: Path) -> None:
     tokenizer = train_sentinels(lines, 400)
     with pytest.raises(UserError, match="t5_spans got a sequence of 1 token of text, expected at least 2"):
         encode(tmp_path / "text.txt", tokenizer, tmp_path / "cache", packing="sentence")
-
-
-def test_a_packing_of_pairs_is_refused() -> None:
-    with pytest.raises(UserError, match="got packing=segment_pair, expected one of full_sentences, doc_sentences"):
-        Denoising(packing="segment_pair")

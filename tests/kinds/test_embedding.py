@@ -7,15 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from distill.builtin.students import pretrained
-from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_word_pieces
-from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -23,7 +19,6 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
-    DistilBertModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -41,8 +36,6 @@ from distill.models.compatibility import check_data
 from distill.models.forward import configure, pool, run_model, write_modules
 from distill.models.loading import load_directory
 from distill.teachers import preparation as teaching
-from distill.teachers.computation import Computation, cache_outputs
-from distill.teachers.output_cache import OutputCache
 from distill.teachers.prepared import compare_with_constant
 from distill.teachers.signal import teacher_logits
 from distill.training.module import NOTHING
@@ -125,18 +118,6 @@ def test_a_pretrained_student_has_copied_no_pooler_that_it_has_lost(encoder_dir:
     assert student.pooler is not None
     configure(student, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
     assert "tensors copied, 0 new" in describe_student(teacher, student)
-
-
-def test_a_student_of_all_layers_has_the_vectors_of_its_teacher(tokenizer: PreTrainedTokenizerBase) -> None:
-    teacher = toy_encoder(len(tokenizer), layers=3)
-    student = from_teacher(teacher, depth=3).eval()
-    assert type(student) is DistilBertModel
-    assert len(student.inherited) == len(dict(student.named_parameters()))
-    batch = tokenizer(list(GOOD), padding=True, return_tensors="pt")
-    for model in (teacher, student):
-        configure(model, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
-    with torch.no_grad():
-        torch.testing.assert_close(run_model(student, batch).logits, run_model(teacher, batch).logits)
 
 
 @pytest.mark.parametrize("with_pooler", [True, False])
@@ -313,25 +294,6 @@ def test_a_language_model_that_is_not_to_be_fine_tuned_is_an_encoder_as_it_is(
     )
     lacking = replace(start, fresh=["encoder.layer.0.output.dense.weight"])
     assert not teaching._take_encoder(lacking, Embedding(train=pairs(4), dev=pairs(4))).fits
-
-
-def test_a_saved_encoder_is_loaded_without_the_report_of_a_pooler_that_it_does_not_have(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task, encoder = Embedding(train=pairs(4), dev=pairs(4)), toy_bert(len(tokenizer)).bert
-    configure(encoder, task.info.model_settings)
-    encoder.save_pretrained(tmp_path)
-    levels, original = [], transformers.AutoModel.from_pretrained
-
-    def from_pretrained(*arguments: Any, **options: Any) -> Any:
-        levels.append(transformers.logging.get_verbosity())
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", from_pretrained)
-    before = transformers.logging.get_verbosity()
-    assert teaching._load(tmp_path, task, trust_remote_code=False).pooler is None
-    assert levels == [transformers.logging.ERROR]
-    assert transformers.logging.get_verbosity() == before
 
 
 def test_some_rows_of_train_may_lack_their_label(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -596,23 +558,6 @@ def test_terms_on_classes_are_unsuited_and_terms_on_hidden_states_suit(task: Emb
     assert d.Objective(vectors=d.EmbeddingMSE()).unsuited(likelihood="softmax", classes_are_tokens=False) == ["vectors"]
 
 
-def test_cached_vectors_equal_the_computed_ones_for_any_batch(
-    task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    model = toy_encoder(len(tokenizer))
-    configure(model, task.info.model_settings)
-    mixed = Embedding(train=pairs(8), dev=pairs(4), unlabelled=["one film", "another film"])
-    train = mixed.encode(mixed.read(tmp_path), tokenizer, None)["train"]
-    computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
-    cached = cache_outputs(computation, train)
-    for rows in ([9], [3, 8, 0]):
-        batch = train[rows]
-        items = task.select(batch)
-        with torch.no_grad():
-            expected = task.run(model, batch, items, frozenset()).at(items).logits
-        torch.testing.assert_close(cached(batch, items).at(items).logits, expected, atol=1e-5, rtol=1e-4)
-
-
 # Scores
 
 
@@ -673,30 +618,6 @@ def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPath
     )  # fmt: skip
 
 
-def test_a_whole_run_learns_the_vectors_of_texts_alone(result: d.Result) -> None:
-    record = result.record
-    assert (record["task"]["kind"], record["task"]["metric"], record["task"]["labels"]) == ("embedding", "spearman", [])
-    assert record["teacher"]["origin"] == "as it is"
-    assert result.metrics.keys() == {"spearman", "pearson", "test/spearman", "test/pearson"}
-    assert record["task"]["unlabelled"]["examples"] == len(GOOD) * len(BAD)
-    assert record["task"]["unlabelled"]["removed"]["train"] == 1
-    assert record["objective"]["name"] == "embedding"
-    assert record["teacher_outputs"]["cached"] is True
-    losses = pandas.read_csv(result.directory / "metrics.csv")["train/embedding"].dropna().to_numpy()
-    assert losses[-3:].mean() < 0.7 * losses[:3].mean()
-    assert record["export"]["fp32"]["gate"] == "passed"
-    assert record["export"]["fp32"]["max_abs_diff"] < 1e-4
-    assert record["export"]["int8"]["gate"] == "undecided"  # 48 pairs are too few to tell.
-    assert {row["format"] for row in record["benchmark"] if row["model"] == "student"} >= {"torch", "onnx-int8"}
-    card = (result.directory / "bundle" / "README.md").read_text()
-    assert "sentence-similarity" in card
-    assert "Encodes a text as a vector" in card
-    table = pandas.read_parquet(result.directory / "predictions.parquet")
-    dev = table[table.split == "dev"]
-    assert [list(texts) for texts in dev.texts[:1]] == [[pairs(48, seed=1)[f"sentence{side}"][0] for side in (1, 2)]]
-    assert spearmanr(dev.student_prediction, dev.label).statistic == pytest.approx(result.metrics["spearman"])
-
-
 def test_the_bundle_encodes_as_the_saved_student_does(result: d.Result, tokenizer: PreTrainedTokenizerBase) -> None:
     """The student is an ordinary encoder, pooled here by hand."""
     model = AutoModel.from_pretrained(result.directory / "student").eval()
@@ -724,28 +645,6 @@ def test_the_bundle_encodes_as_the_saved_student_does(result: d.Result, tokenize
             bundle.encode(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_a_teacher_is_fine_tuned_on_scores_and_terms_are_combined(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    """A language model has no trained vectors; the baseline learns from the scores alone."""
-    task = Embedding(train=pairs(64), dev=pairs(32, seed=1), max_length=24)
-    model = BertForMaskedLM(toy_bert(len(tokenizer), layers=2, initializer_range=0.05).config)
-    teacher = d.Teacher(model, tokenizer, cache_dir=tmp_path / "cache")
-    with pytest.raises(UserError, match="its head is that of a BertForMaskedLM, and the task needs a BertModel; to h"):
-        d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "no")
-    objective = d.Objective(embedding=d.EmbeddingMSE(), scores=d.CosineRegression())
-    result = d.distill(
-        teacher.fit(task, **SETTINGS), d.students.distilbert(), task, objective=objective, baseline=True,
-        trainer=d.TrainerSettings(**SETTINGS), directory=tmp_path / "run", export=d.ExportSettings(enabled=False),
-    )  # fmt: skip
-    assert result.record["teacher"]["origin"] in ("fine-tuned", "kept")
-    assert result.record["teacher"]["metrics"]["spearman"] > 0.8
-    assert result.metrics["spearman"] > 0.8
-    assert result.record["baseline"]["metrics"]["spearman"] > 0.5
-    assert result.record["objective"]["terms"].keys() == {"embedding", "scores"}
-
-
 def test_terms_without_data_and_baselines_without_labels_are_refused(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
@@ -760,31 +659,6 @@ def test_terms_without_data_and_baselines_without_labels_are_refused(
         d.distill(teacher, d.students.distilbert(), texts, objective=objective, directory=tmp_path / "one")
     with pytest.raises(UserError, match="the training texts of task embedding are single and have no labels, from whi"):
         d.distill(teacher, d.students.distilbert(), texts, baseline=True, directory=tmp_path / "two")
-
-
-def test_a_teacher_of_another_kind_does_not_fit(
-    task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    teacher = d.Teacher(toy_bert(len(tokenizer), layers=1), tokenizer, cache_dir=tmp_path)
-    expected = (
-        "does not fit task embedding: its head is that of a BertForSequenceClassification, and the task needs a BertMod"
-    )
-    with pytest.raises(UserError, match=expected):
-        d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "run")
-
-
-def test_terms_that_cannot_learn_vectors_are_refused(
-    task: Embedding, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    teacher = d.Teacher(toy_encoder(len(tokenizer), layers=1), tokenizer, cache_dir=tmp_path)
-    with pytest.raises(UserError, match="objective custom has the term hard, which cannot learn task embedding"):
-        d.distill(
-            teacher,
-            d.students.distilbert(),
-            task,
-            objective=d.Objective(hard=d.HardLabels()),
-            directory=tmp_path / "one",
-        )
 
 
 # Records of a bundle

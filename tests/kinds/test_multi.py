@@ -13,10 +13,9 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain import distillation
 from distill.chain.task_run import TaskRun
 from distill.core.contracts import TASK_ID, Scores
-from distill.core.errors import Interrupted, OptionError, UserError
+from distill.core.errors import OptionError, UserError
 from distill.edge.__main__ import main
 from distill.kinds import Classification, MaskedLM, MultiTask, Regression
 from distill.kinds.classification import LabelSets, OneClass
@@ -189,26 +188,6 @@ def test_the_record_has_a_section_for_each_task(result: d.Result) -> None:
         _ = result.baseline_bundle
 
 
-def test_reports_show_what_each_head_gained(result: d.Result) -> None:
-    report, verdict = result.report(), result.verdict
-    assert "films: " in verdict
-    assert "pairs: " in verdict
-    for text in (report, (result.directory / "bundle" / "README.md").read_text(encoding="utf-8")):
-        assert "| films | accuracy on dev |" in text
-        assert "| pairs | pearson on dev |" in text
-        assert verdict.partition(". ")[2] in text
-    assert report.count("# Exported files") == 2
-    assert report.count("# Training") == report.count("# Environment") == 1
-    assert report.count("# Predictions") == 2
-    page = (result.directory / "report.html").read_text(encoding="utf-8")
-    for name in NAMES:
-        section = page.partition(f" on {name}</h2>")[2].partition("</section>")[0]
-        assert section.count("<svg") > 1
-        card = (result.directory / "bundle" / name / "README.md").read_text(encoding="utf-8")
-        assert f"# distilbert for {name}" in card
-        assert (result.directory / "tasks" / name / "predictions.parquet").is_file()
-
-
 def test_each_bundle_predicts_as_its_head_and_the_encoder_is_one(
     result: d.Result, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -295,30 +274,6 @@ def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
     code, _, error = command(*publish)
     assert (code, len(error.splitlines())) == (2, 1), error
     assert "bundle is damaged or was changed" in error
-
-
-def test_an_interrupted_run_goes_on_to_the_same_weights(
-    result: d.Result, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for stage in ("export", "close_run"):  # The export has its own tests.
-        monkeypatch.setattr(distillation, stage, lambda *arguments: None)
-    original = DistillationModule.training_step
-
-    def interrupt(module: DistillationModule, *arguments: Any) -> None:
-        if module.global_step == 4:
-            raise KeyboardInterrupt
-        original(module, *arguments)
-
-    monkeypatch.setattr(DistillationModule, "training_step", interrupt)
-    with pytest.raises(Interrupted):
-        run(tmp_path, tokenizer)
-    monkeypatch.setattr(DistillationModule, "training_step", original)
-    resumed = run(tmp_path, tokenizer, resume=True)
-    assert resumed.metrics == result.metrics
-    for name in NAMES:
-        weights = [AutoModelForSequenceClassification.from_pretrained(one.directory / "student" / name).state_dict()
-                   for one in (result, resumed)]  # fmt: skip
-        assert all(torch.equal(tensor, weights[1][key]) for key, tensor in weights[0].items())
 
 
 # Bad input

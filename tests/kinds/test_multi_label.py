@@ -194,13 +194,6 @@ def test_no_other_thresholds_have_a_larger_micro_f1(seed: int) -> None:
     assert f1_score(labels, probabilities >= chosen, average="micro") == pytest.approx(largest, abs=1e-12)
 
 
-def test_the_metric_that_selects_has_its_own_thresholds() -> None:
-    logits, labels = [[2.0, -0.4], [1.0, -0.8], [-2.0, -1.4], [-1.0, -2.2]], [[1, 0], [1, 0], [0, 0], [0, 1]]
-    scores = scores_of(logits, labels)
-    micro, macro = (LabelSets((metric,), separator="|") for metric in ("micro_f1", "macro_f1"))
-    assert micro.fit_decoder(scores)["thresholds"][1] > 0.5 > macro.fit_decoder(scores)["thresholds"][1]
-
-
 def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
     scoring = multi_label().read(NOWHERE).scoring
     # Probabilities 0.88, 0.27, 0.5; 0.05, 0.73, 0.12 against x; y and z.

@@ -10,7 +10,7 @@ import pytest
 from distill.core.contracts import Scores
 from distill.core.errors import UserError
 from distill.kinds import Embedding, Reranking
-from tests.kinds.test_retrieval import RANKINGS, by_definition, write_judgements
+from tests.kinds.test_retrieval import RANKINGS, write_judgements
 
 WORDS = ["plane", "cello", "horse", "onion", "guitar", "flute", "river", "mountain", "window", "market"]
 
@@ -68,28 +68,6 @@ def test_a_query_does_not_find_itself(titled: bool, tmp_path: Path, capsys: pyte
             assert label[0].replace("d", "q") not in prediction
     narrow = {form.precision: of.columns["ndcg@10"].mean() for form, of in data.scoring.narrow(scores, [])}
     assert (narrow["float32"], narrow["int8"]) == (1.0, 1.0)
-
-
-def test_random_rankings_are_scored_as_beir_scores_them(tmp_path: Path) -> None:
-    """Its evaluation takes the query's own id out of what is found, of one document more."""
-    directory = write_duplicates(tmp_path / "set")
-    data = embedding(directory).read(directory)
-    ids = data.scoring.data.documents
-    random = np.random.default_rng(1)
-    vectors = {text: random.normal(size=6).astype(np.float32) for [text] in data.splits["dev"]["texts"]}
-    data, scores = score(embedding(directory), directory, vectors)
-    unit = scores.columns["logits"] / np.linalg.norm(scores.columns["logits"], axis=1, keepdims=True)
-    documents = np.flatnonzero(scores.labels < 0)
-    expected = []
-    for item in np.flatnonzero(scores.labels >= 0):
-        query = int(scores.labels[item])
-        order = documents[np.argsort(-(unit[documents] @ unit[item]), kind="stable")]
-        found = [int(-1 - scores.labels[document]) for document in order]
-        expected.append(
-            by_definition([one for one in found if ids[one] != f"q{6 + query}"], dict(data.scoring.data.gains[query]))
-        )
-    means = {name: float(np.mean([of[name] for of in expected])) for name in RANKINGS}
-    assert data.scoring.metrics(scores) == pytest.approx(means)
 
 
 def test_equal_ids_of_other_texts_are_documents_as_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

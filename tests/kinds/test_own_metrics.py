@@ -80,14 +80,6 @@ def test_another_function_that_selects_is_other_data() -> None:
     assert read(["accuracy", other]).sha256 == read(["accuracy"]).sha256  # It selects nothing.
 
 
-def test_functions_of_scikit_learn_are_metrics() -> None:
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    data = read(["accuracy", roc_auc_score, average_precision_score])
-    values = data.scoring.metrics(scores_of([[0.0, 2.0], [0.0, 1.0], [0.0, -1.0]], [1, 0, 0]))
-    assert values == {"accuracy": 2 / 3, "roc_auc_score": 1.0, "average_precision_score": 1.0}
-
-
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [

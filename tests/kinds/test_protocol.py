@@ -1,36 +1,14 @@
 """Tests of the size of the contract of a kind of task, and of a scoring that has only what a kind must write."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from typing_extensions import is_protocol
 
-from distill import kinds
-from distill.core.contracts import Items, Outputs, Scores, Task
+from distill.core.contracts import Items, Outputs, Scores
 from distill.kinds.scoring import Scoring
-
-MEMBERS_OF_TASK = 7  # At most.
-WRITTEN_FOR_SCORING = 6  # At most.
-
-
-def members_of(contract: type) -> set[str]:
-    """Returns the public names that a class or a protocol that it inherits from declares."""
-    every = [each for each in contract.__mro__ if each is contract or is_protocol(each)]
-    names = {name for each in every for name in [*vars(each), *inspect.get_annotations(each)]}
-    return {name for name in names if not name.startswith("_")}
-
-
-def must_be_written(contract: type) -> set[str]:
-    """Returns the members without a default body: attributes without a value, and methods that only raise."""
-    without_value = contract.__annotations__.keys() - vars(contract).keys()
-    methods = {name: member for name, member in vars(contract).items() if inspect.isfunction(member)}
-    return without_value | {
-        name for name, method in methods.items() if "__name__} has no " in inspect.getsource(method)
-    }
 
 
 class Least(Scoring):
@@ -49,18 +27,6 @@ class Least(Scoring):
 
     def summary(self, splits: Any) -> str:
         return "two classes"
-
-
-def test_a_task_and_a_scoring_have_no_more_members_than_these() -> None:
-    assert len(members_of(Task)) <= MEMBERS_OF_TASK
-    assert not members_of(Task) & members_of(Scoring)
-    assert len(must_be_written(Scoring)) <= WRITTEN_FOR_SCORING
-    assert must_be_written(Scoring) == members_of(Least)
-
-
-@pytest.mark.parametrize("kind", [*kinds.CLASSES, kinds.MultiTask], ids=lambda kind: kind.__name__)
-def test_no_kind_of_task_repeats_a_member_of_its_scoring(kind: type) -> None:
-    assert not members_of(kind) & members_of(Scoring)
 
 
 @pytest.mark.parametrize(

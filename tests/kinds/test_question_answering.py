@@ -1,4 +1,4 @@
-"""Tests of question answering: windows and spans by hand, metrics against another implementation, and a whole run."""
+"""Tests of question answering: windows and spans by hand, metrics against another implementation, and a bundle."""
 
 import collections
 import copy
@@ -32,14 +32,15 @@ from distill.edge import answering
 from distill.edge.__main__ import main
 from distill.edge.answering import NO_ANSWER, NO_CLASS, average_scores, normalize_references, score_answer
 from distill.edge.decoder import MASKED, TooLongError
-from distill.export.quantization import ExportSettings
+from distill.export.bundle_writer import write_bundle
 from distill.kinds import QuestionAnswering
 from distill.kinds.scoring import draw_halves
-from distill.teachers.computation import Computation, cache_outputs, cached_scores
+from distill.models.loading import load_directory
+from distill.teachers.computation import Computation, cache_outputs
 from distill.teachers.output_cache import OutputCache
 from distill.teachers.prepared import compare_with_constant
-from distill.training.module import dev_metrics, evaluate, fit_decoding
-from tests.conftest import toy_bert
+from distill.training.module import dev_metrics, evaluate_splits, fit_decoding
+from tests.conftest import LOOSE
 
 METRICS = ["f1", "exact_match", "has_answer_f1", "has_answer_exact_match", "no_answer_f1", "no_answer_exact_match"]
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
@@ -327,12 +328,6 @@ def test_the_padding_and_its_side_change_no_logit(reader: PreTrainedTokenizerBas
         assert ((columns["logits"] == MASKED) == (columns["characters"] == NO_CLASS)).all()
 
 
-TERMS = {
-    "soft": d.SoftTargets(), "hard": d.HardLabels(), "mse": d.LogitMSE(), "pseudo": d.PseudoLabels(),
-    "dkd": d.DecoupledKD(), "cosine": d.Cosine(), "minilmv2": d.MiniLMv2(relation_heads=4),
-}  # fmt: skip
-
-
 # Spans
 
 
@@ -469,24 +464,6 @@ def test_the_metrics_equal_an_independent_implementation(version: int) -> None:
         assert found == pytest.approx(squad_scores(answer, references, version=version), abs=1e-9), (answer, references)
 
 
-def test_the_metrics_equal_those_of_torchmetrics() -> None:
-    functional = pytest.importorskip("torchmetrics.functional.text")
-    source = random.Random(0)
-    predictions, targets, own = [], [], []
-    for number in range(200):
-        # It gives an empty answer the F1 of SQuAD 2.0.
-        texts = [" ".join([*source.choices(PIECES, k=source.randint(1, 5)), "x"]) for _ in range(3)]
-        answer = texts[source.randint(0, 2)]
-        references = texts[:2]
-        predictions.append({"prediction_text": answer, "id": str(number)})
-        targets.append({"answers": {"answer_start": [0, 0], "text": references}, "id": str(number)})
-        normalized = normalize_references(references, may_be_unanswerable=False)
-        own.append(score_answer(answer, normalized, may_be_unanswerable=False))
-    expected = functional.squad(predictions, targets)
-    exact, f1 = 100 * np.mean(own, axis=0)
-    assert (exact, f1) == pytest.approx((float(expected["exact_match"]), float(expected["f1"])), abs=1e-4)  # float32
-
-
 def scores_with(task: QuestionAnswering, tokenizer: PreTrainedTokenizerBase, labels: Callable[[int], Any]) -> Scores:
     """Returns dev's scores of a model that is sure of the tokens that `labels` returns for each window."""
     data = task.read(Path())
@@ -576,43 +553,20 @@ def test_questions_of_test_are_numbered_behind_those_of_dev(reader: PreTrainedTo
 # Cached outputs, unlabelled questions
 
 
-@pytest.mark.parametrize("pad", ["right", "left"])
-def test_cached_outputs_equal_the_computed_ones_for_any_batch(
-    reader: PreTrainedTokenizerBase, tmp_path: Path, pad: str
-) -> None:
-    tokenizer = copy.deepcopy(reader)
-    tokenizer.padding_side = pad
+def test_cached_outputs_have_the_valid_classes_of_the_batch(reader: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     task, model = task_of(), toy_model(reader)
-    data = task.read(tmp_path)
-    examples = task.encode(data, tokenizer, None)
-    dev = examples["dev"]
+    dev = task.encode(task.read(tmp_path), reader, None)["dev"]
     computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
     cached = cache_outputs(computation, dev)
-    if pad == "right":
-        for rows in ([3], [5, 0, 7]):
-            batch = dev[rows]
-            items = task.select(batch)
-            assert items.valid is not None
-            expected, logits = (
-                outputs.at(items).logits
-                for outputs in (task.run(model, batch, items, frozenset()), cached(batch, items))
-            )
-            torch.testing.assert_close(logits[items.valid], expected[items.valid], atol=1e-5, rtol=1e-5)
-            assert (logits[~items.valid] == MASKED).all()
-            wrong = dataclasses.replace(items, valid=items.valid & (torch.arange(items.valid.shape[1]) != 9))
-            with pytest.raises(ValueError, match="with other valid classes than the batch has"):
-                cached(batch, wrong)
+    batch = dev[[5, 0, 7]]
+    items = task.select(batch)
+    assert items.valid is not None
+    assert (cached(batch, items).at(items).logits[~items.valid] == MASKED).all()
+    wrong = dataclasses.replace(items, valid=items.valid & (torch.arange(items.valid.shape[1]) != 9))
+    with pytest.raises(ValueError, match="with other valid classes than the batch has"):
+        cached(batch, wrong)
     stored = sum(int(task.select(dev[[row]]).valid.sum()) for row in range(len(dev)))  # type: ignore[union-attr]
     assert sum(len(shard["logits"]) for shard in cached._shards if shard) == stored
-    again = cached_scores(computation, data.scoring, {"train": examples["train"], "dev": dev})["dev"]
-    direct = evaluate(model, task, data.scoring, batches.evaluation_loader(dev)).by_example()
-    for name, column in direct.columns.items():
-        np.testing.assert_allclose(again.columns[name], column, atol=1e-3 if pad == "left" else 1e-5)
-    [path] = cached.directory.glob("*.safetensors")
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-    assert cache_outputs(computation, dev).damaged == [path]
 
 
 def test_unlabelled_questions_are_items_without_a_label(reader: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -632,101 +586,77 @@ def test_unlabelled_questions_are_items_without_a_label(reader: PreTrainedTokeni
         assert (items.labels[2:4] == IGNORED).all()
 
 
-# A whole run
+# A bundle
+
+
+@dataclasses.dataclass
+class Exported:
+    """A bundle of questions of test, with what the student answers in torch."""
+
+    bundle: Path
+    questions: list[Row]
+    in_torch: dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module")
-def result(reader: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
-    root = tmp_path_factory.mktemp("questions")
-    teacher = d.Teacher(toy_bert(len(reader), initializer_range=0.05), reader, cache_dir=root / "cache")
-    settings: Row = {"batch_size": 16, "precision": "32-true", "learning_rate": 4e-3}
-    task = task_of(unlabelled=[[row["question"], row["context"]] for row in questions(16, first=300)])
-    teacher.fit(task, max_epochs=8, **settings)
-    return d.distill(
-        teacher, d.students.distilbert(), task, trainer=d.TrainerSettings(max_epochs=4, **settings),
-        objective=d.Objective(soft=d.SoftTargets(), hard=d.HardLabels(), cosine=d.Cosine()),
-        export=ExportSettings(recipes=("dynamic",)),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02, teacher=False), directory=root / "run",
+def exported(golden_run: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Exports the student of the golden run for other questions, some of which have no answer."""
+    student = golden_run("answers") / "student"
+    start = load_directory(student, "AutoModelForQuestionAnswering", None, trust_remote_code=False)
+    model, bundle = start.model.eval(), tmp_path_factory.mktemp("bundle")
+    rows = questions(20, first=200, unanswerable=True)
+    for row in rows:
+        row["context"] = f"\U0001f6eb {row['context']}"
+        row["answers"]["answer_start"] = [start + 2 for start in row["answers"]["answer_start"]]
+    task = task_of(test=rows)
+    data = task.read(bundle)
+    loaders = batches.evaluation_loaders(task.encode(data, start.tokenizer, None))
+    scores = fit_decoding(data.scoring, evaluate_splits(model, task, data.scoring, loaders))
+    write_bundle(
+        bundle, model=model, tokenizer=start.tokenizer, task=task, splits=data, scores=scores,
+        settings=dataclasses.replace(LOOSE, formats=("fp32",)),
     )  # fmt: skip
+    return Exported(bundle, rows, data.scoring.tabulate(scores["test"], data, examples=len(rows)))
 
 
-def test_a_whole_run_learns_to_answer(result: d.Result) -> None:
-    record = result.record
-    assert (record["task"]["kind"], record["task"]["examples"]["dev"]) == ("question_answering", 20)
-    assert record["teacher"]["metrics"]["f1"] > 0.9
-    assert record["student"]["metrics"]["f1"] > 0.9
-    assert list(record["student"]["metrics"]) == METRICS
-    assert record["training"]["teacher_cache"]["hit"] is False
-    fp32 = record["export"]["fp32"]
-    assert (fp32["agreement"], fp32["gate"], fp32["metrics"]) == (1.0, "passed", record["student"]["metrics"])
-    assert fp32["max_abs_diff"] < 1e-4
-    assert record["comparison"]["teacher"]["number"] == 20
-    assert {row["format"] for row in record["benchmark"]} == {"torch", "onnx-fp32", "onnx-int8"}
-    assert "question-answering" in (result.directory / "bundle" / "README.md").read_text()
-    report = (result.directory / "report.md").read_text()
-    [header] = [line for line in report.splitlines() if "no_answer_f1" in line and line.startswith("|")]
-    assert [name.strip() for name in header.split("|") if name.strip() in METRICS] == METRICS
-    bundles = [line for line in report.splitlines() if line.startswith("| ") and " fp32 |" in line]
-    [row] = [line for line in bundles if line.count("|") == header.count("|")]
-    assert f"{fp32['metrics']['no_answer_f1']:.4f}" in row
-
-
-def test_the_bundle_answers_as_torch_did(result: d.Result) -> None:
-    """Answers and scores of raw text through the bundle are those of the student in torch, over all windows."""
-    table = pyarrow.parquet.read_table(result.directory / "predictions.parquet").to_pylist()
-    dev = questions(20, first=64, unanswerable=True)
-    assert [row["label"] for row in table] == [row["answers"]["text"] or None for row in dev]
-    bundle = d.Bundle(result.directory / "bundle", model="fp32")
+def test_the_bundle_answers_as_torch_did(exported: Exported) -> None:
+    """Answers and scores of raw text are those of the student in torch, over all windows and by code points."""
+    bundle, expected = d.Bundle(exported.bundle), exported.in_torch
     assert set(bundle.manifest["decoding"]) == {"n_best", "max_answer_length", "null_threshold"}
-    predictions = bundle.predict(
-        [{"question": row["question"], "context": row["context"]} for row in dev], batch_size=3
-    )
-    assert [row["answer"] for row in predictions] == [row["student_prediction"] for row in table]
-    # The bundle has the threshold of the whole dev, and a question of the table that of the other half.
-    assert [row["score"] for row in predictions] == pytest.approx(
-        [row["student_probability"] for row in table], abs=0.01
-    )
-    for row, prediction in zip(dev, predictions, strict=True):
-        if prediction["answer"] is None:
-            assert (prediction["start"], prediction["end"]) == (None, None)
-        else:
-            assert row["context"][prediction["start"] : prediction["end"]] == prediction["answer"]
-
-
-def test_a_long_context_is_read_to_its_end_and_offsets_count_code_points(result: d.Result) -> None:
-    bundle = d.Bundle(result.directory / "bundle", model="fp32")
-    context = "🛫 " + "we fly there " * 40 + "to new york on friday we fly there"
-    [prediction] = bundle.predict([{"question": "which city 3", "context": context}])
-    assert prediction["answer"] == "new york"
-    assert prediction["start"] == context.index("new york")
-    assert json.loads(json.dumps(prediction)) == prediction
-    for record, expected in (
+    records = [{"question": row["question"], "context": row["context"]} for row in exported.questions]
+    predictions = bundle.predict(records, batch_size=3)
+    assert [row["answer"] for row in predictions] == expected["prediction"]
+    assert 0 < sum(answer is None for answer in expected["prediction"]) < 20
+    assert [row["score"] for row in predictions] == pytest.approx(expected["probability"], abs=1e-3)
+    for record, prediction in zip(records, predictions, strict=True):
+        if prediction["answer"] is not None:
+            assert record["context"][prediction["start"] : prediction["end"]] == prediction["answer"]
+    for wrong, message in (
         ({"question": "which city"}, r"got {'question': 'which city'}, expected {\"question\": ..., \"context\": ...}"),
         (["which city", " "], "and no empty text"),
-        (
-            ["which city " * 20, "a b"],
-            "record 1: the question has .* tokens and its context .*, which do not fit into one window of 24 tokens",
-        ),
+        (["which city " * 20, "a b"], "record 1: the question has .* which do not fit into one window of 24 tokens"),
     ):
-        with pytest.raises(UserError, match=expected):
-            bundle.predict([record])
+        with pytest.raises(UserError, match=message):
+            bundle.predict([wrong])
 
 
-def test_the_command_reads_pairs_and_records(result: d.Result, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle, context = str(result.directory / "bundle"), "we fly there to new york on sunday we fly there"
-    assert main([bundle, f"which city 7\t{context}", "--model", "fp32"]) == 0
-    assert re.fullmatch(rf"new york\t0\.\d{{4}}\twhich city 7\t{context}\n", capsys.readouterr().out)
-    assert main([bundle, f"which city 7\t{context}", "--model", "fp32", "--json"]) == 0
+def test_the_command_reads_pairs_and_records(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, rows = str(exported.bundle), exported.questions
+    answers = exported.in_torch["prediction"]
+    found, missed = (next(n for n, answer in enumerate(answers) if (answer is None) == is_null) for is_null in (0, 1))
+    pair = f"{rows[found]['question']}\t{rows[found]['context']}"
+    assert main([bundle, pair]) == 0
+    assert re.fullmatch(rf"{re.escape(answers[found])}\t[01]\.\d{{4}}\t{re.escape(pair)}\n", capsys.readouterr().out)
+    assert main([bundle, pair, "--json"]) == 0
     as_json = json.loads(capsys.readouterr().out)
     assert set(as_json) == {"text", "answer", "score", "start", "end"}
-    record = json.dumps({"question": "which city 7", "context": context})
-    nothing = json.dumps(["which day 5", "we fly there to nowhere at all we fly there"])
-    assert main([bundle, record, "", nothing, "--model", "fp32", "--jsonl"]) == 0
+    record = json.dumps({name: rows[found][name] for name in ("question", "context")})
+    assert main([bundle, record, "", json.dumps([rows[missed]["question"], rows[missed]["context"]]), "--jsonl"]) == 0
     first, blank, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first == {name: as_json[name] for name in ("answer", "score", "start", "end")}
     assert blank == dict.fromkeys(first)
     assert (second["answer"], second["start"]) == (None, None)
-    assert main([bundle, nothing.replace("[", "").replace("]", ""), "--jsonl"]) == 2
+    assert main([bundle, '"which day 5", "we fly"', "--jsonl"]) == 2
     assert main([bundle, '{"question": "a"}', "--jsonl"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors[0].startswith('error: text 1: got \'"which day 5"')

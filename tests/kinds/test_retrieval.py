@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -327,55 +326,6 @@ def test_missing_sets_and_mixed_metrics_are_named(tmp_path: Path) -> None:
 
 
 # A whole run
-
-
-@pytest.mark.slow
-def test_a_run_learns_to_rank_and_its_bundle_finds_the_same_documents(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    directory = write_set(tmp_path / "set", documents=40, queries=40 - 1)
-    task = embedding(directory)
-    objective = d.Objective(embedding=d.EmbeddingMSE(), negatives=d.MultipleNegatives())
-    encoder = toy_bert(len(tokenizer), layers=2, initializer_range=0.05).bert
-    result = d.distill(
-        d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"),
-        d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
-        trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=3e-3, max_epochs=2),
-        export=d.ExportSettings(min_agreement=0.8, max_drop=0.1, dimensions=[8], max_vector_drop=1.0),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.01, teacher=False),
-    )  # fmt: skip
-    record = result.record
-    assert record["task"]["metric"] == "ndcg@10"
-    assert result.metrics.keys() == {*METRICS, *(f"test/{name}" for name in METRICS)}
-    assert record["teacher"]["metrics"]["ndcg@10"] > 0.3  # Its vectors are nearly those of bags of words.
-    assert record["export"]["fp32"]["gate"] == "passed"
-    assert record["export"]["fp32"]["metrics"]["test/ndcg@10"] == pytest.approx(
-        result.metrics["test/ndcg@10"], abs=1e-6
-    )
-    assert {"drop", "interval"} <= record["export"]["int8"].keys()
-    fp32 = record["export"]["fp32"]["vectors"]
-    assert [(of["precision"], of["rescore"]) for of in fp32[1:]] == [
-        ("float32", 0), ("int8", 0), ("binary", 0), ("binary", 4)
-    ]  # fmt: skip
-    assert fp32[1]["metrics"] == record["export"]["fp32"]["metrics"]
-    assert {"ndcg@10", "test/ndcg@10"} <= fp32[0]["metrics"].keys()
-    bundle = d.Bundle(result.directory / "bundle", model="fp32")
-    width = bundle.encode(["a"]).shape[1]
-    assert bundle.dimensions == [of["dimensions"] for of in fp32[:2] if of["gate"] == "passed"]
-    for document in (result.report(), (result.directory / "bundle" / "README.md").read_text()):
-        table = document.partition("## Smaller vectors")[2].split("\n\n")[2].splitlines()
-        assert len(table) == 2 + 5 * len(record["export"])  # A table without a gap.
-        last = fp32[4]
-        cells = [f"{width} dimensions, binary, 4 times as many rescored", *(
-            f"{last['metrics'][name]:.4f}" for name in ("ndcg@10", "test/ndcg@10")
-        ), f"{last['kept']:.1%}"]  # fmt: skip
-        assert f"| model.onnx | {' | '.join(cells)} |" in document
-    table = pandas.read_parquet(result.directory / "predictions.parquet")
-    test = table[(table.split == "test") & table.label.notna()]
-    rows = [json.loads(line) for line in read_lines(directory / "corpus.jsonl.gz")]
-    corpus = [f"{row['title']} {row['text']}" for row in rows]
-    found = bundle.search([text[0] for text in test.texts], corpus, k=1)
-    assert [f"d{of_query[0][0]}" for of_query in found] == [ids[0] for ids in test.student_prediction]
 
 
 def test_a_teacher_finds_the_negatives_of_a_run(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

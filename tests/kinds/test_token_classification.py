@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerBase
 import distill as d
 from distill.core.contracts import IGNORED, Scores
 from distill.core.errors import UserError
-from distill.data import batches
 from distill.data.augmentation import augment
 from distill.data.batches import MixedExamples
 from distill.edge import decode
@@ -25,7 +24,7 @@ from distill.edge.__main__ import main
 from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
 from distill.kinds import TokenClassification
 from distill.kinds.token_classification import TagScores
-from tests.conftest import stored_logits, toy_bert
+from tests.conftest import toy_bert
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
 
@@ -450,30 +449,6 @@ def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPath
     )  # fmt: skip
 
 
-def test_a_whole_run_learns_to_tag(result: d.Result) -> None:
-    record = result.record
-    assert record["task"]["kind"] == "token_classification"
-    assert record["task"]["labels"] == ["O", "B-city", "E-city", "S-city", "S-day"]
-    assert record["task"]["unlabelled"]["examples"] == 3
-    assert record["teacher"]["metrics"]["f1"] > 0.95
-    assert record["student"]["metrics"]["f1"] > 0.9
-    assert record["training"]["teacher_cache"]["hit"] is False
-    assert record["export"]["fp32"]["agreement"] == 1.0
-    assert record["export"]["fp32"]["metrics"] == record["student"]["metrics"] | {"text_f1": 1.0}
-    assert set(record["export"]["int8"]["metrics"]) == {"f1", "precision", "recall", "accuracy", "text_f1"}
-    assert record["task"]["split_differently"] == {"train": 0.0, "dev": 0.0}
-    by_type = record["breakdown"]["dev"]
-    assert list(by_type) == ["teacher", "student", "fp32", "int8"]
-    assert {kind: values["number"] for kind, values in by_type["student"].items()} == {"city": 12, "day": 12}
-    report = (result.directory / "report.md").read_text()
-    assert "## f1 by type" in report
-    for page in (report, (result.directory / "bundle" / "README.md").read_text()):
-        assert "(splitter `punctuation`)" in page
-        assert "| model.onnx | dev | 1.0000 | 1.0000 | 0.0% |" in page
-    assert f"| day | 12 | {by_type['teacher']['day']['f1']:.4f} | {by_type['student']['day']['f1']:.4f} |" in report
-    assert "token-classification" in (result.directory / "bundle" / "README.md").read_text()
-
-
 def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> None:
     task = TokenClassification(
         train=([["AT&T", "in", "St.", "Paul", "."]], [["B-org", "O", "B-city", "I-city", "O"]]),
@@ -528,24 +503,3 @@ def test_the_command_on_the_device_writes_entities(
     first, second = map(json.loads, capsysbinary.readouterr().out.splitlines())
     assert [entity["start"] for entity in first["entities"]] == [7, 16]
     assert second == {"text": "", "entities": None}
-
-
-def test_cached_outputs_equal_the_computed_ones_for_any_batch(
-    conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    from distill.teachers.computation import Computation, cache_outputs
-    from distill.teachers.output_cache import OutputCache
-
-    task = TokenClassification(data=conll)
-    data = task.read(tmp_path)
-    dev = task.encode(data, tokenizer, None)["dev"]
-    teacher = d.Teacher(toy_bert(len(tokenizer)), tokenizer, cache_dir=tmp_path)
-    model = teacher.source.weights.load(task.info.auto_class, data.labels, ()).model.eval()
-    computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
-    cached = cache_outputs(computation, dev)
-    for rows in ([3], [5, 0, 7]):
-        batch = dev[rows]
-        items = task.select(batch)
-        expected = task.run(model, batch, items, frozenset()).at(items).logits
-        np.testing.assert_allclose(cached(batch, items).at(items).logits, expected.detach(), atol=1e-5)
-    assert len(stored_logits(cached)) == sum(len(task.select(dev[step])) for step in batches.scoring_steps(dev.lengths))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distill.core.contracts import AttentionVectors, Items, Outputs
-from distill.losses import AttentionScoreMSE, MiniLM, MiniLMv2, Objective, Term
+from distill.losses import AttentionScoreMSE, MiniLM, MiniLMv2, Term
 from distill.losses.term import EncoderSize
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -189,8 +189,3 @@ def test_a_term_that_is_not_connected_and_missing_vectors_are_refused(name: str)
         term(**options)(student, student, select(mask))
     with pytest.raises(ValueError, match="got outputs without attention vectors"):
         make(name)(student, Outputs(), select(mask))
-
-
-def test_the_record_has_the_relation_heads() -> None:
-    record = Objective(v2=MiniLMv2(relation_heads=12, teacher_layer=5)).record()["terms"]
-    assert record == {"v2": {"weight": 1.0, "relation_heads": 12, "teacher_layer": 5}}

@@ -169,11 +169,3 @@ def test_layers_are_indexed_by_number_where_only_those_that_are_read_exist() -> 
         layers[index] = None
     total, _ = term(student, Outputs(hidden_states=layers), items)  # type: ignore[arg-type]
     assert total == expected
-
-
-def test_the_record_of_an_objective_has_the_maps() -> None:
-    terms = Objective(name="o", pkd=PatientKD(layers=[2]), hidden=HiddenStateMSE()).record()["terms"]
-    assert terms == {
-        "pkd": {"weight": 1.0, "layers": [2]},
-        "hidden": {"weight": 1.0, "layers": "uniform", "part": "encoder"},
-    }
