@@ -1,10 +1,9 @@
-"""Tests of tagging: entities by hand, labels on first pieces, and a whole run from CoNLL files to a bundle."""
+"""Tests of tagging: entities by hand, labels on first pieces, and a bundle."""
 
 import copy
 import gzip
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from distill.edge.__main__ import main
 from distill.edge.words import TagScheme, cut_between_words, find_first_pieces, join_words, locate_words, split_words
 from distill.kinds import TokenClassification
 from distill.kinds.token_classification import TagScores
-from tests.conftest import toy_bert
 
 CITIES, DAYS = ("boston", "new york", "denver", "san jose"), ("monday", "friday", "sunday")
 
@@ -121,32 +119,17 @@ def test_entities_are_the_same_in_every_scheme(spans: list[tuple[str, int]]) -> 
         assert find_entities(in_scheme) == expected
 
 
-def count_like_conlleval(sentences: list[list[tuple[str, str]]]) -> Counter[tuple[str, str]]:
-    """Counts `(type, correct | found | true)` chunks, word by word with two automata like the script conlleval.
-
-    A sentence is a list of true and predicted tags.
-    """
-    counts: Counter[tuple[str, str]] = Counter()
-    for pairs in sentences:
-        before = [("O", ""), ("O", "")]
-        agreeing = ""  # The type of a chunk that both have begun at the same word.
-        both_open = False
-        for pair in [*pairs, ("O", "O")]:
-            now = [tuple(tag.split("-", 1)) if "-" in tag else (tag, "") for tag in pair]
-            ends = [chunk_ends(*old, *new) for old, new in zip(before, now, strict=True)]
-            begins = [chunk_begins(*old, *new) for old, new in zip(before, now, strict=True)]
-            if both_open:
-                if all(ends) and before[0][1] == before[1][1]:
-                    counts[agreeing, "correct"] += 1
-                    both_open = False
-                elif ends[0] != ends[1] or now[0][1] != now[1][1]:
-                    both_open = False
-            if all(begins) and now[0][1] == now[1][1]:
-                both_open, agreeing = True, now[0][1]
-            for begin, (_, kind), role in zip(begins, now, ("true", "found"), strict=True):
-                counts[kind, role] += begin
-            before = now
-    return counts
+def list_chunks(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Returns the type, the first and the last (exclusive) word of each chunk, word by word as the script conlleval."""
+    chunks, before, first = set(), ("O", ""), 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        if chunk_ends(*before, prefix, kind):
+            chunks.add((before[1], first, place))
+        if chunk_begins(*before, prefix, kind):
+            first = place
+        before = (prefix, kind)
+    return chunks
 
 
 def chunk_ends(old: str, old_kind: str, new: str, new_kind: str) -> bool:
@@ -161,8 +144,7 @@ def chunk_begins(old: str, old_kind: str, new: str, new_kind: str) -> bool:
     return new in ("I", "E") and (old in ("O", "E", "S") or old_kind != new_kind)
 
 
-def f1_of(counts: Counter[tuple[str, str]], kinds: list[str]) -> dict[str, float]:
-    correct, found, true = (sum(counts[kind, role] for kind in kinds) for role in ("correct", "found", "true"))
+def f1_of(correct: int, found: int, true: int) -> dict[str, float]:
     precision, recall = correct / found if found else 0.0, correct / true if true else 0.0
     f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
     return {"f1": f1, "precision": precision, "recall": recall}
@@ -188,13 +170,16 @@ def test_metrics_equal_conlleval_on_any_tags(labels: list[str]) -> None:
         )
         example_id = np.repeat(np.arange(len(sentences)), [len(pairs) for pairs in sentences])
         scores = Scores({"logits": np.eye(len(labels))[predicted]}, true, example_id)
-        counts, by_type = count_like_conlleval(sentences), scoring.breakdown(scores)
-        metrics = scoring.metrics(scores)
+        every = [[list_chunks(side) for side in zip(*pairs, strict=True)] for pairs in sentences]
+        metrics, by_type = scoring.metrics(scores), scoring.breakdown(scores)
         del metrics["accuracy"]
-        assert metrics == pytest.approx(f1_of(counts, list(by_type)), abs=1e-9)
-        for kind, of_type in by_type.items():
-            expected = f1_of(counts, [kind]) | {"number": counts[kind, "true"]}
-            assert of_type == pytest.approx(expected, abs=1e-9)
+        for kind, values in {None: metrics, **by_type}.items():
+            counts = [0, 0, 0]
+            for true_chunks, found in every:
+                for place, chunks in enumerate((true_chunks & found, found, true_chunks)):
+                    counts[place] += sum(kind in (None, of) for of, _, _ in chunks)
+            expected = f1_of(*counts) | ({} if kind is None else {"number": counts[2]})
+            assert values == pytest.approx(expected, abs=1e-9)
 
     check()
 
@@ -382,27 +367,18 @@ def test_words_that_are_truncated_on_the_left_have_no_label(conll: Path, tokeniz
         assert ids == first_pieces[len(words) - len(labelled) :]
 
 
-def test_an_earlier_call_of_the_tokenizer_does_not_change_the_labels(
+def test_what_the_tokenizer_was_set_to_does_not_change_the_labels(
     conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     task = TokenClassification(data=conll)
     splits = task.read(conll)
     expected = task.encode(splits, tokenizer, tmp_path)["dev"][[0, 1, 2]]
-    tokenizer("a text", truncation=True, max_length=4)
-    batch = task.encode(splits, tokenizer, tmp_path)["dev"][[0, 1, 2]]  # Its tokens come from the cache.
-    assert batch["labels"].tolist() == expected["labels"].tolist()
-
-
-def test_padding_by_the_tokenizer_does_not_change_the_labels(
-    conll: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    task = TokenClassification(data=conll)
-    splits = task.read(conll)
-    expected = task.encode(splits, tokenizer, tmp_path)["dev"][[0, 1, 2]]
-    padding = copy.deepcopy(tokenizer)
+    called, padding = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    called("a text", truncation=True, max_length=4)
     padding.backend_tokenizer.enable_padding(length=64)
-    batch = task.encode(splits, padding, tmp_path)["dev"][[0, 1, 2]]  # Its tokens come from the cache.
-    assert batch["labels"].tolist() == expected["labels"].tolist()
+    for changed in (called, padding):
+        batch = task.encode(splits, changed, tmp_path)["dev"][[0, 1, 2]]  # Its tokens come from the cache.
+        assert batch["labels"].tolist() == expected["labels"].tolist()
 
 
 def test_suffix_and_number_of_columns_do_not_change_the_data(conll: Path, tmp_path: Path) -> None:
@@ -427,26 +403,6 @@ def test_a_missing_directory_or_split_is_named(tmp_path: Path) -> None:
         TokenClassification(data=tmp_path / "nowhere").read(tmp_path)
     with pytest.raises(UserError, match=r"has no train file \(found nothing\)"):
         TokenClassification(data=tmp_path).read(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
-    """A run on tags in BIOES, with sentences that only the teacher tags."""
-    root = tmp_path_factory.mktemp("tagging")
-    for name, count in (("train", 64), ("dev", 12)):
-        write(root / f"{name}.conll", [(words, to_bioes(tags)) for words, tags in sentences(count)])
-    teacher = d.Teacher(toy_bert(len(tokenizer), initializer_range=0.05), tokenizer, cache_dir=root / "cache")
-    task = d.tasks.TokenClassification(
-        data=root, max_length=32, unlabelled=["to boston, please", "san jose (not denver)", "fly friday"],
-        unlabelled_share=0.25,
-    )  # fmt: skip
-    settings: dict[str, Any] = {"batch_size": 16, "precision": "32-true", "learning_rate": 3e-3}
-    teacher.fit(task, max_epochs=15, **settings)
-    return d.distill(
-        teacher, d.students.distilbert(), task, trainer=d.TrainerSettings(max_epochs=10, **settings),
-        objective=d.Objective(soft=d.SoftTargets(), hard=d.HardLabels()),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], seconds=0.02, teacher=False), directory=root / "run",
-    )  # fmt: skip
 
 
 def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> None:
@@ -476,30 +432,35 @@ def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> 
     assert data.scoring.fit_decoder(Scores({}, np.zeros(0), np.zeros(0)))["splitter"]["whole"] == ["St."]
 
 
-def test_the_bundle_predicts_entities_with_their_character_offsets(result: d.Result) -> None:
-    bundle = d.Bundle(result.directory / "bundle", model="fp32")
-    text = "fly to new york monday"
-    [from_text] = bundle.predict([text])
-    [from_words] = bundle.predict([{"tokens": text.split()}])
+TEXT = "stale , cold and new york"
+
+
+def test_the_bundle_predicts_entities_with_their_character_offsets(golden_run: Callable[[str], Path]) -> None:
+    bundle = d.Bundle(golden_run("tags") / "bundle", model="fp32")
+    [from_text] = bundle.predict([TEXT])
+    [from_words] = bundle.predict([{"tokens": TEXT.split()}])
     assert from_text == from_words
-    entities = [(entity["type"], entity["text"]) for entity in from_text["entities"]]
-    assert entities == [("city", "new york"), ("day", "monday")]
+    assert from_text["entities"]
     for entity in from_text["entities"]:
-        assert text[entity["start"] : entity["end"]] == entity["text"]
+        assert TEXT[entity["start"] : entity["end"]] == entity["text"]
         assert 0 < entity["score"] <= 1
-    assert bundle.decoder.format(from_text) == "city: new york; day: monday"
-    json.dumps(from_text)
+    named = [f"city: {entity['text']}" for entity in from_text["entities"]]
+    assert bundle.decoder.format(from_text) == "; ".join(named)
     with pytest.raises(UserError, match="got 7, expected a text or"):
         bundle.predict([7])
 
 
 def test_the_command_on_the_device_writes_entities(
-    result: d.Result, capsysbinary: pytest.CaptureFixture[bytes]
+    golden_run: Callable[[str], Path], capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    arguments = [str(result.directory / "bundle"), "fly to new york monday", ""]
-    assert main([*arguments, "--model", "fp32"]) == 0
-    assert capsysbinary.readouterr().out.decode() == "city: new york; day: monday\tfly to new york monday\n\n"
-    assert main([*arguments, "--model", "fp32", "--json"]) == 0
-    first, second = map(json.loads, capsysbinary.readouterr().out.splitlines())
-    assert [entity["start"] for entity in first["entities"]] == [7, 16]
-    assert second == {"text": "", "entities": None}
+    arguments = [str(golden_run("tags") / "bundle"), TEXT, "", "--model", "fp32"]
+    capsysbinary.readouterr()
+    assert main(arguments) == 0
+    first, second = capsysbinary.readouterr().out.decode().splitlines()
+    assert first.startswith("city: ")
+    assert first.endswith(f"\t{TEXT}")
+    assert second == ""
+    assert main([*arguments, "--json"]) == 0
+    found, nothing = map(json.loads, capsysbinary.readouterr().out.splitlines())
+    assert [TEXT[entity["start"] : entity["end"]] for entity in found["entities"]]
+    assert nothing == {"text": "", "entities": None}
