@@ -18,7 +18,8 @@ from distill.kinds import Embedding, Reranking, embedding
 from distill.kinds.embedding import CrossEncoder
 from distill.models.loading import load_directory
 from tests.conftest import BAD, GOOD, toy_bert
-from tests.kinds.test_embedding import SETTINGS, pairs
+from tests.kinds.test_embedding import pairs
+from tests.kinds.test_translations import QUICK
 
 PAIRS = [[GOOD[0], BAD[0]], [BAD[1], GOOD[1]], [GOOD[0], GOOD[1]]]
 TRIPLES = [[GOOD[0], GOOD[1], BAD[0]], [BAD[1], BAD[0], GOOD[1]]]
@@ -229,7 +230,7 @@ def test_a_student_learns_the_margins_of_a_cross_encoder(tokenizer: PreTrainedTo
     objective = d.Objective(margins=d.MarginMSE(scale=0.1), embedding=d.EmbeddingMSE(weight=0.01))
     result = d.distill(
         teacher, d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
-        trainer=d.TrainerSettings(**SETTINGS), export=d.ExportSettings(enabled=False),
+        **QUICK,
     )  # fmt: skip
     losses = pandas.read_csv(result.directory / "metrics.csv")["train/margins"].dropna().to_numpy()
     assert losses[-2:].mean() < losses[:2].mean()

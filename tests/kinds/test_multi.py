@@ -1,38 +1,44 @@
-"""Tests of several tasks with one student: metrics, losses, refusals, and a whole run up to its bundles."""
+"""Tests of several tasks with one student: metrics, losses, refusals, and whole runs."""
 
-import copy
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
+from distill.chain.plan import Plan, check_plan
 from distill.chain.task_run import TaskRun
 from distill.core.contracts import TASK_ID, Scores
 from distill.core.errors import OptionError, UserError
 from distill.edge.__main__ import main
+from distill.export.latency import Budget
 from distill.kinds import Classification, MaskedLM, MultiTask, Regression
 from distill.kinds.classification import LabelSets, OneClass
 from distill.kinds.multitask import join_scorings
 from distill.kinds.regression import NumberScores
+from distill.models.loading import load_directory
 from distill.models.wrappers import SeveralHeads, share_encoder
 from distill.records.report import render_overview_card, summary_rows
 from distill.records.run import Run
 from distill.teachers.signal import check_teachers
 from distill.training.module import DistillationModule, dev_metrics
-from tests.conftest import LABELS, sentences, toy_bert
+from tests.conftest import LABELS, LOOSE, SETTINGS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 
 assert command
 
 NO_TIMING = d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False)
 NAMES = ("films", "pairs")
+HEAD = "AutoModelForSequenceClassification"
 
 
 def similarity(rows: list[tuple[str, int]]) -> dict[str, list[Any]]:
@@ -48,9 +54,9 @@ def columns_of(rows: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
     return [text for text, _ in rows], [label for _, label in rows]
 
 
-def make_task(**options: Any) -> MultiTask:
+def make_task(bank: list[str] | None = None, **options: Any) -> MultiTask:
     films = Classification(
-        text="text", labels=LABELS, name="films", metrics=["accuracy"], max_length=32,
+        bank=bank, text="text", labels=LABELS, name="films", metrics=["accuracy"], max_length=32,
         train=columns_of(sentences(48)), dev=columns_of(sentences(16)),
     )  # fmt: skip
     pairs = Regression(
@@ -140,10 +146,10 @@ def test_tasks_that_cannot_be_learned_together_are_refused() -> None:
         make_task(sampling=2)
 
 
-# A whole run
+# Whole runs
 
 
-def run(root: Path, tokenizer: PreTrainedTokenizerBase, directory: str = "run", **options: Any) -> d.Result:
+def run(root: Path, tokenizer: PreTrainedTokenizerBase, export: d.ExportSettings) -> d.Result:
     teachers = {
         name: d.Teacher(model, tokenizer, name=name, cache_dir=root / "cache", accept_weak=True)
         for name, model in make_models(len(tokenizer)).items()
@@ -151,58 +157,44 @@ def run(root: Path, tokenizer: PreTrainedTokenizerBase, directory: str = "run", 
     trainer = d.TrainerSettings(
         max_steps=6, batch_size=8, learning_rate=3e-3, precision="32-true", accelerator="cpu", checkpoint_steps=2
     )
-    settings = d.ExportSettings(max_drop=1.0, min_agreement=0.0, max_probability_diff=1.0, recipes=["dynamic"])
     return d.distill(
         d.Teacher.by_task(teachers), d.students.distilbert(layers=[0, 3]), make_task(sampling="even"),
-        trainer=trainer, export=settings, benchmark=NO_TIMING, directory=root / directory, **options,
+        trainer=trainer, export=export, benchmark=NO_TIMING, directory=root / "run", baseline=True,
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def result(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> d.Result:
-    return run(tmp_path_factory.mktemp("multi"), tokenizer, baseline=True)
-
-
-def test_the_record_has_a_section_for_each_task(result: d.Result) -> None:
-    record = result.record
+def test_the_record_has_the_baseline_of_each_task(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    record = run(tmp_path, tokenizer, d.ExportSettings(enabled=False)).record
     assert (record["status"], record["task"]["tasks"], list(record["tasks"])) == ("finished", list(NAMES), list(NAMES))
-    assert record["task"]["examples"] == {"train": 72, "dev": 28, "test": 0}
     assert record["training"]["steps"] == 6
     for model in ("teacher", "student", "baseline"):
         metrics = record[model]["metrics"]
         own = {name: record["tasks"][name][model]["metrics"] for name in NAMES}
         assert metrics["films/accuracy"] == own["films"]["accuracy"]
         assert metrics["mean"] == pytest.approx((own["films"]["accuracy"] + own["pairs"]["pearson"]) / 2)
-    for name in NAMES:
-        section = record["tasks"][name]
-        assert section["task"]["name"] == name
-        assert section["export"].keys() == {"fp32", "int8"}
-        assert section["export"]["fp32"]["gate"] == "passed"
-        assert section["comparison"].keys() == {"teacher", "baseline"}
-        assert section["retention"].keys() == {"torch", "fp32", "int8"}
+    assert all(record["tasks"][name]["comparison"].keys() == {"teacher", "baseline"} for name in NAMES)
     rows = summary_rows(record)
     assert [row[0] for row in rows] == [*NAMES, "mean"]
     films = {model: record["tasks"]["films"][model]["metrics"]["accuracy"] for model in ("student", "baseline")}
     assert f"{100 * (films['student'] - films['baseline']):+.1f}" in rows[0]
-    with pytest.raises(UserError, match="a run on several tasks has no baseline_bundle: see the directories in"):
-        _ = result.baseline_bundle
 
 
-def test_each_bundle_predicts_as_its_head_and_the_encoder_is_one(
-    result: d.Result, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    records: dict[str, list[Any]] = {"films": ["a lovely film", "dull"], "pairs": [["a lovely film", "dull"]] * 2}
-    models = {name: AutoModelForSequenceClassification.from_pretrained(result.directory / "student" / name).eval()
-              for name in NAMES}  # fmt: skip
-    weights = [model.base_model.state_dict() for model in models.values()]
-    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+def test_each_bundle_predicts_as_its_head_and_the_encoder_is_one(golden_run: Callable[[str], Path]) -> None:
+    directory = golden_run("multi")
+    result = d.Result(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+    records: dict[str, list[Any]] = {"sst2": ["a lovely film", "dull"], "stsb": [["a lovely film", "dull"]] * 2}
+    starts = {name: load_directory(directory / "student" / name, HEAD, None, trust_remote_code=False)
+              for name in records}  # fmt: skip
+    first, second = (start.model.base_model.state_dict() for start in starts.values())
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     for name, bundle in result.bundles.items():
         fp32 = d.Bundle(bundle.directory, model="fp32")
         texts = records[name]
-        columns = [texts] if name == "films" else [list(column) for column in zip(*texts, strict=True)]
-        inputs = tokenizer(*columns, padding=True, return_tensors="pt")
+        columns = [texts] if name == "sst2" else [list(column) for column in zip(*texts, strict=True)]
+        inputs = starts[name].tokenizer(*columns, padding=True, return_tensors="pt")
         with torch.no_grad():
-            expected = models[name](input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+            model = starts[name].model.eval()
+            expected = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
         np.testing.assert_allclose(np.concatenate(fp32.item_logits(texts)), expected, atol=1e-4)
         assert len(d.Bundle(bundle.directory, model="int8").predict(texts)) == 2
 
@@ -212,7 +204,7 @@ def test_baseline_of_each_task_whose_head_is_worse_is_exported(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TaskRun, "is_worse", property(lambda part: part.name == "pairs"))
-    result = run(tmp_path, tokenizer, baseline=True)
+    result = run(tmp_path, tokenizer, replace(LOOSE, recipes=("dynamic",)))
     films, pairs = (result.record["tasks"][name]["baseline"] for name in NAMES)
     assert "export" not in films
     assert pairs["export"].keys() == {"fp32", "int8"}
@@ -226,51 +218,54 @@ def test_baseline_of_each_task_whose_head_is_worse_is_exported(
         _ = result.baseline_bundle
 
 
-def test_weights_are_shared_and_checked(result: d.Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle, shared = shutil.copytree(result.directory / "bundle", tmp_path / "bundle"), result.record["shared"]
+def test_weights_are_shared_and_checked(
+    golden_run: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = golden_run("multi")
+    shared = json.loads((run / "run.json").read_text(encoding="utf-8"))["shared"]
+    bundle = shutil.copytree(run / "bundle", tmp_path / "bundle")
     sizes = {path.name: path.stat().st_size for path in bundle.glob("*.data")}
     assert sizes == shared["files"]
     assert sizes.keys() == {"model.onnx.data", "model.int8.onnx.data"}
-    models = [*bundle.glob("*/*.onnx"), *bundle.glob("*.data")]
-    assert sum(path.stat().st_size for path in models) == shared["bytes"] < shared["separate"]
-    assert main([str(bundle / "films"), "a lovely film"]) == 0
+    assert main([str(bundle / "sst2"), "a lovely film"]) == 0
     assert main([str(bundle), "a lovely film"]) == 2
-    assert f"it has one for each of films, pairs: open {bundle / 'films'}" in capsys.readouterr().err
+    assert f"it has one for each of sst2, stsb: open {bundle / 'sst2'}" in capsys.readouterr().err
     data = bundle / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:-1] + b"?")
     with pytest.raises(UserError, match=r"\.\./model\.onnx\.data is damaged: its SHA-256"):
-        d.Bundle(bundle / "pairs", model="fp32")
+        d.Bundle(bundle / "stsb", model="fp32")
     data.unlink()
-    with pytest.raises(UserError, match=r"pairs is incomplete: \.\./model\.onnx\.data is missing"):
-        d.Bundle(bundle / "pairs", model="fp32")
+    with pytest.raises(UserError, match=r"stsb is incomplete: \.\./model\.onnx\.data is missing"):
+        d.Bundle(bundle / "stsb", model="fp32")
 
 
 def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
-    result: d.Result, tmp_path: Path, command: Command
+    golden_run: Callable[[str], Path], tmp_path: Path, command: Command
 ) -> None:
-    run = Run(shutil.copytree(result.directory, tmp_path / "run"), copy.deepcopy(result.record))
-    publish = ["job=publish", f"run={run.directory}", "repo=me/toy", "dry_run=true"]
-    files = [file for name in NAMES for file in run.record["tasks"][name]["export"].values()]
-    for file in files:
-        file["gate"] = "passed"
-    run.save()
+    directory = shutil.copytree(golden_run("multi"), tmp_path / "run")
+    run = Run(directory, json.loads((directory / "run.json").read_text(encoding="utf-8")))
+    publish = ["job=publish", f"run={directory}", "repo=me/toy", "dry_run=true"]
+    files = [file for section in run.record["tasks"].values() for file in section["export"].values()]
+
+    def save(*gates: str) -> None:
+        for file, gate in zip(files, gates, strict=True):
+            file["gate"] = gate
+        run.save()
+
+    save(*["passed"] * 4)
     code, output, error = command(*publish)
     assert code == 0, error
     names = {line.split()[1] for line in output.splitlines() if line.startswith("│")}
-    assert names >= {"films/model.safetensors", "pairs/model.safetensors", "bundle/films/model.int8.onnx"}
-    assert names >= {"README.md", "bundle/README.md", "bundle/model.onnx.data", "bundle/pairs/bundle.json"}
+    assert names >= {"sst2/model.safetensors", "stsb/model.safetensors", "bundle/sst2/model.int8.onnx"}
+    assert names >= {"README.md", "bundle/README.md", "bundle/model.onnx.data", "bundle/stsb/bundle.json"}
     card = render_overview_card(run.record, is_repository=True)
-    assert "distill.edge path/to/this/repository/bundle/films" in card
-    for file in files[2:]:
-        file["gate"] = "failed"
-    run.save()
+    assert "distill.edge path/to/this/repository/bundle/sst2" in card
+    save("passed", "passed", "failed", "failed")
     code, _, error = command(*publish)
     assert (code, len(error.splitlines())) == (2, 1), error
-    assert "run for pairs passed its gate (model.onnx failed, model.int8.onnx failed)" in error
-    for file in files:
-        file["gate"] = "passed"
-    run.save()
-    (run.directory / "bundle" / "model.onnx.data").write_bytes(b"other weights")
+    assert "run for stsb passed its gate (model.onnx failed, model.int8.onnx failed)" in error
+    save(*["passed"] * 4)
+    (directory / "bundle" / "model.onnx.data").write_bytes(b"other weights")
     code, _, error = command(*publish)
     assert (code, len(error.splitlines())) == (2, 1), error
     assert "bundle is damaged or was changed" in error
@@ -282,30 +277,44 @@ def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"budget": Budget(mb=9)}, "budget chooses the depth of a student with one head, and task="),
+        ({"trainer": replace(SETTINGS, devices=2)}, "trainer.devices would give each process another head"),
+        ({"trainer": replace(SETTINGS, strategy="fsdp")}, "trainer.strategy=fsdp is for several processes"),
+        ({"augment": d.TangAugmentation()}, "augment changes the texts of one task, and task=multi"),
+        ({"export": d.ExportSettings(vocabulary="trained")}, "export.vocabulary=trained chooses the pieces of one"),
+        ({"bank": ["a text"]}, "bank is for the texts of one task, and task=multi has"),
+        (
+            {"by_task": {"films": None}},
+            r"got teacher.paths=\[films\], expected a directory for each task: films, p",
+        ),
+    ],
+)
+def test_options_of_one_task_are_refused(options: dict[str, Any], message: str) -> None:
+    task = make_task(**{name: options.pop(name) for name in ("bank",) if name in options})
+    source: Any = SimpleNamespace(by_task=options.pop("by_task", {}))
+    plan = Plan(task, d.Objective(hard=d.HardLabels()), SETTINGS, d.ExportSettings(), NO_TIMING, Path())
+    with pytest.raises(UserError, match=message):
+        check_plan(source, replace(plan, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         (["task.tasks=[sst2,rte]", "task.tasks.rte.max_length=1"], "got task.tasks.rte.max_length=1, expected at"),
         (["task.tasks=[sst2,rte]", "task.tasks.rte.data=x"], "there is no option task.tasks.rte.data"),
-        (["task.tasks=[sst2,rte]", "budget.mb=9"], "budget chooses the depth of a student with one head, and task="),
-        (["task.tasks=[sst2,rte]", "trainer.devices=2"], "trainer.devices would give each process another head"),
-        (["task.tasks=[sst2,rte]", "augment=tang"], "augment changes the texts of one task, and task=multi"),
-        (["task.tasks=[sst2,rte]", "export.vocabulary=trained"], "export.vocabulary=trained chooses the pieces of one"),
-        (["task.tasks=[sst2,rte]", "task.tasks.sst2.bank=x"], "bank is for the texts of one task, and task=multi has"),
         (["task.tasks=[sst2,rte]", "job=finetune"], "job=finetune trains a teacher for one task, and task=multi has"),
-        (["task.tasks=[sst2,rte]", "+teacher=by_task", "teacher.paths={sst2:.}"],
-         "got teacher.paths=[sst2], expected a directory for each task: sst2, rte"),
         (["task=sst2", "+teacher=by_task", "teacher.paths={sst2:.}"],
          "expected a directory for each task: one path, because task=sst2 is one task"),
-        (["task.tasks=[sst2,rte]", "task.tasks.rte.data_dir=nowhere", "task.tasks.sst2.data_dir={data}"], "nowhere"),
         (["task=sst2", "task.tasks=[rte,mrpc]"], "task.tasks is for task=multi and task=text_labels, and this run"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_be_is_refused_in_one_line(
-    options: list[str], message: str, command: Command, encoder_dir: Path, data_dir: Path
+    options: list[str], message: str, command: Command, encoder_dir: Path
 ) -> None:
-    given = [option.replace("{data}", str(data_dir)) for option in options]
     teacher = [] if "+teacher=by_task" in options else ["+teacher=pretrained", f"teacher.path={encoder_dir}"]
     task = [] if "task=sst2" in options else ["task=multi"]
     student = [] if "job=finetune" in options else ["+student=distilbert"]
-    code, _, error = command(*teacher, *student, *task, *given)
+    code, _, error = command(*teacher, *student, *task, *options)
     assert code == 2
     assert message in error
     assert error.count("\n") == 1

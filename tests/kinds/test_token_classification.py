@@ -173,7 +173,7 @@ def test_metrics_equal_conlleval_on_any_tags(labels: list[str]) -> None:
         every = [[list_chunks(side) for side in zip(*pairs, strict=True)] for pairs in sentences]
         metrics, by_type = scoring.metrics(scores), scoring.breakdown(scores)
         del metrics["accuracy"]
-        for kind, values in {None: metrics, **by_type}.items():
+        for kind, values in [(None, metrics), *by_type.items()]:
             counts = [0, 0, 0]
             for true_chunks, found in every:
                 for place, chunks in enumerate((true_chunks & found, found, true_chunks)):

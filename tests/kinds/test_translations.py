@@ -1,7 +1,7 @@
 """Tests of vectors that translations share: the targets by hand, the accuracy by language, and a run."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ from distill.kinds.embedding import SourceEncoder
 from distill.losses.term import EncoderSize
 from distill.models.forward import pool, run_model
 from distill.teachers.prepared import compare_with_constant
-from tests.conftest import BAD, GOOD, LOOSE, toy_bert
-from tests.kinds.test_embedding import SETTINGS
+from tests.conftest import BAD, GOOD, toy_bert
 
 MEAN = {"pooling": "mean", "normalize": True, "max_length": 24}
 
@@ -125,6 +124,12 @@ def test_a_source_encoder_has_its_own_vocabulary(tokenizer: PreTrainedTokenizerB
         np.testing.assert_allclose(vector, expected[0], atol=1e-5)
 
 
+QUICK: dict[str, Any] = {
+    "trainer": d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=3e-3, max_epochs=3),
+    "export": d.ExportSettings(enabled=False),
+}  # fmt: skip
+
+
 def test_a_student_learns_translations(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     encoder = toy_bert(len(tokenizer), layers=2, initializer_range=0.05).bert
     encoder.save_pretrained(tmp_path / "source")
@@ -134,21 +139,21 @@ def test_a_student_learns_translations(tokenizer: PreTrainedTokenizerBase, tmp_p
     objective = d.Objective(
         first=d.EmbeddingMSE(targets="first"), source=d.EmbeddingMSE(targets="source_encoder", weight=0.5)
     )
-    result = d.distill(
-        teacher, d.students.distilbert(), task, objective=objective, directory=tmp_path / "run",
-        trainer=d.TrainerSettings(**SETTINGS), export=replace(LOOSE, recipes=("dynamic",)),
-        benchmark=d.BenchmarkSettings(enabled=False, batches=[1], lengths=[8]),
-    )  # fmt: skip
+    result = d.distill(teacher, d.students.distilbert(), task, objective=objective, directory=tmp_path / "run", **QUICK)
     losses = pandas.read_csv(result.directory / "metrics.csv")["train/first"].dropna().to_numpy()
     assert losses[-2:].mean() < losses[:2].mean()
-    assert result.bundle.encode(["a film"]).shape == (1, 32)
-    rows = [{name: task_rows[row] for name, task_rows in translations(48).items()} for row in range(48)]
+
+
+def test_a_bundle_is_scored_on_a_file_of_translations(golden_run: Callable[[str], Path], tmp_path: Path) -> None:
+    bundle, columns = d.Bundle(golden_run("vectors") / "bundle", model="fp32"), translations(12)
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    columns = Columns(["english", "sentence"], "lang")
-    found = evaluate(result.bundle, tmp_path / "dev.jsonl", columns).metrics
-    assert found == result.bundle.manifest["metrics"][result.bundle.model]
-    record = json.loads((result.directory / "run.json").read_text())
-    assert record["breakdown"]["dev"]["teacher"]["de"]["number"] == 24
+    bundle.manifest["metrics"]["fp32"] = {"accuracy": 0.0}  # By which a bundle of translations is known.
+    found = evaluate(bundle, tmp_path / "dev.jsonl", Columns(["english", "sentence"], "lang")).metrics
+    texts = [row[name] for row in rows for name in ("english", "sentence")]
+    scores = scores_of(bundle.encode(texts).tolist(), [row % 2 for row in range(12)])
+    assert found == pytest.approx(task_of(columns).read(tmp_path).scoring.metrics(scores))
+    assert 0 < found["accuracy"] < 1
 
 
 @pytest.mark.parametrize(
