@@ -79,13 +79,6 @@ def test_the_noise_of_a_sequence_is_new_in_every_visit_and_fixed_where_it_is_sta
     assert len(digests) == 3
 
 
-def test_a_stream_has_the_same_batches(corpus: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    stream = encode(corpus, tokenizer, tmp_path, streaming=True)["train"].sample()
-    kept = encode(corpus, tokenizer, tmp_path)["train"]
-    for name, column in stream[[0, 1]].items():
-        assert torch.equal(column, kept[[0, 1]][name])
-
-
 def test_the_counts_of_tokens_are_those_of_the_targets(
     corpus: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

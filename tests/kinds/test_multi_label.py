@@ -4,7 +4,7 @@ import copy
 import csv
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from distill.builtin.students.distilbert import from_teacher as distilbert
 from distill.builtin.teachers.pretrained import Pretrained
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from sklearn.metrics import f1_score
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain.plan import Student
 from distill.core.contracts import Items, Outputs, Scores
@@ -34,6 +34,7 @@ from distill.export.quantization import ExportSettings
 from distill.kinds import Classification
 from distill.kinds.classification import LabelSets, choose_thresholds
 from distill.losses import HardLabels, PseudoLabels, SoftTargets
+from distill.models.loading import load_directory
 from distill.records.prediction_analysis import FILE, write_predictions
 from distill.records.verdict import RecordSettings
 from distill.teachers.preparation import load_start
@@ -41,9 +42,10 @@ from distill.teachers.prepared import compare_with_constant
 from distill.teachers.source import TeacherSource, mix_logits
 from distill.training import statistics
 from distill.training.module import dev_metrics, evaluate_splits, fit_decoding
-from tests.conftest import LOOSE, SETTINGS
+from tests.conftest import LOOSE, SETTINGS, toy_bert
 
 NOWHERE = Path("nowhere")
+HEAD = "AutoModelForSequenceClassification"
 DROP_ONLY = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)
 TRAIN = (["a", "b", "c", "d"], [["x", "y"], ["z"], [], ["y"]])
 DEV = (["e", "f"], [["y"], ["x", "z"]])
@@ -186,12 +188,13 @@ def test_no_other_thresholds_have_a_larger_micro_f1(seed: int) -> None:
     labels[0] = True
     probabilities = np.round(0.3 * labels + 0.7 * random.random((12, 3)), 1)  # Many are equal.
     every = [np.unique([*column, 2.0]) for column in probabilities.T]
-    largest = max(
-        f1_score(labels, probabilities >= thresholds, average="micro", zero_division=0)
-        for thresholds in itertools.product(*every)
-    )
+
+    def micro_f1(thresholds: Sequence[float]) -> float:
+        found = probabilities >= np.array(thresholds)
+        return float(2 * (found & labels).sum() / (found.sum() + labels.sum()))
+
     chosen = choose_thresholds(probabilities, labels, metric="micro_f1")
-    assert f1_score(labels, probabilities >= chosen, average="micro") == pytest.approx(largest, abs=1e-12)
+    assert micro_f1(chosen) == pytest.approx(max(map(micro_f1, itertools.product(*every))), abs=1e-12)
 
 
 def test_metrics_are_those_of_the_sets_at_the_thresholds() -> None:
@@ -376,11 +379,8 @@ def test_a_trained_head_keeps_its_bias(encoder_dir: Path, tmp_path: Path, tokeni
 def test_a_head_for_one_label_does_not_fit_several(
     problem_type: str | None, reason: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        id2label=dict(enumerate("xyz")), label2id={label: index for index, label in enumerate("xyz")},
-        problem_type=problem_type,
-    )  # fmt: skip
+    config = toy_bert(len(tokenizer), layers=1).config
+    config.update({"id2label": dict(enumerate("xyz")), "problem_type": problem_type})
     BertForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     task = multi_label()
@@ -424,22 +424,18 @@ def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
 
 
 def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    golden_run: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts, names = ["a b", "b c c", "a", "c b a", "b"], ["x", "y", "z"]
-    labels = [["x", "y"], ["z"], [], ["x"], ["y", "z"]]
+    """The student is that of the golden run, exported for other texts."""
+    texts, names = ["a film", "dull acting", "a", "stale joy", "a joy or a bore"], ["acting", "film", "joy"]
+    labels = [["acting", "film"], ["joy"], [], ["acting"], ["film", "joy"]]
     rows = (texts[1:], labels[1:])  # Dev is decoded by halves, and test as by the bundle.
     task = multi_label(train=(texts, labels), dev=rows, test=rows, max_length=8)
     data = task.read(tmp_path)
-    tokenizer = train_word_pieces(texts * 4, 60)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
-        num_labels=3, initializer_range=0.5,
-    )  # fmt: skip
-    model = BertForSequenceClassification(config).eval()
+    start = load_directory(golden_run("labels") / "student", HEAD, names, trust_remote_code=False)
+    model, tokenizer = start.model.eval(), start.tokenizer
     scores = evaluate_splits(model, task, data.scoring, batches.evaluation_loaders(task.encode(data, tokenizer, None)))
-    settings = replace(LOOSE, recipes=("dynamic",))
+    settings = replace(LOOSE, formats=("fp32",))
     (tmp_path / "bundle").mkdir()
     exported = write_bundle(
         tmp_path / "bundle", model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
@@ -455,7 +451,7 @@ def test_a_bundle_gives_the_labels_of_torch_and_scores_files(
         write_jsonl(tmp_path / "dev.jsonl", values, texts[1:])
         assert evaluate_file(bundle, tmp_path / "dev.jsonl", capsys) == pytest.approx(metrics)
     columns = [",".join(map(str, (text, *row))) for text, row in zip(texts[1:], vectors, strict=True)]
-    (tmp_path / "dev.csv").write_text("\n".join(["text,x,y,z", *columns]))
+    (tmp_path / "dev.csv").write_text("\n".join(["text,acting,film,joy", *columns]))
     assert evaluate_file(bundle, tmp_path / "dev.csv", capsys) == pytest.approx(metrics)
     given = np.array([[name in of_text for name in names] for of_text in predicted])
     known = np.array([[name in of_text for name in names] for of_text in labels[1:]])

@@ -15,8 +15,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
     BertForMultipleChoice,
-    DebertaConfig,
-    DebertaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -369,13 +367,6 @@ def test_a_teacher_of_another_kind_does_not_fit(
     )
     with pytest.raises(UserError, match=expected):
         d.distill(teacher, d.students.distilbert(), task, directory=tmp_path / "run")
-
-
-def test_a_family_without_a_model_of_choices_is_named(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    config = DebertaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    teacher = d.Teacher(DebertaForSequenceClassification(config), tokenizer, cache_dir=tmp_path)
-    with pytest.raises(UserError, match="transformers has no AutoModelForMultipleChoice for a model of type deberta"):
-        teacher.fit(MultipleChoice(train=questions(4), dev=questions(4)))
 
 
 # Records of a bundle

@@ -11,7 +11,7 @@ import re
 import string
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -19,7 +19,6 @@ import pytest
 import torch
 from distill.builtin.teachers.vocabulary import train_word_pieces
 from transformers import BertConfig, BertForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import distill as d
 from distill.core.contracts import IGNORED, Outputs, Scores
@@ -293,39 +292,6 @@ def test_an_answer_beside_a_hyphen_has_no_token_of_its_neighbours(span: tuple[in
     columns = {"start_characters": np.array(starts), "end_characters": np.array(ends)}
     tokens = Tokens(columns, offsets=np.array([0, 6]), truncated=0, digest="", rows=np.array([0]))
     assert [labels.tolist() for labels in label_windows(tokens, np.array([span]))] == [[token], [token]]
-
-
-class Echo(torch.nn.Module):
-    """A model whose logits are the ids of its tokens and the negative ids, whatever the padding."""
-
-    config = BertConfig()
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **options: object
-    ) -> QuestionAnsweringModelOutput:
-        return QuestionAnsweringModelOutput(start_logits=input_ids.float(), end_logits=-input_ids.float())
-
-
-def test_the_padding_and_its_side_change_no_logit(reader: PreTrainedTokenizerBase) -> None:
-    task, model = task_of(), cast(PreTrainedModel, Echo())
-    splits = task.read(Path())
-    for side in ("right", "left"):
-        padded = copy.deepcopy(reader)
-        padded.padding_side = side
-        examples = task.encode(splits, padded, None)["dev"]
-        short = int(examples.lengths.argmin())
-        batch = examples[[short, int(examples.lengths.argmax())]]
-        tokens = batch["input_ids"][0][batch["attention_mask"][0].bool()].float()
-        assert len(tokens) < batch["input_ids"].shape[1]
-        items = task.select(batch)
-        outputs = task.run(model, batch, items, frozenset()).at(items)
-        assert outputs.logits is not None
-        assert items.valid is not None
-        assert not items.valid[:2, len(tokens) :].any()
-        assert torch.equal(outputs.logits[:2, : len(tokens)], torch.stack([tokens, -tokens]))
-        columns = splits.scoring.score(outputs, items)
-        assert columns["logits"].shape == columns["characters"].shape == (4, task.info.max_length)
-        assert ((columns["logits"] == MASKED) == (columns["characters"] == NO_CLASS)).all()
 
 
 # Spans

@@ -26,7 +26,7 @@ from distill.core.errors import UserError
 from distill.kinds import Seq2Seq
 from distill.kinds.seq2seq import TargetScores
 from distill.losses import Cosine, CrossAttention, HardLabels, HiddenStateMSE, SoftTargets, Term
-from distill.models.compatibility import encoder_size, longest
+from distill.models.compatibility import encoder_size
 from distill.models.forward import predicts_tokens, writes_targets
 from distill.models.loading import auto_class_of, load_directory
 from distill.training.module import DistillationModule
@@ -221,11 +221,6 @@ def test_a_smoothing_out_of_range_is_refused(smoothing: float) -> None:
         HardLabels(smoothing=smoothing)
 
 
-def test_smoothing_is_for_classes_alone() -> None:
-    assert not HardLabels(smoothing=0.1).suits(likelihood="gaussian", classes_are_tokens=False)
-    assert HardLabels().suits(likelihood="gaussian", classes_are_tokens=False)
-
-
 def test_the_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_the_targets_tokens() -> None:
     items = TASK.select({"labels": torch.tensor([[1, 2, IGNORED]]), "example_id": torch.zeros(1, dtype=torch.long)})
     logits = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.375, 0.125]]).log()  # 1/2 and 1/8 for the right tokens.
@@ -307,14 +302,8 @@ def write_rows(directory: Path, name: str, rows: Sequence[dict[str, object]], *,
     return directory
 
 
-@pytest.mark.parametrize(
-    "suffix",
-    [
-        "csv",
-    ],
-)
-def test_rows_are_read_from_files(suffix: str, tmp_path: Path) -> None:
-    write_rows(tmp_path, suffix, PAIRS, splits=("train", "dev"))
+def test_rows_are_read_from_files(tmp_path: Path) -> None:
+    write_rows(tmp_path, "csv", PAIRS, splits=("train", "dev"))
     data = Seq2Seq(data_dir=tmp_path, prefix="sort: ").read(tmp_path)
     assert data.splits["train"]["source"] == ["sort: three one two", "sort: two one"]
     assert data.splits["dev"]["target"] == ["one two three", "one two"]
@@ -371,11 +360,6 @@ def test_rows_that_cannot_be_used_are_refused(rows: list[dict[str, object]], exp
         Seq2Seq(data_dir=tmp_path).read(tmp_path)
 
 
-def test_texts_without_targets_are_no_option() -> None:
-    with pytest.raises((UserError, TypeError), match="unlabelled"):
-        Seq2Seq(train=PAIRS, dev=PAIRS, unlabelled="texts.txt")  # type: ignore[call-arg]
-
-
 def save(model: PreTrainedModel, made: PreTrainedTokenizerBase, directory: Path) -> Path:
     model.save_pretrained(directory)
     made.save_pretrained(directory)
@@ -399,13 +383,3 @@ def test_a_decoder_without_a_first_token_is_refused(tmp_path: Path) -> None:
     directory = save(model, made, tmp_path)
     with pytest.raises(UserError, match="has no decoder_start_token_id, with which a decoder begins"):
         load_directory(directory, TASK.info.auto_class, None, trust_remote_code=False)
-
-
-@every_layout
-def test_a_directory_is_loaded_with_its_head(build: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
-    made = tokenizer(ends=True)
-    model = build(len(made))
-    start = load_directory(save(model, made, tmp_path), TASK.info.auto_class, None, trust_remote_code=False)
-    assert start.fits
-    assert type(start.model) is type(model)
-    assert longest(start.model, start.tokenizer) == (40 if build is bart else made.model_max_length)

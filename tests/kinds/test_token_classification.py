@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 import distill as d
 from distill.core.contracts import IGNORED, Scores
 from distill.core.errors import UserError
-from distill.data.augmentation import augment
 from distill.data.batches import MixedExamples
 from distill.edge import decode
 from distill.edge.__main__ import main
@@ -38,24 +37,6 @@ def sentences(count: int) -> list[tuple[list[str], list[str]]]:
                 tags.append(f"{'I' if position else 'B'}-{kind}")
         rows.append((words, tags))
     return rows
-
-
-def to_bioes(tags: list[str]) -> list[str]:
-    """Converts BIO tags: the last word of an entity is `E`, the only one `S`."""
-    last = {("B", True): "S", ("B", False): "B", ("I", True): "E", ("I", False): "I"}
-    followers = [*tags[1:], "O"][: len(tags)]
-    return [
-        tag if tag == "O" else last[tag[0], not follower.startswith("I")] + tag[1:]
-        for tag, follower in zip(tags, followers, strict=True)
-    ]
-
-
-def to_iob1(tags: list[str]) -> list[str]:
-    """Converts BIO tags: `B` is only for an entity right behind another one of its type."""
-    return [
-        f"I{tag[1:]}" if tag[0] == "B" and before[1:] != tag[1:] else tag
-        for before, tag in zip(["O", *tags][: len(tags)], tags, strict=True)
-    ]
 
 
 def write(path: Path, rows: list[tuple[list[str], list[str]]]) -> None:
@@ -106,17 +87,6 @@ def test_entity_metrics_match_values_by_hand(conll: Path) -> None:
     # An entity ends with its sentence.
     joined = Scores({"logits": np.eye(4)[[1, 3]]}, np.array([1, 3]), np.array([0, 1]))
     assert scoring.metrics(joined)["f1"] == 1.0
-
-
-@given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(1, 3)), max_size=6))
-def test_entities_are_the_same_in_every_scheme(spans: list[tuple[str, int]]) -> None:
-    """The spans are of these types, or outside of entities, and have these numbers of words."""
-    tags, expected = list[str](), list[tuple[str, int, int]]()
-    for kind, length in spans:
-        expected += [(kind, len(tags), len(tags) + length)] if kind else []
-        tags += [f"B-{kind}", *[f"I-{kind}"] * (length - 1)] if kind else ["O"] * length
-    for in_scheme in (tags, to_bioes(tags), to_iob1(tags)):
-        assert find_entities(in_scheme) == expected
 
 
 def list_chunks(tags: Sequence[str]) -> set[tuple[str, int, int]]:
@@ -250,26 +220,6 @@ def test_sentences_are_cut_between_words_as_late_as_possible(pieces: list[int], 
     assert inside == list(range(first, first + len(inside)))
 
 
-def test_no_word_is_cut_in_its_middle(tokenizer: PreTrainedTokenizerBase) -> None:
-    rows = (
-        [["a", "lovelyful", "yvomly", "a"], ["gnivom"], ["a", "a"]],
-        [["O", "B-x", "O", "I-x"], ["B-x"], ["O", "O"]],
-    )
-    task = TokenClassification(train=rows, dev=rows, max_length=7)
-    splits = task.read(Path("unused"))
-    dev = task.encode(splits, tokenizer, None)["dev"]
-    assert dev.truncated == 2
-    whole = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("a", "lovelyful", "yvomly")]
-    assert list(map(len, whole)) == [1, 2, 5]  # Of seven tokens, five are for words.
-    batch = dev[[0, 1, 2]]
-    tokens = [row[mask].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)]
-    start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
-    assert tokens == [[start, *whole[0], *whole[1], end], [start, end], [start, *whole[0], *whole[0], end]]
-    items = task.select(batch)
-    assert items.row.tolist() == [0, 0, 2, 2]
-    assert [splits.labels[tag] for tag in items.labels] == ["O", "B-x", "O", "O"]
-
-
 def test_words_without_a_token_are_not_scored_and_reported(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -280,19 +230,6 @@ def test_words_without_a_token_are_not_scored_and_reported(
         dev = task.encode(data, tokenizer, tmp_path)["dev"]
         assert [data.labels[tag] for tag in task.select(dev[[0]]).labels] == ["O", "I-x"]
         assert "dev: words that have no token, which are left out: 2" in capsys.readouterr().out
-
-
-def test_copies_of_sentences_are_items_without_labels(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    task = TokenClassification(train=ROWS, dev=ROWS, unlabelled_share=0.5)
-    method = d.TangAugmentation(copies=3, p_mask=0.5, p_pos=0.0, p_ngram=0.0)
-    data = augment(task.read(tmp_path), method, mask_token=tokenizer.mask_token, cache_dir=tmp_path, device="cpu")
-    train = task.encode(data, tokenizer, None)["train"]
-    assert isinstance(train, MixedExamples)
-    batch = train[list(range(len(train)))]
-    items = task.select(batch)
-    assert set(items.row[items.labelled].tolist()) == {0, 1}
-    assert set(items.row[~items.labelled].tolist()) == set(range(2, len(train)))
-    assert (batch["input_ids"].flatten()[items.index] == tokenizer.mask_token_id).any()
 
 
 def test_sentences_without_tags_are_items_without_labels(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -396,13 +333,6 @@ def test_suffix_and_number_of_columns_do_not_change_the_data(conll: Path, tmp_pa
     assert data.labels == expected.labels
     assert data.splits["train"]["words"] == expected.splits["train"]["words"]
     assert data.sha256 == expected.sha256
-
-
-def test_a_missing_directory_or_split_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere does not exist, expected a directory with train and dev"):
-        TokenClassification(data=tmp_path / "nowhere").read(tmp_path)
-    with pytest.raises(UserError, match=r"has no train file \(found nothing\)"):
-        TokenClassification(data=tmp_path).read(tmp_path)
 
 
 def test_plain_text_is_scored_by_the_characters_of_its_entities(conll: Path) -> None:

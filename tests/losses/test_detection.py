@@ -48,53 +48,6 @@ def test_the_losses_have_values_worked_out_by_hand() -> None:
     assert float(loss) == pytest.approx(2 * LN2 + 50 * (3 * LN2 - 2 * math.log(0.75)) / 4, rel=1e-6)
 
 
-def test_two_logits_are_the_sigmoid_of_their_difference() -> None:
-    torch.manual_seed(0)
-    detection, replaced = torch.randn(6, 2), [True, False, True, True, False, False]
-    total, _ = ReplacedTokens()(outputs(detection, replaced, torch.zeros(0, 3)), Outputs(), items_of([IGNORED] * 6))
-    difference = detection[:, 1] - detection[:, 0]
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(
-        difference, torch.tensor(replaced).float(), reduction="sum"
-    )
-    torch.testing.assert_close(total, expected)
-
-
-@pytest.mark.parametrize("chunk_size", [None, 1])
-def test_the_gradients_are_those_of_finite_differences(chunk_size: int | None) -> None:
-    torch.manual_seed(0)
-    leaves = torch.randn(4, 2, dtype=torch.double), torch.randn(2, 3, dtype=torch.double)
-    items, step = items_of(LABELS), 1e-3
-
-    def losses(detection: Tensor, generator: Tensor) -> Tensor:
-        student = outputs(detection, [False, True, True, False], generator, chunk_size=chunk_size)
-        terms = (ReplacedTokens(), GeneratorLoss())
-        return torch.stack([term(student, Outputs(), items)[0] for term in terms]).sum()
-
-    detection, generator = (leaf.clone().requires_grad_() for leaf in leaves)
-    losses(detection, generator).backward()
-    for leaf, index in ((detection, (1, 0)), (detection, (3, 1)), (generator, (0, 2)), (generator, (1, 1))):
-        values = []
-        for change in (step, -step):
-            changed = [of.detach().clone() for of in (detection, generator)]
-            changed[0 if leaf is detection else 1][index] += change
-            values.append(float(losses(*changed)))
-        assert leaf.grad is not None
-        # The losses are computed in float32.
-        assert float(leaf.grad[index]) == pytest.approx((values[0] - values[1]) / (2 * step), abs=2e-3)
-
-
-def test_chunks_of_the_generator_have_the_loss_of_the_whole() -> None:
-    torch.manual_seed(0)
-    labels, generator = [0, IGNORED, 2, 1, 1, 2], torch.randn(5, 3)
-    sums = [
-        float(GeneratorLoss()(outputs(torch.zeros(6, 2), [False] * 6, generator, chunk_size=size), Outputs(), items)[0])
-        for size in (None, 5, 2, 1)
-        for items in [items_of(labels)]
-    ]
-    assert sums == pytest.approx([sums[0]] * 4)
-    assert sums[0] > 1
-
-
 def test_no_token_gives_a_loss_of_zero_with_a_gradient() -> None:
     detection, generator = (torch.zeros(0, classes, requires_grad=True) for classes in (2, 3))
     for term in (ReplacedTokens(), GeneratorLoss()):
