@@ -88,14 +88,6 @@ def test_micro_batches_of_unequal_weight_add_up_to_one_batch() -> None:
     torch.testing.assert_close(sum(losses), whole)
 
 
-def test_parts_of_items_keep_their_weights() -> None:
-    task = classification(class_weights=[1, 2, 3])
-    data = task.read(NOWHERE)
-    part = task.select(batch(data, 0, 1, 2)).part(1, 3)
-    assert part.weights is not None
-    assert part.weights.tolist() == [2, 3]
-
-
 def test_without_the_option_nothing_is_weighted_and_the_digest_is_that_of_the_data() -> None:
     plain, weighted, other, equal = (
         classification(class_weights=weights) for weights in (None, "balanced", [1, 2, 3], [6 / 9, 1, 2])

@@ -23,18 +23,23 @@ from transformers import (
     PreTrainedModel,
 )
 
+from distill import kinds as tasks
 from distill.core.contracts import IGNORED, Items, Scores, Task
+from distill.core.errors import UserError
 from distill.data.retrieval import Judgements
 from distill.kinds import (
+    CLASSES,
     CausalLM,
     Classification,
     Embedding,
     MaskedLM,
     MultipleChoice,
+    MultiTask,
     Regression,
     ReplacedTokenDetection,
     Reranking,
     TokenClassification,
+    find_auto_class,
 )
 from distill.kinds.autoregressive import NextTokenScores
 from distill.kinds.classification import LabelSets, OneClass
@@ -306,3 +311,17 @@ def test_scores_by_example_keep_the_items_of_an_example_in_order() -> None:
     assert ordered.labels.tolist() == [11, 14, 13, 10, 12]
     assert ordered.columns["loss"].tolist() == [1, 4, 3, 0, 2]
     assert ordered.columns["logits"].tolist() == [[2, 3], [8, 9], [6, 7], [0, 1], [4, 5]]
+
+
+def test_every_class_names_its_kinds_and_no_two_classes_share_one() -> None:
+    kinds = [kind for each in CLASSES for kind in each.kinds]
+    assert len(set(kinds)) == len(kinds) >= len(CLASSES)
+    assert all(find_auto_class(kind) == each.auto_class for each in CLASSES for kind in each.kinds)
+    assert {getattr(tasks, name) for name in tasks.__all__} == {*CLASSES, MultiTask}
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(
+        UserError, match="got the kind of task sequence, expected one of bidirectional_lm, causal_lm, cl"
+    ):
+        find_auto_class("sequence")

@@ -94,7 +94,7 @@ def test_pooling_matches_values_by_hand_whatever_the_padding_is(
 def test_an_exported_encoder_has_the_vectors_of_torch(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, pooling: str
 ) -> None:
-    model = toy_encoder(len(tokenizer), layers=1)
+    model = toy_encoder(len(tokenizer), layers=0)
     configure(model, {VECTOR_SETTINGS: {"pooling": pooling, "normalize": pooling != "max"}})
     export_onnx(model, tmp_path / "model.onnx", tokenizer=tokenizer)
     graph = session(tmp_path / "model.onnx")
@@ -118,16 +118,6 @@ def test_a_pretrained_student_has_copied_no_pooler_that_it_has_lost(encoder_dir:
     assert student.pooler is not None
     configure(student, Embedding(train=pairs(2), dev=pairs(2)).info.model_settings)
     assert "tensors copied, 0 new" in describe_student(teacher, student)
-
-
-@pytest.mark.parametrize("with_pooler", [True, False])
-def test_an_encoder_fits_with_and_without_a_pooler(
-    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, with_pooler: bool
-) -> None:
-    BertModel(toy_bert(len(tokenizer)).config, add_pooling_layer=with_pooler).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    start = load_directory(tmp_path, "AutoModel", None, trust_remote_code=False)
-    assert (start.fits, start.notices, start.fresh) == (True, [], [])
 
 
 def test_the_files_of_sentence_transformers_name_the_pooling(
@@ -321,15 +311,6 @@ def test_a_term_does_not_take_classes_for_scores_nor_scores_for_classes(tokenize
                 check_data(d.Objective(other=term), task, examples)
 
 
-def test_equal_scores_of_train_are_placed_among_those_of_dev(tokenizer: PreTrainedTokenizerBase) -> None:
-    """All pairs of train have 5 of 0 to 5 points, which is a cosine of 1."""
-    dev = pairs(4) | {"score": [0.0, 1.0, 2.0, 5.0]}
-    task = Embedding(train=pairs(2) | {"score": [5.0, 5.0]}, dev=dev)
-    batches = task.encode(task.read(Path()), tokenizer, None)
-    assert batches["train"][[0, 1]]["labels"].tolist() == [1.0, 1.0]
-    np.testing.assert_allclose(batches["dev"][[0, 1, 2, 3]]["labels"], [0.0, 0.2, 0.4, 1.0])
-
-
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "notice"),
     [
@@ -341,6 +322,7 @@ def test_equal_scores_of_train_are_placed_among_those_of_dev(tokenizer: PreTrain
         ([0.0, 2.0], [0.0, 5.0], [0.0, 0.4], "train has scores 0 to 2 and dev 0 to 5, which are read as one scale, fr"),
         ([0.25, 0.5], [0.0, 1.0], [0.25, 0.5], "one scale, from 0 to 1"),
         ([1.0, 4.0], [0.0, 5.0], [0.2, 0.8], None),
+        ([5.0, 5.0], [0.0, 5.0], [1.0, 1.0], "one scale, from 0 to 5"),
     ],
 )
 def test_scores_of_another_range_are_read_on_a_scale_that_is_named(

@@ -1,11 +1,9 @@
 """Tests of texts for texts: T5 and BART beside transformers, students of both halves, batches, and the data."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,14 +19,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from distill.core.contracts import IGNORED, TARGET_MASK, Items, Outputs, Scores
+from distill.core.contracts import IGNORED, TARGET_MASK, Items, Outputs
 from distill.core.errors import UserError
 from distill.kinds import Seq2Seq
-from distill.kinds.seq2seq import TargetScores
 from distill.losses import Cosine, CrossAttention, HardLabels, HiddenStateMSE, SoftTargets, Term
 from distill.models.compatibility import encoder_size
-from distill.models.forward import predicts_tokens, writes_targets
-from distill.models.loading import auto_class_of, load_directory
+from distill.models.loading import load_directory
 from distill.training.module import DistillationModule
 
 VOCABULARY = 60
@@ -94,16 +90,6 @@ def test_the_outputs_of_both_halves_are_apart(build: Callable[[], PreTrainedMode
     torch.testing.assert_close(decoder.cross_attentions[0].sum(dim=-1), torch.ones(3, 4, 5))
     assert decoder.cross_attentions[0][1, :, :, 4:].abs().max() == 0  # The padding of the source.
     assert model.config._attn_implementation == implementation
-
-
-@every_layout
-def test_models_are_known_as_writers_of_text(build: Callable[[], PreTrainedModel]) -> None:
-    model = build()
-    assert auto_class_of(model) == TASK.info.auto_class == "AutoModelForSeq2SeqLM"
-    assert writes_targets(model)
-    assert not predicts_tokens(model)
-    size = encoder_size(model)
-    assert (size.layers, size.decoder_layers, size.width, size.heads) == (4, 2, 32, 4)
 
 
 def copies(model: PreTrainedModel, student: PreTrainedModel) -> list[str]:
@@ -219,22 +205,6 @@ def test_smoothed_labels_leave_out_the_classes_that_an_item_cannot_have() -> Non
 def test_a_smoothing_out_of_range_is_refused(smoothing: float) -> None:
     with pytest.raises(UserError, match="smoothing"):
         HardLabels(smoothing=smoothing)
-
-
-def test_the_perplexity_is_the_exponential_of_the_mean_cross_entropy_of_the_targets_tokens() -> None:
-    items = TASK.select({"labels": torch.tensor([[1, 2, IGNORED]]), "example_id": torch.zeros(1, dtype=torch.long)})
-    logits = torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.375, 0.125]]).log()  # 1/2 and 1/8 for the right tokens.
-    teacher = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
-    scoring = TargetScores()
-    columns = scoring.score(Outputs(logits=logits), items)
-    columns |= scoring.compare(columns, Outputs(logits=torch.nn.functional.pad(teacher, (0, 3), value=-9.0)))
-    scores = Scores({name: column.numpy() for name, column in columns.items()}, items.labels.numpy(), np.zeros(2))
-    metrics = scoring.metrics(scores)
-    assert list(metrics) == ["loss", "perplexity", "token_accuracy", "agreement_top1", "agreement_top5"]
-    assert metrics["loss"] == pytest.approx(math.log(4))
-    assert metrics["perplexity"] == pytest.approx(4.0)
-    assert metrics["token_accuracy"] == metrics["agreement_top1"] == 0.5
-    assert (scoring.metric, scoring.selects) == ("loss", "min")
 
 
 def test_a_step_counts_the_tokens_of_sources_and_targets(tmp_path: Path) -> None:
