@@ -29,8 +29,6 @@ from distill.edge.decoder import MASKED
 from distill.kinds import MultipleChoice
 from distill.models.forward import run_model, takes_choices
 from distill.models.loading import load_directory
-from distill.teachers.computation import Computation, cache_outputs
-from distill.teachers.output_cache import HiddenLayers, OutputCache
 from distill.teachers.prepared import compare_with_constant
 from tests.conftest import BAD, GOOD, toy_bert
 
@@ -245,30 +243,6 @@ def test_logits_are_those_of_padded_choices(task: MultipleChoice, tokenizer: Pre
             inputs = {name: batch[name][first:last][None] for name in ("input_ids", "attention_mask", "token_type_ids")}
             torch.testing.assert_close(logits[row, : last - first], model(**inputs).logits[0], atol=1e-5, rtol=1e-4)
             assert (logits[row, last - first :] == MASKED).all()
-
-
-def test_cached_hidden_states_are_those_of_each_choice(
-    task: MultipleChoice, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    model = toy_chooser(len(tokenizer))
-    dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
-    computation = Computation(lambda: model, "one", task, OutputCache(), tmp_path / "outputs")
-    cached = cache_outputs(computation, dev, hidden=HiddenLayers(32, 2, (0, 2)))
-    number = sum(len(choices) for choices in task.read(Path()).splits["dev"]["choices"])
-    assert sum(len(shard["logits"]) for shard in cached._shards if shard) == number
-    assert dev.classes_per_item == number / len(dev)
-    for rows in ([3], [5, 0, 7]):
-        batch = dev[rows]
-        items = task.select(batch)
-        with torch.no_grad():
-            expected = task.run(model, batch, items, frozenset({"hidden_states"})).at(items)
-        found = cached(batch, items).at(items)
-        torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-4)
-        mask = batch["attention_mask"].bool()
-        for layer in (0, 2):
-            states, of_model = found.hidden_states[layer], expected.hidden_states[layer]
-            torch.testing.assert_close(states[mask], of_model[mask], atol=5e-3, rtol=1e-2)  # In float16.
-            assert states.shape == of_model.shape
 
 
 # Scores

@@ -149,21 +149,6 @@ def test_a_shared_parameter_is_in_the_optimizer_once(model: SeveralHeads) -> Non
     assert len(parameters) == len(set(parameters)) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("change", ["padding", "left", "alone", "order"])
-def test_a_sequence_gets_the_same_noise_in_every_batch(model: SeveralHeads, change: str) -> None:
-    with torch.no_grad():  # Positions are counted from the padding.
-        model.head("discriminator").base_model.embeddings.position_embeddings.weight.zero_()
-    whole, inputs = batch_of(), read_inputs(model, batch_of())
-    batch = {
-        "padding": batch_of(padding=3), "left": batch_of(left=True), "alone": batch_of((1,)),
-        "order": batch_of((2, 0, 1)),
-    }[change]  # fmt: skip
-    changed = read_inputs(model, batch)
-    for number, example in enumerate(batch["example_id"].tolist()):
-        of_whole, of_batch = whole["attention_mask"][example].bool(), batch["attention_mask"][number].bool()
-        assert torch.equal(inputs[example][of_whole], changed[number][of_batch])
-
-
 def test_the_noise_depends_on_the_seed_and_not_on_the_common_generator(model: SeveralHeads) -> None:
     torch.manual_seed(1)
     first = read_inputs(model, batch_of())
