@@ -158,9 +158,7 @@ def test_a_model_that_reads_both_sides_at_once_is_refused() -> None:
         )
     )
     batch = batch_of(7, 4)
-    with pytest.raises(
-        UserError, match="a BertForPreTraining reads both sides of a token at once, and task bilm needs"
-    ):
+    with pytest.raises(UserError, match="a BertForPreTraining reads both sides of a token at once, and task bilm need"):
         BOTH.run(bert, batch, BOTH.select(batch), frozenset())
 
 
@@ -275,10 +273,7 @@ def test_a_new_model_depends_on_its_sizes_and_its_seed() -> None:
         ({"layers": 0}, "got teacher.layers=0, expected a whole number of at least 1"),
         ({"hidden_dim": 1.5}, "got teacher.hidden_dim=1.5, expected a whole number of at least 1"),
         ({"dropout": 1.0}, "got teacher.dropout=1.0, expected a share from 0 to below 1"),
-        (
-            {"path": "model", "layers": 3},
-            "got teacher.layers=3, expected 2, the default, because teacher.path has a trai",
-        ),
+        ({"path": "model", "layers": 3}, "got teacher.layers=3, expected 2, the default, because teacher.path has a t"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, object], expected: str) -> None:

@@ -129,10 +129,7 @@ def test_tags_are_weighted_by_the_words_of_train(tmp_path: Path) -> None:
         ([1.0, 2.0], r"got task.class_weights=\[1.0, 2.0\], expected 3 numbers, one for each of a, b, c"),
         ([0.0, 0.0, 0.0], r"got task.class_weights=\[0.0, 0.0, 0.0\], expected at least one weight above 0"),
         ([1, -1, 1], r"got class_weights=\[1, -1, 1\], expected balanced, or a list of numbers of at least 0 in"),
-        (
-            [1, float("nan"), 1],
-            "expected balanced, or a list of numbers of at least 0 in the order of the classes",
-        ),
+        ([1, float("nan"), 1], "expected balanced, or a list of numbers of at least 0 in the order of the classes"),
         ("balance", "got class_weights=balance, expected balanced, or a list of numbers"),
         (2.0, "got class_weights=2.0, expected balanced, or a list of numbers"),
     ],

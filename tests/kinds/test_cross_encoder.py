@@ -75,9 +75,7 @@ def test_numbers_are_shares_of_the_range_of_the_data(tokenizer: PreTrainedTokeni
     low, high = numbers.min() - 1e-3, np.sort(numbers)[1] + 1e-3
     expected = np.clip((numbers - low) / (high - low), 0, 1)
     np.testing.assert_allclose(CrossEncoder(tmp_path, 48).score(PAIRS, low, high, None), expected, atol=1e-3)
-    with pytest.raises(
-        UserError, match=r"gives 100% of the pairs of train numbers outside of the data's scores, 50 to 60"
-    ):
+    with pytest.raises(UserError, match=r"gives 100% of the pairs of train numbers outside of the data's scores, 50 t"):
         CrossEncoder(tmp_path, 48).score(PAIRS, 50.0, 60.0, None)
 
 
@@ -170,13 +168,9 @@ def test_models_and_groups_that_cannot_be_scored_are_named(tokenizer: PreTrained
         Embedding(train=pairs(4), dev=pairs(4), cross_encoder=tmp_path / "nowhere").read(tmp_path)
     write_model(tmp_path / "three", tokenizer, num_labels=3)
     encoder = CrossEncoder(tmp_path / "three", 48)
-    with pytest.raises(
-        UserError, match=r"three does not score pairs: it has 3 outputs, expected a trained head with one"
-    ):
+    with pytest.raises(UserError, match=r"three does not score pairs: it has 3 outputs, expected a trained head with"):
         encoder.score(PAIRS, 0.0, 1.0, None)
-    with pytest.raises(
-        UserError, match=r"train has groups of 2 and 3 texts, and task.cross_encoder scores pairs, or a te"
-    ):
+    with pytest.raises(UserError, match=r"train has groups of 2 and 3 texts, and task.cross_encoder scores pairs, or"):
         encoder.check([*PAIRS, *TRIPLES])
     toy_bert(len(tokenizer), layers=1).bert.save_pretrained(tmp_path / "none")
     tokenizer.save_pretrained(tmp_path / "none")

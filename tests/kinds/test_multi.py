@@ -283,10 +283,7 @@ def test_a_run_is_published_if_the_files_of_every_task_are_whole_and_passed(
         ({"augment": d.TangAugmentation()}, "augment changes the texts of one task, and task=multi"),
         ({"export": d.ExportSettings(vocabulary="trained")}, "export.vocabulary=trained chooses the pieces of one"),
         ({"bank": ["a text"]}, "bank is for the texts of one task, and task=multi has"),
-        (
-            {"by_task": {"films": None}},
-            r"got teacher.paths=\[films\], expected a directory for each task: films, p",
-        ),
+        ({"by_task": {"films": None}}, r"got teacher.paths=\[films\], expected a directory for each task: films, p"),
     ],
 )
 def test_options_of_one_task_are_refused(options: dict[str, Any], message: str) -> None:

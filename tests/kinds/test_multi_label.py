@@ -117,15 +117,9 @@ def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"train": (["a", "b"], ["", ""])},
-            "train has no label in any of its 2 examples, expected lists of labels, or texts with task.separator bet",
-        ),
+        ({"train": (["a", "b"], ["", ""])}, "train has no label in any of its 2 examples, expected lists of labels, o"),
         ({"dev": (["e"], [["y", "w"]])}, "the split dev, example 1: label 'w' is unknown, expected one of x, y, z"),
-        (
-            {"train": (["a", "b"], ["x|", "y"])},
-            r"example 1: label 'x\|' has nothing on one side of '\|', expected a label",
-        ),
+        ({"train": (["a", "b"], ["x|", "y"])}, r"example 1: label 'x\|' has nothing on one side of '\|', expected a l"),
         ({"train": (["a", "b"], [["x", ""], ["y"]])}, "example 1: label '' is empty, expected a class"),
         ({"train": (["a", "b"], [["x"], ["x"]])}, r"train has one class only \(x\), expected at least two"),
         ({"positive": "x"}, "got positive=x, expected null, because task.multi_label=true has F1 of all labels"),
@@ -135,10 +129,7 @@ def test_train_keeps_an_example_of_every_label_when_dev_is_held_out() -> None:
             r"got metrics=\[accuracy, f1\], expected a list of some of micro_f1, macro_f1, subset_accuracy, because "
             "task.multi_label=true",
         ),
-        (
-            {"multi_label": False, "metrics": ["micro_f1"]},
-            "some of accuracy, f1, matthews, macro_f1, because task.mul",
-        ),
+        ({"multi_label": False, "metrics": ["micro_f1"]}, "some of accuracy, f1, matthews, macro_f1, because task.mul"),
         ({"separator": ""}, "got separator='', expected at least one character"),
     ],
 )
@@ -417,9 +408,7 @@ def test_a_decoder_gives_the_labels_from_their_thresholds_on() -> None:
     assert decoder.format(prediction) == "z: 0.5000; y: 0.2689"
     assert decoder.format({"labels": []}) == "-"
     for thresholds in (None, [0.5], [0.5, 0.5, 2.0], [0.5, 0.5, True]):
-        with pytest.raises(
-            UserError, match=r"decoding has thresholds .*, expected a probability for each of the labels"
-        ):
+        with pytest.raises(UserError, match=r"decoding has thresholds .*, expected a probability for each of the labe"):
             decode.Labels(["x", "y", "z"], False, {"thresholds": thresholds}, tokenizer)
 
 

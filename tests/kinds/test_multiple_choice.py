@@ -13,11 +13,7 @@ import torch
 from distill.builtin.students import bilstm
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import (
-    BertForMultipleChoice,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import BertForMultipleChoice, PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
 from distill.core.contracts import IGNORED, Scores
@@ -268,10 +264,7 @@ def test_metrics_and_weakness_match_values_by_hand() -> None:
     # The first question has no third choice, so that it gets the first one.
     third = Scores({"logits": logits}, np.array([0, 2, 2, 2]), np.arange(4))
     [constant] = scoring.constants(third)
-    assert (constant.answer, scoring.predictions(constant.predict(third)).tolist()) == (
-        "always choice 3",
-        [0, 2, 2, 2],
-    )
+    assert (constant.answer, scoring.predictions(constant.predict(third)).tolist()) == ("always choice 3", [0, 2, 2, 2])
 
 
 # Bundles

@@ -169,10 +169,7 @@ def test_invalid_rows_are_named(mistake: str, tmp_path: Path) -> None:
         ({"train.json": "[]"}, r"train.json is not in the format of SQuAD .* give rows as .jsonl"),
         ({"train.json": '{"data": []}'}, "train.json has no questions"),
         ({"train.json": '{"data": ['}, "train.json is not valid JSON: Expecting value"),
-        (
-            {"train.tsv": "question\n"},
-            r"has no train file \(found dev.json, train.tsv\), expected train with one of .json",
-        ),
+        ({"train.tsv": "question\n"}, r"has no train file \(found dev.json, train.tsv\), expected train with one of"),
         (
             {"train.jsonl": '{"question": "a", "text": "b", "answers": []}\n', "dev.jsonl": '{"a": 1}\n'},
             "train.jsonl has no column context: it has question, text, answers; a question needs the columns question,",

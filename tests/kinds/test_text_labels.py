@@ -9,10 +9,7 @@ import pytest
 import torch
 from distill.builtin.teachers.vocabulary import train_bytes, train_word_pieces
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import IGNORED, Batch, Outputs, Scores
 from distill.core.errors import OptionError, UserError
@@ -88,10 +85,7 @@ def test_a_label_without_a_word_of_its_own_has_its_name_with_spaces() -> None:
             {"no": "false"},
             "the label yes of task a has no word: give it a word of its own with task.words={a: {yes: WORD",
         ),
-        (
-            {"no": "false", "yes": " "},
-            "the word of the label yes of task a is empty: give it a word of its own with",
-        ),
+        ({"no": "false", "yes": " "}, "the word of the label yes of task a is empty: give it a word of its own with"),
         ({"no": "A b", "yes": "ab"}, "the labels no and yes of task a have the same word ab, and no answer could tell"),
         ({"no": "x", "maybe": "y"}, "task.words has a word for maybe, which is no label of task a: expected no, yes"),
         ({"no": "x", "2": "y"}, "task.words has a word for 2, which is no label of task a: expected no, yes"),

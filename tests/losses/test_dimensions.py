@@ -98,7 +98,5 @@ def test_dimensions_that_a_student_has_not_are_named() -> None:
         source.check_sizes(EncoderSize(4, 1), EncoderSize(4, 1))
     columns = dict(zip(("sentence", "label"), map(list, zip(*sentences(4), strict=True)), strict=True))
     task = Classification(text="sentence", train=columns, dev=columns)
-    with pytest.raises(
-        UserError, match=r"got objective.dimensions=\[2\], expected \[\], because task .* has no vectors"
-    ):
+    with pytest.raises(UserError, match=r"got objective.dimensions=\[2\], expected \[\], because task .* has no vecto"):
         check_terms(d.Objective(soft=d.SoftTargets(), dimensions=[2]), task.info, alternative="")

@@ -156,9 +156,7 @@ def test_other_outputs_are_refused() -> None:
     batch = make_batch()
     outputs, _, _ = make_outputs(batch)
     items = TASK.select(batch)
-    with pytest.raises(
-        ValueError, match=r"boundary got outputs without decode, expected those of a task whose classes"
-    ):
+    with pytest.raises(ValueError, match=r"boundary got outputs without decode, expected those of a task whose classe"):
         connected(SpanBoundary())(Outputs(), Outputs(), items)
     with pytest.raises(ValueError, match=r"boundary has no layers yet: call connect\(\) with the size of the encoder"):
         SpanBoundary()(outputs, Outputs(), items)
