@@ -272,7 +272,7 @@ def test_noise_in_the_logits_of_a_file_fails_no_gate(monkeypatch: pytest.MonkeyP
     """The file has the signal of the model. With the thresholds that dev chose for the model it would be far worse."""
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
     scoring, gates = LabelSets(("macro_f1",), separator="|", labels=tuple(map(str, range(20)))), list[str]()
-    for seed in range(12):
+    for seed in range(6):
         labels, logits = draw(200, signal=1.0, seed=seed)
         [reference] = fit_decoding(scoring, {"dev": scores_of(logits, labels)}).values()  # type: ignore[arg-type]
         noise = 0.05 * np.random.default_rng(seed + 100).normal(size=logits.shape)

@@ -176,16 +176,21 @@ def test_queries_without_negatives_are_counted(directory: Path, capsys: pytest.C
         embedding(directory, negatives=2).read(directory)
 
 
-def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Path) -> None:
-    """The query is in document d1, which is relevant, and half of it in d3; d2 is relevant too."""
-    rows = ["one two three four", "one two three four", "five", "one two", "six", "seven"]
+def rewrite_set(directory: Path, rows: list[str], query: str, *, relevant: tuple[int, int]) -> None:
+    """Replaces the set by these documents and a query of train with two relevant ones."""
     corpus = "\n".join(json.dumps({"_id": f"d{number}", "text": text}) for number, text in enumerate(rows))
     (directory / "corpus.jsonl.gz").unlink()
     (directory / "corpus.jsonl").write_text(corpus)
-    (directory / "queries.jsonl").write_text('{"_id": "q", "text": "one two three"}\n{"_id": "r", "text": "six"}')
-    write_judgements(directory, "train", "q\td1\t1", "q\td2\t1")
+    (directory / "queries.jsonl").write_text(f'{{"_id": "q", "text": "{query}"}}\n{{"_id": "r", "text": "six"}}')
+    write_judgements(directory, "train", *(f"q\td{number}\t1" for number in relevant))
     write_judgements(directory, "dev", "r\td4\t1")
     (directory / "qrels" / "test.tsv").unlink()
+
+
+def test_negatives_are_the_nearest_documents_that_are_not_relevant(directory: Path) -> None:
+    """The query is in document d1, which is relevant, and half of it in d3; d2 is relevant too."""
+    rows = ["one two three four", "one two three four", "five", "one two", "six", "seven"]
+    rewrite_set(directory, rows, "one two three", relevant=(1, 2))
     groups = embedding(directory, negatives=2).read(directory).splits["train"]["texts"]
     assert groups == [["one two three", rows[document], rows[other]] for document in (1, 2) for other in (0, 3)]
     assert len(embedding(directory, negatives=9).read(directory).splits["train"]) == 2 * 4
@@ -206,14 +211,7 @@ def test_negatives_by_vectors_are_near_and_not_as_near_as_a_relevant_document(di
     """
     cosines = [1.0, 0.8, 0.79, 0.6, 0.0, 0.9]
     rows = ["one", "two", "three", "four", "five", "six"]
-    (directory / "corpus.jsonl.gz").unlink()
-    (directory / "corpus.jsonl").write_text(
-        "\n".join(json.dumps({"_id": f"d{number}", "text": text}) for number, text in enumerate([*rows, ""]))
-    )
-    (directory / "queries.jsonl").write_text('{"_id": "q", "text": "one two"}\n{"_id": "r", "text": "six"}')
-    write_judgements(directory, "train", "q\td1\t1", "q\td5\t1")
-    write_judgements(directory, "dev", "r\td4\t1")
-    (directory / "qrels" / "test.tsv").unlink()
+    rewrite_set(directory, [*rows, ""], "one two", relevant=(1, 5))
     vectors = {text: [of, (1 - of**2) ** 0.5] for text, of in zip(rows, cosines, strict=True)} | {"one two": [3.0, 0.0]}
     data = embedding(directory, negatives=2, negatives_by="teacher").read(directory)
     pairs = [["one two", "two"], ["one two", "six"]]
@@ -315,22 +313,20 @@ def test_a_teacher_finds_the_negatives_of_a_run(tokenizer: PreTrainedTokenizerBa
     directory = write_set(tmp_path / "set", documents=40, queries=39)
     encoder = toy_bert(len(tokenizer), layers=1, initializer_range=0.05).bert
     teacher = d.Teacher(encoder, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache")
-    hashes = {}
-    for by in ("teacher", "tfidf"):
-        result = d.distill(
-            teacher, d.students.distilbert(depth=1), embedding(directory, negatives=2, negatives_by=by),
-            objective=d.Objective(negatives=d.MultipleNegatives()), directory=tmp_path / by,
-            trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=1e-3, max_steps=2),
-            export=d.ExportSettings(enabled=False),
-        )  # fmt: skip
-        hashes[by] = result.record["task"]["sha256"]
-    assert hashes["teacher"] != hashes["tfidf"]
+    result = d.distill(
+        teacher, d.students.distilbert(depth=1), embedding(directory, negatives=2, negatives_by="teacher"),
+        objective=d.Objective(negatives=d.MultipleNegatives()), directory=tmp_path / "run",
+        trainer=d.TrainerSettings(batch_size=16, precision="32-true", learning_rate=1e-3, max_steps=2),
+        export=d.ExportSettings(enabled=False),
+    )  # fmt: skip
+    digest = result.record["task"]["sha256"]
+    assert digest != embedding(directory, negatives=2).read(tmp_path).sha256
     [entry] = (tmp_path / "cache" / "negatives").iterdir()
     vectors = np.load(entry / "vectors.npy")
     data = embedding(directory, negatives=2, negatives_by="teacher").read(tmp_path)
     training = data.scoring.data.training
     assert vectors.shape == (len(training.judged) + 40, 32)
-    assert data.mine(data, lambda texts: vectors).sha256 == hashes["teacher"]
+    assert data.mine(data, lambda texts: vectors).sha256 == digest
 
 
 def test_queries_with_the_text_of_a_training_query_are_counted(
