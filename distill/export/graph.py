@@ -387,7 +387,8 @@ def share_weights(directory: Path, names: Sequence[str]) -> dict[str, Any]:
             files[data.name] = data.stat().st_size
     for bundle in bundles:
         _list_files(bundle)
-    own = sum(file.stat().st_size for path in every for file in list_model_files(path) if file.parent != directory)
+    shared = directory.resolve()  # As `list_model_files` names it.
+    own = sum(file.stat().st_size for path in every for file in list_model_files(path) if file.parent != shared)
     return {"bytes": own + sum(files.values()), "separate": separate, "files": files}
 
 

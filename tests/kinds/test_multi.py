@@ -225,6 +225,8 @@ def test_weights_are_shared_and_checked(
     sizes = {path.name: path.stat().st_size for path in bundle.glob("*.data")}
     assert sizes == shared["files"]
     assert sizes.keys() == {"model.onnx.data", "model.int8.onnx.data"}
+    models = [*bundle.glob("*/*.onnx"), *bundle.glob("*.data")]
+    assert sum(path.stat().st_size for path in models) == shared["bytes"] < shared["separate"]
     assert main([str(bundle / "sst2"), "a lovely film"]) == 0
     assert main([str(bundle), "a lovely film"]) == 2
     assert f"it has one for each of sst2, stsb: open {bundle / 'sst2'}" in capsys.readouterr().err
