@@ -1,6 +1,5 @@
 """Tests of the term that predicts spans from their boundaries: values by hand, gradients, padding, and the model."""
 
-import math
 from typing import Any
 
 import pytest
@@ -56,33 +55,18 @@ def connected(term: SpanBoundary) -> SpanBoundary:
     return term.double()
 
 
-def norm(vector: list[float], weight: list[float], bias: list[float]) -> list[float]:
-    mean = sum(vector) / len(vector)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in vector) / len(vector) + 1e-5)
-    return [w * (value - mean) / deviation + b for value, w, b in zip(vector, weight, bias, strict=True)]
-
-
-def gelu(value: float) -> float:
-    return value * (1 + math.erf(value / math.sqrt(2))) / 2
-
-
-def affine(matrix: list[list[float]], vector: list[float], bias: list[float]) -> list[float]:
-    return [sum(m * v for m, v in zip(row, vector, strict=True)) + b for row, b in zip(matrix, bias, strict=True)]
-
-
 def loss_by_hand(
     term: SpanBoundary, states: Tensor, decoder: nn.Linear, token: tuple[int, int, int, int, int]
 ) -> float:
     """Returns the cross-entropy of one token from its row, its boundary, its position in the span, and its label."""
     row, before, behind, offset, label = token
     assert term.predictor is not None
-    p = {name: value.tolist() for name, value in term.predictor.state_dict().items()}
-    hidden = [*states[row, before].tolist(), *states[row, behind].tolist(), *p["positions.weight"][offset]]
+    p = term.predictor.state_dict()
+    hidden = torch.cat([states[row, before], states[row, behind], p["positions.weight"][offset]])
     for linear, scale in (("layers.0", "layers.2"), ("layers.3", "layers.5")):
-        hidden = [gelu(value) for value in affine(p[f"{linear}.weight"], hidden, p[f"{linear}.bias"])]
-        hidden = norm(hidden, p[f"{scale}.weight"], p[f"{scale}.bias"])
-    logits = affine(decoder.weight.tolist(), hidden, decoder.bias.tolist())
-    return math.log(sum(map(math.exp, logits))) - logits[label]
+        hidden = F.gelu(F.linear(hidden, p[f"{linear}.weight"], p[f"{linear}.bias"]))
+        hidden = F.layer_norm(hidden, hidden.shape, p[f"{scale}.weight"], p[f"{scale}.bias"])
+    return F.cross_entropy(decoder(hidden), torch.tensor(label)).item()
 
 
 def test_boundaries_follow_from_the_labels_alone() -> None:
