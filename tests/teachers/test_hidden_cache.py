@@ -9,26 +9,20 @@ import pytest
 import torch
 from distill.builtin.students.distilbert import from_teacher
 from torch import Tensor
-from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import Items, Outputs, Signal
 from distill.core.errors import UserError
 from distill.data.batches import TokenizedExamples
-from distill.data.splits import LabelledData, text_split
-from distill.kinds import Classification
-from distill.kinds.classification import OneClass
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import Term
 from distill.models.forward import run_model
 from distill.teachers import output_cache
 from distill.teachers.output_cache import Cached, HiddenLayers, OutputCache
-from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.signal import Live, check_size, earlier_decision, hidden_layers, outputs_for_training
-from tests.conftest import sentences, toy_bert
+from tests.teachers.conftest import EXAMPLES, TASK, make_prepared
 
-TASK = Classification(name="toy", text=["sentence"])
-SCORING = OneClass(("accuracy",))
-LAYERS, WIDTH, EXAMPLES = 4, 32, 40
+LAYERS, WIDTH = 4, 32
 
 
 class Embeddings(Term):
@@ -60,17 +54,6 @@ def objective(**terms: Term) -> Objective:
 
 
 @pytest.fixture
-def examples(tokenizer: PreTrainedTokenizerBase) -> TokenizedExamples:
-    texts, labels = zip(*sentences(EXAMPLES), strict=True)
-    split = text_split(list(texts), labels=np.array(labels))
-    return TASK.encode(
-        LabelledData(("bad", "good"), {"train": split, "dev": split}, "", scoring=SCORING),
-        tokenizer,
-        None,
-    )["train"]
-
-
-@pytest.fixture
 def student(teacher: PreTrainedModel) -> PreTrainedModel:
     return from_teacher(teacher)
 
@@ -79,24 +62,16 @@ Cache = Callable[..., Any]
 
 
 @pytest.fixture
-def prepared(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreparedTeacher:
-    return PreparedTeacher(
-        requested="", resolved="", substituted=False, origin="", tokenizer=tokenizer, load=lambda: teacher,
-        device=torch.device("cpu"), seconds=0.0, precision="float32", weights="abc",
-    )  # fmt: skip
-
-
-@pytest.fixture
 def cache_for_training(
-    prepared: PreparedTeacher, student: PreTrainedModel, examples: TokenizedExamples, tmp_path: Path
-) -> Cache:
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, student: PreTrainedModel,
+    examples: TokenizedExamples, tmp_path: Path,
+) -> Cache:  # fmt: skip
     """Calls `outputs_for_training` with options of the cache."""
+    prepared = make_prepared(teacher, tokenizer)
 
-    def call(
-        *, terms: Objective | None = None, epochs: float = 1.0, earlier: Any = None, data: Any = None, **options: Any
-    ) -> Signal:
+    def call(*, terms: Objective | None = None, epochs: float = 1.0, earlier: Any = None, **options: Any) -> Signal:
         return outputs_for_training(
-            prepared, terms or objective(), TASK, data or examples, student=student, cache=OutputCache(**options),
+            prepared, terms or objective(), TASK, examples, student=student, cache=OutputCache(**options),
             directory=tmp_path, epochs=epochs, earlier=earlier,
         )  # fmt: skip
 
@@ -114,47 +89,36 @@ def read_states(cached: Signal, batch: dict[str, Tensor]) -> Any:
     return cached(batch, TASK.select(batch)).whole().hidden_states
 
 
-# The decision
-
-
-@pytest.mark.parametrize("epochs", [1.0, 3.5])
-def test_hidden_states_are_cached_by_default(
-    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, epochs: float
+def test_the_layers_that_terms_name_are_cached_by_default_where_others_were_cached_before(
+    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cached = cache_for_training(epochs=epochs)
-    assert cached.reason is None
-    batch = examples[[39, 0, 17]]
-    states = read_states(cached, batch)
-    torch.testing.assert_close(states[-1], states_of(teacher, batch)[-1], atol=2e-3, rtol=2e-3)  # float16
-
-
-def test_layers_are_those_of_the_objective_where_others_were_cached_before(
-    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples
-) -> None:
-    batch = examples[[5, 3]]
-    expected = states_of(teacher, batch)
-    for term, layers in ((Embeddings(), {0, 2, 4}), (Odd(), {1, 3, 4})):
-        cached = cache_for_training(terms=objective(other=term))
+    monkeypatch.setattr(output_cache, "SHARD_TOKENS", int(examples.lengths.sum()) + 1)
+    batch = examples[[5, 38, 0]]
+    expected, directories = states_of(teacher, batch), set()
+    for terms, layers in (({}, [4]), ({"other": Embeddings()}, [0, 2, 4]), ({"other": Odd()}, [1, 3, 4])):
+        cached = cache_for_training(terms=objective(**terms), epochs=3.5)
+        assert cached.reason is None
+        # The memory of a pass is that of one layer.
+        assert len(list(cached.directory.glob("*.safetensors"))) == len(layers)
+        directories.add(cached.directory)
         states = read_states(cached, batch)
-        assert {layer for layer, of_layer in enumerate(states) if of_layer is not None} == layers
+        assert len(states) == LAYERS + 1
+        assert [layer for layer, of_layer in enumerate(states) if of_layer is not None] == layers
         for layer in layers:
-            torch.testing.assert_close(states[layer], expected[layer], atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(states[layer], expected[layer], atol=2e-3, rtol=2e-3)  # float16
+    assert len(directories) == 3
 
 
-def test_hidden_states_beyond_max_gb_are_computed_in_every_step(cache_for_training: Cache, tmp_path: Path) -> None:
-    signal = cache_for_training(max_gb=1e-6)
-    assert isinstance(signal, Live)
-    assert signal.reason.startswith(
-        "cosine reads hidden states, and the teacher's outputs would take 0.0 MB, more than"
-    )
-    assert signal.reason.endswith("teacher.cache.max_gb=1e-06")
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_size_counts_every_layer(cache_for_training: Cache, examples: TokenizedExamples) -> None:
+def test_hidden_states_beyond_max_gb_are_computed_in_every_step(
+    cache_for_training: Cache, examples: TokenizedExamples, tmp_path: Path
+) -> None:
     layer, logits = int(examples.lengths.sum()) * WIDTH * 2 / 1e9, EXAMPLES * 2 * 4 / 1e9
     both = objective(embeddings=Embeddings())  # Three layers.
-    assert cache_for_training(terms=both, max_gb=logits + 2.9 * layer).bytes == 0
+    signal = cache_for_training(terms=both, max_gb=logits + 2.9 * layer)
+    assert isinstance(signal, Live)
+    expected = "cosine, embeddings reads hidden states, and the teacher's outputs would take 0.1 MB, more than "
+    assert signal.reason.startswith(f"{expected}teacher.cache.max_gb=")
+    assert not list(tmp_path.iterdir())
     assert cache_for_training(terms=both, max_gb=logits + 3.1 * layer).bytes > 0
 
 
@@ -194,24 +158,17 @@ def test_examples_with_several_inputs_count_once_for_each(
     assert "shows 60 examples, fewer than the 80 that caching computes" in signal.reason
 
 
-@pytest.mark.parametrize(
-    ("options", "remedy"),
-    [
-        ({"hidden": True}, "teacher.cache.hidden=false"),
-        ({"enabled": True}, "teacher.cache.enabled=false"),
-        ({"enabled": True, "hidden": True}, "teacher.cache.enabled=false"),
-        ({}, None),
-    ],
-)
 def test_hidden_states_that_must_be_cached_are_refused_early_if_they_do_not_fit(
-    options: Any, remedy: str | None, teacher: PreTrainedModel, student: PreTrainedModel, examples: TokenizedExamples
+    teacher: PreTrainedModel, student: PreTrainedModel, examples: TokenizedExamples
 ) -> None:
-    cache = OutputCache(max_gb=1e-6, **options)
-    if remedy is None:
-        check_size(objective(), TASK, teacher, examples, cache, student=student)
-        return
-    with pytest.raises(UserError, match=f"more than teacher.cache.max_gb=1e-06: raise it, or set {remedy}"):
-        check_size(objective(), TASK, teacher, examples, cache, student=student)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"hidden": True}, "hidden"), ({"enabled": True}, "enabled"), ({"enabled": True, "hidden": True}, "enabled"),
+    ]  # fmt: skip
+    for options, name in cases:
+        message = f"more than teacher.cache.max_gb=1e-06: raise it, or set teacher.cache.{name}=false"
+        with pytest.raises(UserError, match=message):
+            check_size(objective(), TASK, teacher, examples, OutputCache(max_gb=1e-6, **options), student=student)
+    check_size(objective(), TASK, teacher, examples, OutputCache(max_gb=1e-6), student=student)
 
 
 def test_hidden_states_that_float16_does_not_hold_are_computed_in_every_step(
@@ -245,27 +202,10 @@ def test_a_decision_belongs_to_a_checkpoint(tmp_path: Path) -> None:
     assert earlier_decision({"teacher_outputs": decision}, checkpoint) == decision
 
 
-# Several layers
-
-
-def test_the_layers_that_terms_name_are_cached(
-    cache_for_training: Cache, teacher: PreTrainedModel, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_cache, "SHARD_TOKENS", int(examples.lengths.sum()) + 1)
-    last = cache_for_training()
-    cached = cache_for_training(terms=objective(embeddings=Embeddings()))
-    assert cached.directory != last.directory
-    assert len(list(last.directory.glob("*.safetensors"))) == 1
-    assert len(list(cached.directory.glob("*.safetensors"))) == 3  # The memory of a pass is that of one layer.
-    batch = examples[[5, 38, 0]]
-    states, expected = read_states(cached, batch), states_of(teacher, batch)
-    assert len(states) == LAYERS + 1
-    assert [index for index, layer in enumerate(states) if layer is not None] == [0, 2, 4]
-    for index in (0, 2, 4):
-        torch.testing.assert_close(states[index], expected[index], atol=2e-3, rtol=2e-3)  # float16
-
-
-def test_the_layers_of_an_objective_are_the_union_of_its_terms() -> None:
+def test_the_layers_of_an_objective_are_the_union_of_its_terms(teacher: PreTrainedModel, student: Any) -> None:
+    hidden = hidden_layers(objective(embeddings=Embeddings()), student=student, teacher=teacher)
+    assert hidden == HiddenLayers(width=WIDTH, depth=LAYERS, layers=(0, 2, 4))
+    assert hidden.bytes_per_token == 3 * WIDTH * 2
     assert objective().teacher_layers(3, 6) == (6,)
     assert objective(embeddings=Embeddings()).teacher_layers(3, 6) == (0, 2, 6)
     assert objective(unread=Embeddings(weight=0)).teacher_layers(3, 6) == (6,)
@@ -283,16 +223,6 @@ def test_padding_on_the_left_moves_the_states(cache_for_training: Cache, example
         for layer in (0, 2, 4):
             torch.testing.assert_close(moved[layer][row, width - length :], states[layer][row, :length])
             assert not moved[layer][row, : width - length].any()
-
-
-# Files
-
-
-def test_the_layers_follow_from_the_depths_of_both_models(tokenizer: PreTrainedTokenizerBase) -> None:
-    model = BertForMaskedLM(toy_bert(len(tokenizer)).config).eval()
-    hidden = hidden_layers(objective(embeddings=Embeddings()), student=from_teacher(model), teacher=model)
-    assert hidden == HiddenLayers(width=WIDTH, depth=LAYERS, layers=(0, 2, 4))
-    assert hidden.bytes_per_token == 3 * WIDTH * 2
 
 
 def test_reading_copies_only_the_states_of_the_batch(tmp_path: Path) -> None:
