@@ -1,5 +1,6 @@
-"""Tests of the choice of a bank's sentences with a toy encoder and a toy teacher."""
+"""Tests of the choice of a bank's sentences, and of the teacher's vectors by which negatives are found."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.teachers.pretrained import Pretrained
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, BertTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.pool import Bank
 from distill.data.splits import LabelledData
@@ -18,35 +19,33 @@ from distill.teachers import prepared as module
 from distill.teachers.prepared import PreparedTeacher, Search
 from distill.teachers.source import TeacherSource
 from tests.conftest import sentences
+from tests.teachers.conftest import CPU
 
 TRAIN, DEV = sentences(12), [(f"{text} dev", label) for text, label in sentences(4)]
 SENTENCES = [f"{text} more {number}" for number in range(6) for text, _ in sentences(10)]
 
 
+def data_of(rows: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
+    return [text for text, _ in rows], [label for _, label in rows]
+
+
+TASK = Classification(text="text", name="toy", max_length=48, train=data_of(TRAIN), dev=data_of(DEV))
+
+
 @pytest.fixture
 def data() -> LabelledData:
-    return _task().read(Path("unused"))
-
-
-def _task() -> Classification:
-    splits: dict[str, Any] = {
-        name: ([text for text, _ in rows], [label for _, label in rows])
-        for name, rows in (("train", TRAIN), ("dev", DEV))
-    }
-    return Classification(text="text", name="toy", max_length=48, **splits)
+    return TASK.read(Path("unused"))
 
 
 def search(encoder: Path, cache: Path, texts: list[str]) -> Search:
     weights = Pretrained(name="toy", path=str(encoder))
     source = TeacherSource(weights=weights, finetune=None)
-    return Search(Bank(texts, "films"), _task(), source, cache, torch.device("cpu"))
+    return Search(Bank(texts, "films"), TASK, source, cache, CPU)
 
 
 @pytest.fixture
 def prepared(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreparedTeacher:
-    fake = SimpleNamespace(
-        fingerprint="toy", device=torch.device("cpu"), tokenizer=tokenizer, running=lambda: teacher, members=[]
-    )
+    fake = SimpleNamespace(fingerprint="toy", device=CPU, tokenizer=tokenizer, running=lambda: teacher, members=[])
     fake.members = [fake]
     return cast(PreparedTeacher, fake)
 
@@ -56,7 +55,7 @@ def test_vectors_are_means_of_the_last_hidden_states_of_length_one(
 ) -> None:
     texts = SENTENCES[:5]
     one = search(encoder_dir, tmp_path, texts)
-    model, own = one._load(_task().read(tmp_path))
+    model, own = one._load(TASK.read(tmp_path))
     vectors = one._encode(texts, model, own)
     reference = AutoModel.from_pretrained(encoder_dir, dtype=one._dtype).eval()
     for text, vector in zip(texts, vectors, strict=True):
@@ -122,10 +121,6 @@ def test_the_choice_is_cached_by_everything_that_it_depends_on(
     assert len(chosen) == len(changes) + 1
 
 
-def data_of(rows: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
-    return [text for text, _ in rows], [label for _, label in rows]
-
-
 def other_weights(encoder: Path) -> Pretrained:
     """Returns the weights of the encoder with another fingerprint."""
 
@@ -167,3 +162,37 @@ def test_no_new_sentence_leaves_the_data_as_it_is(
     assert search(encoder_dir, tmp_path, [text for text, _ in DEV]).add_to(data, prepared, 5) is data
     more = replace(data, pool=replace(data.pool, share=0.25))
     assert search(encoder_dir, tmp_path, SENTENCES).add_to(more, prepared, 5).pool.share == 0.25
+
+
+# Negatives
+
+
+def test_vectors_are_cached_by_everything_that_they_depend_on(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+
+    def compute(examples: Any, teacher: Any) -> np.ndarray:
+        computed.append(len(examples))
+        return np.ones((len(examples), 2))
+
+    def encode(texts: Sequence[str] = ("a lovely film", "a dull film"), max_length: int = 8, **options: Any) -> bool:
+        """Returns whether the teacher computed the vectors."""
+        before = len(computed)
+        given = {"tokenizer": tokenizer, "fingerprint": "one", "device": CPU, **options}
+        teacher = cast(PreparedTeacher, SimpleNamespace(**given))
+        assert len(module.encode_texts(list(texts), teacher, max_length=max_length, cache_dir=tmp_path)) == len(texts)
+        return len(computed) > before
+
+    monkeypatch.setattr(module, "_compute_vectors", compute)
+    words = list(tokenizer.get_vocab())
+    other = BertTokenizer(vocab={word: number for number, word in enumerate([*words[:5], *words[:4:-1]])})
+    changes: list[dict[str, Any]] = [
+        {}, {"texts": ["a dull film", "a lovely film"]}, {"texts": ["a lovely film", "a dull film", "more"]},
+        {"max_length": 3}, {"tokenizer": other}, {"fingerprint": "two"}, {"device": torch.device("meta")},
+    ]  # fmt: skip
+    for change in changes:
+        assert encode(**change), change
+        assert not encode(**change), change
+    monkeypatch.setattr(module, "library_versions", lambda: {"torch": "0"})
+    assert encode()

@@ -18,7 +18,7 @@ from distill.models.wrappers import KnownLogits
 from distill.rows.columns import Table
 from tests.conftest import sentences
 from tests.jobs.conftest import Command, command
-from tests.teachers.test_zero_shot import WORDS, options, read_run, write_data
+from tests.teachers.conftest import WORDS, read_run, teacher_options
 
 assert command
 
@@ -41,15 +41,6 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
     return path
 
 
-def file_options(root: Path, path: Path, encoder: Path, *further: str) -> list[str]:
-    given = [
-        option
-        for option in options(root, encoder)
-        if not option.startswith(("+teacher", "teacher.path", "teacher.labels"))
-    ]
-    return ["+teacher=file", f"teacher.path={path}", f"teacher.encoder={encoder}", *given, *further]
-
-
 def test_logits_are_the_logarithms_of_the_probabilities_by_the_tokens_of_a_text() -> None:
     """The two texts of the same tokens have the mean of 0.9 and 0.7."""
     tokens, probabilities = [[2, 7, 3], [2, 8, 9, 3], [2, 7, 3]], np.array([[0.9, 0.1], [0.0, 1.0], [0.7, 0.3]])
@@ -63,21 +54,27 @@ def test_logits_are_the_logarithms_of_the_probabilities_by_the_tokens_of_a_text(
         known(ids[:, 1:], mask[:, 1:])
 
 
-def test_a_student_learns_from_probabilities_of_anywhere(encoder_dir: Path, tmp_path: Path, command: Command) -> None:
-    path = write_rows(tmp_path / "probabilities.csv", probability_rows())
-    data = write_data(tmp_path)
-    code, _, error = command(*file_options(tmp_path, path, encoder_dir, f"task.data_dir={data}"))
+def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
+    encoder_dir: Path, films: Path, tmp_path: Path, command: Command
+) -> None:
+    rows = probability_rows()
+    texts = write_rows(tmp_path / "texts.csv", [{"id": n, "sentence": row["sentence"]} for n, row in enumerate(rows)])
+    nested = [
+        {"id": number, "probabilities": {word: row[word] for word in WORDS}}
+        for number, row in reversed(list(enumerate(rows)))
+    ]
+    path = write_rows(tmp_path / "probabilities.jsonl", nested)
+    given = teacher_options(tmp_path, "+teacher=file", f"teacher.path={path}", f"teacher.encoder={encoder_dir}")
+    options = [*given, f"task.data_dir={films}", "objective=hinton", f"teacher.texts={texts}"]
+    code, _, error = command(*options)
     assert code == 0, error
-    record = read_run(tmp_path)
-    teacher = record["teacher"]
-    assert (teacher["resolved"], teacher["origin"]) == ("probabilities.csv", "probabilities of probabilities.csv")
-    assert teacher["metrics"]["accuracy"] == 1.0
-    assert teacher["parameters"] is None
-    assert {row["model"] for row in record["benchmark"]} == {"student"}
-    card = next((tmp_path / "runs").rglob("bundle/README.md")).read_text(encoding="utf-8")
-    report = next((tmp_path / "runs").rglob("report.md")).read_text(encoding="utf-8")
-    assert "times as fast" not in card + report
-    assert "smaller than" not in card + report
+    teacher = read_run(tmp_path)["teacher"]
+    assert (teacher["resolved"], teacher["origin"]) == ("probabilities.jsonl", "probabilities of probabilities.jsonl")
+    assert (teacher["metrics"]["accuracy"], teacher["parameters"]) == (1.0, None)
+    for option in ("augment=tang", f"task.bank={films}"):
+        code, _, error = command(*options, option)
+        assert code == 2
+        assert f"{option.partition('=')[0]} adds texts that teacher file has no probabilities of: leave it out" in error
 
 
 def test_equal_rows_may_be_there_twice_and_texts_of_equal_tokens_have_the_mean(
@@ -93,33 +90,16 @@ def test_equal_rows_may_be_there_twice_and_texts_of_equal_tokens_have_the_mean(
     assert "the same tokens of both, have other probabilities: 1; the mean" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_an_id_has_one_text(same: bool) -> None:
+def test_an_id_has_one_text() -> None:
     """Before, the later text took the place of the first one."""
-    columns = {"id": ["7", "8", "7"], "text": ["one", "two", "one" if same else "three"]}
-    table = Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4])
-    if same:
-        assert map_ids(table, ["text"]) == {"7": ("one",), "8": ("two",)}
-        return
+    columns = {"id": ["7", "8", "7"], "text": ["one", "two", "one"]}
+    assert map_ids(Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4]), ["text"]) == {
+        "7": ("one",),
+        "8": ("two",),
+    }
+    columns["text"][2] = "three"
     with pytest.raises(UserError, match="texts.csv, line 2, and line 4: the id 7 is there twice with diff"):
-        map_ids(table, ["text"])
-
-
-def test_probabilities_are_joined_by_an_id(encoder_dir: Path, tmp_path: Path, command: Command) -> None:
-    rows = probability_rows()
-    texts = write_rows(tmp_path / "texts.csv", [{"id": n, "sentence": row["sentence"]} for n, row in enumerate(rows)])
-    nested = [
-        {"id": number, "probabilities": {word: row[word] for word in WORDS}}
-        for number, row in reversed(list(enumerate(rows)))
-    ]
-    path = write_rows(tmp_path / "probabilities.jsonl", nested)
-    given = file_options(
-        tmp_path, path, encoder_dir, f"teacher.texts={texts}", f"task.data_dir={write_data(tmp_path)}",
-        "export.enabled=false", "objective=hinton",
-    )  # fmt: skip
-    code, _, error = command(*given)
-    assert code == 0, error
-    assert read_run(tmp_path)["teacher"]["metrics"]["accuracy"] == 1.0
+        map_ids(Table("texts.csv", tuple(columns), columns, lines=[2, 3, 4]), ["text"])
 
 
 Change = Callable[[list[Row]], list[Row]]
@@ -168,38 +148,28 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         "different probabilities, dull 0.5, lovely 0.5 and dull 0.1, lovely 0.9, expected them once",
     ),
     "no texts": (without("sentence"), "has the columns dull, lovely, expected the texts in sentence, or id and"),
+    "an unknown id": (
+        lambda rows: [{"id": 7, "dull": 1, "lovely": 0}],
+        "texts.csv has no row with the id 7, expected its text",
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_of_a_file_are_refused(
-    encoder_dir: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, mistake: str
+    encoder_dir: Path, films: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, mistake: str
 ) -> None:
     change, message = MISTAKES[mistake]
     path = write_rows(tmp_path / "probabilities.csv", change(probability_rows()))
-    teacher = ProbabilityFile(name="file", path=str(path), encoder=str(encoder_dir))
-    task = Classification(text=["sentence"], data_dir=str(write_data(tmp_path)), max_length=40)
+    texts = write_rows(tmp_path / "texts.csv", [{"id": 8, "sentence": "a film"}])
+    teacher = ProbabilityFile(name="file", path=str(path), encoder=str(encoder_dir), texts=str(texts))
+    task = Classification(text=["sentence"], data_dir=str(films), max_length=40)
     with pytest.raises(UserError, match=re.escape(message)):
         teacher.load(task, task.read(tmp_path), tokenizer, tmp_path)
 
 
-def test_a_missing_file_and_an_unknown_id_are_refused(encoder_dir: Path, tmp_path: Path, command: Command) -> None:
-    data = f"task.data_dir={write_data(tmp_path)}"
-    code, _, error = command(*file_options(tmp_path, tmp_path / "none.csv", encoder_dir, data))
+def test_a_missing_file_is_refused(encoder_dir: Path, films: Path, tmp_path: Path, command: Command) -> None:
+    given = teacher_options(tmp_path, "+teacher=file", "teacher.path=none.csv", f"teacher.encoder={encoder_dir}")
+    code, _, error = command(*given, f"task.data_dir={films}")
     assert code == 2
     assert "none.csv is no such file, expected a table of probabilities in " in error
-    path = write_rows(tmp_path / "ids.csv", [{"id": 7, "dull": 1, "lovely": 0}])
-    texts = write_rows(tmp_path / "texts.csv", [{"id": 8, "sentence": "a film"}])
-    code, _, error = command(*file_options(tmp_path, path, encoder_dir, f"teacher.texts={texts}", data))
-    assert code == 2
-    assert "texts.csv has no row with the id 7, expected its text" in error
-
-
-def test_copies_and_banks_are_refused_because_they_have_no_probabilities(
-    encoder_dir: Path, tmp_path: Path, command: Command
-) -> None:
-    path, data = write_rows(tmp_path / "probabilities.csv", probability_rows()), write_data(tmp_path)
-    for option in ("augment=tang", f"task.bank={data}"):
-        code, _, error = command(*file_options(tmp_path, path, encoder_dir, f"task.data_dir={data}", option))
-        assert code == 2
-        assert f"{option.partition('=')[0]} adds texts that teacher file has no probabilities of: leave it out" in error

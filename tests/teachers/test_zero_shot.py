@@ -1,6 +1,5 @@
-"""Tests of teachers that know the classes by their names alone, from natural language inference."""
+"""Tests of teachers that know the classes by their names alone, and of runs without labels."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,46 +7,33 @@ import numpy as np
 import pytest
 import torch
 from distill.builtin.teachers.zero_shot import ZeroShot, _order_words
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BertForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.core.contracts import IGNORED, Scores
 from distill.core.errors import OptionError, UserError
+from distill.data.splits import TEACHER_CLASS
 from distill.edge.decoder import softmax
 from distill.kinds import Classification, Regression
+from distill.kinds.classification import OneClass
 from distill.models.wrappers import EntailmentLogits, LabelledEncoder, tokenize_hypotheses
 from distill.teachers.stages import best_temperature
-from tests.conftest import LOOSE_OPTIONS, sentences
+from tests.conftest import sentences
 from tests.jobs.conftest import Command, command
+from tests.teachers.conftest import WORDS, SaveInference, read_run, teacher_options, write_texts
 
 assert command
 
-INFERENCE = ("contradiction", "entailment", "neutral")
-WORDS = ("dull", "lovely")
 
-
-def save_inference(directory: Path, tokenizer: PreTrainedTokenizerBase, labels: tuple[str, ...] = INFERENCE) -> Path:
-    """Saves a small model of natural language inference with random weights."""
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=80, initializer_range=0.5, id2label=dict(enumerate(labels)),
-        label2id={label: index for index, label in enumerate(labels)},
-    )  # fmt: skip
-    BertForSequenceClassification(config).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture
-def inference(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    return save_inference(tmp_path / "inference", tokenizer)
+def options(root: Path, inference: Path, *further: str) -> list[str]:
+    teacher = ("+teacher=zero_shot", f"teacher.path={inference}", "teacher.labels=[lovely,dull]")
+    return [*teacher_options(root, *teacher), *further]
 
 
 def load(directory: Path) -> PreTrainedModel:
     return BertForSequenceClassification.from_pretrained(directory).eval()
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize(("side", "independent"), [("left", False), ("right", True)])
 @torch.no_grad()
 def test_logits_are_those_of_the_pairs_of_text_and_hypothesis(
     inference: Path, tokenizer: PreTrainedTokenizerBase, side: str, independent: bool
@@ -67,9 +53,9 @@ def test_logits_are_those_of_the_pairs_of_text_and_hypothesis(
 
 @torch.no_grad()
 def test_a_model_without_contradiction_compares_entailment_with_all_else(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+    save_inference: SaveInference, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    model = load(save_inference(tmp_path / "two", tokenizer, ("entailment", "not_entailment")))
+    model = load(save_inference(("entailment", "not_entailment")))
     tokens = tokenize_hypotheses(["dull .", "lovely ."], model, tokenizer, max_length=40)
     batch, pair = tokenizer("a film", return_tensors="pt"), tokenizer("a film", "lovely .", return_tensors="pt")
     logits = EntailmentLogits(model, tokens, independent=True, padding=0)(
@@ -103,41 +89,14 @@ def test_the_temperature_is_that_of_the_least_cross_entropy() -> None:
     )
 
 
-def write_data(root: Path) -> Path:
-    directory = root / "films"
-    directory.mkdir()
-    for name, rows in (("train", sentences(64)), ("dev", sentences(24))):
-        lines = ["sentence\tlabel", *(f"{text}\t{WORDS[label]}" for text, label in rows)]
-        (directory / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return directory
-
-
-def options(root: Path, inference: Path, *further: str) -> list[str]:
-    return [
-        "+teacher=zero_shot", f"teacher.path={inference}", "teacher.labels=[lovely,dull]", "+student=distilbert",
-        "teacher.accept_weak=true", "task=classification", "task.text=[sentence]", "task.max_length=40",
-        "trainer.max_epochs=1", "trainer.batch_size=16", "trainer.precision=32-true", "benchmark.seconds=0.01",
-        "benchmark.batches=[1]", "benchmark.lengths=[8]", f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}",
-        *LOOSE_OPTIONS, *further,
-    ]  # fmt: skip
-
-
-def read_run(root: Path) -> dict[str, Any]:
-    [path] = (root / "runs").rglob("run.json")
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record
-
-
 def test_a_student_learns_from_the_names_of_the_classes(
-    inference: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, command: Command
+    inference: Path, films: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, command: Command
 ) -> None:
     """The student learns the probabilities, of which the hypothesis of each class has given one."""
-    data = write_data(tmp_path)
-    code, output, error = command(*options(tmp_path, inference, f"task.data_dir={data}", "objective=distilbert"))
+    code, output, error = command(*options(tmp_path, inference, f"task.data_dir={films}", "objective=distilbert"))
     assert code == 0, error
     assert output.count("computes the outputs for 64 examples") == 1
-    record = read_run(tmp_path)
-    teacher = record["teacher"]
+    teacher = read_run(tmp_path)["teacher"]
     assert (teacher["origin"], teacher["resolved"]) == ("zero-shot", str(inference))
     model, texts = load(inference), [text for text, _ in sentences(24)]
     logits = []
@@ -147,37 +106,28 @@ def test_a_student_learns_from_the_names_of_the_classes(
             logits.append(model(**pairs).logits[:, 1].numpy())
     expected = np.mean(softmax(np.stack(logits, axis=1)).argmax(axis=1) == [label for _, label in sentences(24)])
     assert teacher["metrics"]["accuracy"] == pytest.approx(expected)
-    assert {row["model"] for row in record["benchmark"]} == {"student"}
-    assert (next((tmp_path / "runs").rglob("bundle")) / "model.int8.onnx").is_file()
 
 
-MISTAKES: dict[str, tuple[tuple[str, ...], str]] = {
-    "other labels": (
-        ("teacher.labels=[dull,funny]", "task.labels=[dull,lovely]"),
-        "teacher.labels has dull, funny, and the classes of the task are dull, lovely: name these in teacher.labels",
-    ),
+MISTAKES: dict[str, tuple[list[str], str]] = {
     "texts that are too long with a hypothesis": (
-        ("task.max_length=79",),
-        "task.max_length=79 and a hypothesis of ",
+        ["task.max_length=79"], "task.max_length=79 and a hypothesis of ",
     ),
     "attention": (
-        ("objective=minilm",),
+        ["objective=minilm"],
         "reads attention vectors, and the teacher zero_shot gives class probabilities, with the hidden states",
     ),
-    "no student": (("job=finetune", "~student"), "job=finetune trains a model, and teacher zero_shot has class"),
-}
+    "no student": (["job=finetune"], "job=finetune trains a model, and teacher zero_shot has class"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_end_before_anything_is_trained(
-    inference: Path, tmp_path: Path, command: Command, mistake: str
+    inference: Path, films: Path, tmp_path: Path, command: Command, mistake: str
 ) -> None:
     further, message = MISTAKES[mistake]
-    given = options(tmp_path, inference, f"task.data_dir={write_data(tmp_path)}", *further)
-    if "job=finetune" in further:
-        given = ["job=finetune", *given[:3], f"task.data_dir={tmp_path / 'films'}"]
-    if any(option.startswith("teacher.labels=") for option in further):
-        given.remove("teacher.labels=[lovely,dull]")
+    given = options(tmp_path, inference, f"task.data_dir={films}", *further)
+    if mistake == "no student":
+        given = [*further, *given[:3], f"task.data_dir={films}"]
     code, _, error = command(*given)
     assert code == 2, error
     assert message in error
@@ -206,12 +156,102 @@ def test_a_class_has_words_of_its_own_in_the_hypothesis() -> None:
 
 def test_words_are_in_the_order_of_the_classes_of_the_task() -> None:
     assert _order_words({"Lovely": "fun", "dull": "a bore"}, ["dull", "lovely"]) == ["a bore", "fun"]
+    message = "has dull, funny, and the classes of the task are dull, lovely: name these in teacher.labels"
+    with pytest.raises(UserError, match=message):
+        _order_words({"dull": "dull", "funny": "funny"}, WORDS)
 
 
-def test_a_model_of_another_task_is_refused(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, command: Command
+def test_a_model_of_another_task_is_refused(save_inference: SaveInference) -> None:
+    teacher = ZeroShot(name="zero_shot", path=str(save_inference(("LABEL_0", "LABEL_1"))), labels=list(WORDS))
+    with pytest.raises(
+        UserError, match="has the labels LABEL_0, LABEL_1, expected those of natural language inference"
+    ):
+        teacher._load_inference()
+
+
+# Without labels, checkpoints are chosen by agreement with the teacher.
+
+
+def test_agreement_is_with_the_teacher_and_other_metrics_are_of_the_labels_alone() -> None:
+    """Classes 0, 1, 1 against the teacher's 0, 0, 1, and the labels 1, 0 and none, whose label is the teacher's."""
+    logits = np.array([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
+    scores = Scores({"logits": logits, TEACHER_CLASS: np.array([0, 0, IGNORED])}, np.array([0, 0, 1]), np.arange(3))
+    scoring = OneClass(("agreement", "accuracy"), classes=WORDS)
+    assert scoring.metrics(scores) == {"agreement": pytest.approx(2 / 3), "accuracy": 0.5}
+    assert scoring.example_metric(scores).tolist() == [1.0, 0.0, 1.0]  # type: ignore[union-attr]
+    unlabelled = Scores({"logits": logits, TEACHER_CLASS: np.full(3, IGNORED)}, np.array([0, 1, 0]), np.arange(3))
+    assert scoring.metrics(unlabelled) == {"agreement": pytest.approx(2 / 3)}
+
+
+def test_rows_without_labels_stay_in_train_and_dev(tmp_path: Path) -> None:
+    task = Classification(text="sentence", label=None, labels=WORDS, data_dir=write_texts(tmp_path), unlabelled=None)
+    data = task.read(tmp_path)
+    assert data.sizes() == {"train": 64, "dev": 24}
+    assert set(data.splits["train"].labels) == {IGNORED}
+    assert (data.labels, data.scoring.names, data.terms) == (WORDS, ("agreement", "accuracy", "f1"), {})
+    taught = data.with_teacher({"dev": np.ones(24, dtype=np.int64)})
+    assert set(taught.splits["dev"].labels) == {1}
+    assert set(taught.splits["dev"][TEACHER_CLASS]) == {IGNORED}
+
+
+def test_one_file_of_texts_is_split(tmp_path: Path) -> None:
+    path = tmp_path / "texts.tsv"
+    path.write_text("\n".join(["sentence", *(text for text, _ in sentences(40))]) + "\n", encoding="utf-8")
+    data = Classification(text="sentence", label=None, labels=WORDS, data_dir=path).read(tmp_path)
+    assert data.sizes() == {"train": 36, "dev": 4}
+
+
+@pytest.mark.parametrize("labelled", ["test", pytest.param("dev", marks=pytest.mark.slow)])
+def test_a_student_is_chosen_without_one_label(
+    labelled: str, inference: Path, tmp_path: Path, command: Command
 ) -> None:
-    other = save_inference(tmp_path / "other", tokenizer, ("LABEL_0", "LABEL_1"))
-    code, _, error = command(*options(tmp_path, other, f"task.data_dir={write_data(tmp_path)}"))
+    data = write_texts(tmp_path, labelled)
+    code, output, error = command(*options(tmp_path, inference, f"task.data_dir={data}"))
+    assert code == 0, error
+    record = read_run(tmp_path)
+    assert (record["task"]["metric"], record["teacher"]["metrics"]["agreement"]) == ("agreement", 1.0)
+    prefix = "test/" if labelled == "test" else ""
+    assert set(record["student"]["metrics"]) == {
+        "agreement",
+        *(f"{prefix}{of}" for of in ("agreement", "accuracy", "f1")),
+    }
+    assert record["baseline_choice"]["reason"] == "the training texts have no labels"
+    assert "agreement" in output
+
+
+def test_a_dry_run_asks_the_teacher_nothing(inference: Path, tmp_path: Path, command: Command) -> None:
+    given = options(tmp_path, inference, f"task.data_dir={write_texts(tmp_path)}", "task.label=null", "dry_run=true")
+    code, output, error = command(*given)
+    assert code == 0, error
+    assert "computes the outputs" not in output
+
+
+def test_classes_must_be_named_and_known_to_the_teacher(encoder_dir: Path, tmp_path: Path, command: Command) -> None:
+    data = write_texts(tmp_path)
+    with pytest.raises(UserError, match=r"has no row with a label: name the classes in task.labels=\[...\]"):
+        Classification(text="sentence", label=None, data_dir=data).read(tmp_path)
+    with pytest.raises(UserError, match="task.label=null if no text has a label"):
+        Classification(text="sentence", labels=WORDS, data_dir=data).read(tmp_path)
+    with pytest.raises(OptionError, match="expected the column of the labels, because task.multi_label=true"):
+        Classification(text="sentence", label=None, multi_label=True, labels=WORDS, data_dir=data)
+    with pytest.raises(OptionError, match="class_weights=balanced, expected null, because train has no labels"):
+        Classification(text="sentence", label=None, labels=WORDS, data_dir=data, class_weights="balanced").read(
+            tmp_path
+        )
+    given = teacher_options(tmp_path, "+teacher=pretrained", f"teacher.path={encoder_dir}")
+    code, _, error = command(*given, "task.label=null", "task.labels=[dull,lovely]", f"task.data_dir={data}")
     assert code == 2
-    assert f"{other} has the labels LABEL_0, LABEL_1, expected those of natural language inference" in error
+    assert f"train has no labels, and teacher {encoder_dir} must be fine-tuned on some because its head is not" in error
+
+
+@pytest.mark.slow
+def test_a_model_that_knows_the_classes_needs_no_labels_either(
+    save_inference: SaveInference, tmp_path: Path, command: Command
+) -> None:
+    given = teacher_options(tmp_path, "+teacher=pretrained", f"teacher.path={save_inference(WORDS)}")
+    code, _, error = command(
+        *given, "task.label=null", "task.labels=[dull,lovely]", f"task.data_dir={write_texts(tmp_path)}"
+    )
+    assert code == 0, error
+    teacher = read_run(tmp_path)["teacher"]
+    assert (teacher["origin"], teacher["metrics"]) == ("as it is", {"agreement": 1.0})
