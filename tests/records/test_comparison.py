@@ -26,32 +26,27 @@ def write_run(
     config = {"seed": min(scores, default=0), "seeds": max(1, len(scores)), "output_dir": str(root), "logger": {"a": 1}}
     config |= {"objective": {"name": name, "terms": {name: {"weight": 1.0}}}, "student": {"name": "small"}}
     (directory / "config.yaml").write_text(yaml.safe_dump({**config, **options}))
-    record = create_record(job="distill", seed=config["seed"], settings=settings) | {
-        "status": "finished",
-        "objective": {"name": name},
-    }
-    task = {"name": "toy", "metric": "accuracy", "selects": "max", "examples": {"dev": 9}}
+    record = create_record(job="distill", seed=config["seed"], settings=settings)
+    record |= {"status": "finished", "objective": {"name": name}}
     if error is not None:
         record |= {"status": "failed", "error": error}
+    file = {"file": "model.onnx", "bytes": 10, "gate": "passed"}
     entries = [
         {
-            "seed": seed, "metrics": {"accuracy": 0.0},
-            "export": {
-                "fp32": {"metrics": {"accuracy": value}, "file": "model.onnx", "bytes": 10, "gate": "passed"}
-            },
+            "seed": seed, "metrics": {"accuracy": 0.0}, "export": {"fp32": file | {"metrics": {"accuracy": value}}},
             "retention": {"torch": 0.1, "fp32": value / 0.8}, "seconds": 10.0 + seed,
         }
         for seed, value in scores.items()
     ]  # fmt: skip
-    if len(entries) == 1:
-        [entry] = entries
-        record |= {"task": task, "training": {"seconds": entry["seconds"]}}
-        record |= {name: entry[name] for name in ("export", "retention")}
-    elif entries:
-        record |= {"task": task, "seeds": entries}
     if entries:
+        record["task"] = {"name": "toy", "metric": "accuracy", "selects": "max", "examples": {"dev": 9}}
         record["student"] = {"name": "small", "metrics": entries[0]["metrics"]}
         record["teacher"] = {"resolved": "big", "metrics": {"accuracy": 0.8}}
+    if len(entries) == 1:
+        record |= {"training": {"seconds": entries[0]["seconds"]}}
+        record |= {of: entries[0][of] for of in ("export", "retention")}
+    elif entries:
+        record["seeds"] = entries
     Run(directory, record).save()
     return directory
 
@@ -109,18 +104,19 @@ def test_table_has_the_metric_the_difference_and_the_error_of_every_row(tmp_path
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", " =1", "\n-1", "\uff1d1", '=HYPERLINK("http://x","y")']
 
 
-@pytest.mark.parametrize("text", FORMULAS)
-def test_a_spreadsheet_reads_the_texts_of_the_table_as_texts(tmp_path: Path, text: str) -> None:
-    for number, objective in enumerate(("hinton", "supervised")):
-        directory = write_run(tmp_path, number, objective, {0: 0.7})
-        record = schema.read_record(directory)
-        task = {**record["task"], "name": text}
-        Run(directory, {**record, "task": task, "status": "failed", "error": text}).save()
-    rows = comparison.compare_runs(schema.find_runs(tmp_path).readable)
-    for row in csv.DictReader(io.StringIO(row_tables.to_csv(rows, tmp_path), newline="")):
-        expected = "'" + re.sub(r"\s", " ", text)
-        assert (row["task"], row["error"]) == (expected, expected)
-        assert row["run"].startswith("objective=")
+def test_a_spreadsheet_reads_the_texts_of_the_table_as_texts(tmp_path: Path) -> None:
+    directories = [write_run(tmp_path, number, name, {0: 0.7}) for number, name in enumerate(("hinton", "supervised"))]
+    records = [schema.read_record(directory) for directory in directories]
+    for text in FORMULAS:
+        runs = [
+            (directory, {**record, "task": {**record["task"], "name": text}, "status": "failed", "error": text})
+            for directory, record in zip(directories, records, strict=True)
+        ]
+        rows = comparison.compare_runs(runs)
+        for row in csv.DictReader(io.StringIO(row_tables.to_csv(rows, tmp_path), newline="")):
+            expected = "'" + re.sub(r"\s", " ", text)
+            assert (row["task"], row["error"]) == (expected, expected)
+            assert row["run"].startswith("objective=")
 
 
 def test_a_file_that_failed_its_gate_with_one_of_the_seeds_has_not_passed(tmp_path: Path) -> None:
@@ -153,36 +149,25 @@ def test_terms_of_one_objective_name_its_rows(tmp_path: Path) -> None:
     for number, weight in enumerate((1.0, 2.0)):
         objective = {"name": "hinton", "terms": {"soft": {"weight": weight}}}
         write_run(tmp_path, number, "hinton", {0: 0.7 + number / 10}, objective=objective)
-    assert [row.label for row in rows_of(tmp_path)] == [
-        "weight=2.0", "weight=1.0",
-    ]  # fmt: skip
+    assert [row.label for row in rows_of(tmp_path)] == ["weight=2.0", "weight=1.0"]
 
 
-def test_runs_from_python_have_the_options_of_their_record(tmp_path: Path) -> None:
-    for number, value in enumerate((0.7, 0.8)):
-        directory = write_run(tmp_path, number, "hinton", {number: value})
-        (directory / "config.yaml").unlink()
-    [row] = rows_of(tmp_path)
-    assert (row.label, row.values) == ("objective=hinton", {0: 0.7, 1: 0.8})
+def test_runs_from_python_have_the_options_of_their_record_and_else_their_directory(tmp_path: Path) -> None:
+    def rows(name: str, *runs: tuple[int, float | None, float]) -> dict[str, dict[int, float]]:
+        """Returns the values of the rows of runs with these seeds, learning rates and scores, by their labels."""
+        for number, (seed, rate, value) in enumerate(runs):
+            settings = None if rate is None else {"trainer": {"learning_rate": rate, "seed": seed}}
+            directory = write_run(tmp_path / name, number, "hinton", {seed: value}, settings=settings)
+            (directory / "config.yaml").unlink()
+        return {row.label: row.values for row in rows_of(tmp_path / name)}
 
-
-def test_runs_from_python_with_other_settings_are_rows_of_their_own(tmp_path: Path) -> None:
-    for number, (seed, rate, value) in enumerate(((0, 0.1, 0.7), (1, 0.1, 0.8), (2, 0.2, 0.9))):
-        settings = {"trainer": {"learning_rate": rate, "seed": seed}}
-        directory = write_run(tmp_path, number, "hinton", {seed: value}, settings=settings)
-        (directory / "config.yaml").unlink()
-    rows = rows_of(tmp_path)
-    assert [row.label for row in rows] == ["learning_rate=0.2", "learning_rate=0.1"]
-    assert [row.values for row in rows] == [{2: 0.9}, {0: 0.7, 1: 0.8}]
-
-
-def test_runs_from_python_with_one_seed_are_rows_by_their_directory(tmp_path: Path) -> None:
-    directories = [write_run(tmp_path, number, "hinton", {0: value}) for number, value in enumerate((0.7, 0.8))]
-    for directory in directories:
-        (directory / "config.yaml").unlink()
-    rows = rows_of(tmp_path)
-    assert [row.label for row in rows] == [f"directory=…/{directory.name}" for directory in reversed(directories)]
-    assert [row.values for row in rows] == [{0: 0.8}, {0: 0.7}]
+    assert rows("seeds", (0, None, 0.7), (1, None, 0.8)) == {"objective=hinton": {0: 0.7, 1: 0.8}}
+    assert rows("settings", (0, 0.1, 0.7), (1, 0.1, 0.8), (2, 0.2, 0.9)) == {
+        "learning_rate=0.2": {2: 0.9}, "learning_rate=0.1": {0: 0.7, 1: 0.8},
+    }  # fmt: skip
+    assert rows("one seed", (0, None, 0.7), (0, None, 0.8)) == {
+        "directory=…/2026-01-01_00-00-01": {0: 0.8}, "directory=…/2026-01-01_00-00-00": {0: 0.7},
+    }  # fmt: skip
 
 
 def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -200,9 +185,6 @@ def test_list_of_a_sweep_selects_its_runs_and_damaged_ones_are_named(tmp_path: P
     content.pop("sha256")
     (paths[2] / "run.json").write_text(json.dumps(content))
     assert "does not have the SHA-256" in schema.find_runs(sweep).unreadable[1]
-
-
-@pytest.mark.parametrize(("name", "expected"), [("", "runs=.* has no runs: give the")])
-def test_directory_without_runs_is_refused(name: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=expected):
-        schema.find_runs(tmp_path / name)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="runs=.* has no runs: give the"):
+        schema.find_runs(tmp_path / "none")

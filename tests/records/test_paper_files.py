@@ -21,9 +21,7 @@ from distill.records.row_tables import (
     render_table,
 )
 from distill.records.schema import find_runs
-from tests.records.test_collection_report import save, save_sweep
-from tests.records.test_run_report import CLASSES
-from tests.records.test_run_report import write as write_predictions
+from tests.records.test_collection_report import CLASSES, save, save_sweep, write_predictions
 
 DOCUMENT = r"""
 \documentclass{article}
@@ -111,9 +109,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("drawn")
-def test_a_sweep_leaves_every_figure_as_svg_and_pdf_and_every_table_as_latex_and_csv(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_leaves_every_figure_as_svg_and_pdf_and_every_table_as_latex_and_csv(sweep: Path) -> None:
     page = (sweep.parent / "report.html").read_text()
     figures, pdfs = ({path.stem for path in sweep.glob(f"*.{end}")} for end in ("svg", "pdf"))
     assert figures == pdfs == {"cost", "by-temperature", "calibration", "confusion", "lengths"}
@@ -132,10 +128,6 @@ def test_a_sweep_leaves_every_figure_as_svg_and_pdf_and_every_table_as_latex_and
     for name in tables:
         cells = check_table((sweep / f"{name}.tex").read_text())
         assert len(list(csv.reader((sweep / f"{name}.csv").read_text().splitlines()))) == len(cells)
-
-
-@pytest.mark.usefixtures("drawn")
-def test_captions_name_seeds_intervals_and_tests(sweep: Path) -> None:
     table = (sweep / "toy-accuracy.tex").read_text()
     assert (
         r"\caption{accuracy on dev of toy (24 examples): mean $\pm$ standard deviation over 3 seeds of each row. "

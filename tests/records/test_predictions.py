@@ -1,6 +1,7 @@
-"""Tests of predictions.parquet: its rows by hand, and a whole run whose metrics follow from it."""
+"""Tests of predictions.parquet: its rows by hand, and whole runs whose metrics follow from it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet
 import pytest
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
@@ -26,6 +27,11 @@ from distill.records.prediction_analysis import FILE, write_predictions
 from distill.records.run import create_run_in
 from distill.records.verdict import RecordSettings
 from tests.conftest import LABELS, LOOSE, sentences
+from tests.golden.runs import golden_output, golden_root, golden_run
+
+assert golden_output
+assert golden_root
+assert golden_run
 
 LOGITS = np.log([[0.9, 0.1], [0.2, 0.8]])
 
@@ -110,46 +116,47 @@ def test_a_vocabulary_has_the_tokens_of_each_example() -> None:
     }  # fmt: skip
 
 
-def test_the_metrics_of_a_run_follow_from_its_predictions_and_texts_are_left_out(
+def test_the_metrics_of_a_run_follow_from_its_predictions(golden_run: Callable[[str], Path]) -> None:
+    run = golden_run("classes")
+    table = pyarrow.parquet.read_table(run / FILE).to_pandas()
+    record = json.loads((run / "run.json").read_text())
+    models = {"teacher": record["teacher"], "student": record["student"], **record["export"]}
+    assert set(models) == {"teacher", "student", "fp32", "int8"}
+    for name, model in models.items():
+        predicted = table[f"{name}_prediction"]
+        assert accuracy_score(table["label"], predicted) == model["metrics"]["accuracy"]
+        assert table[f"{name}_probability"].between(0.5, 1).all()
+
+
+def test_the_rest_of_a_file_that_abstains_has_the_metrics_of_its_sure_predictions_and_no_texts_are_left(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     splits: Any = {
         name: ([f"{text} {name}" for text, _ in rows], [LABELS[label] for _, label in rows])
         for name, rows in (("train", sentences(32)), ("dev", sentences(24)), ("test", sentences(9)))
     }
-    task = d.tasks.Classification(text="sentence", labels=LABELS, metrics=["accuracy", "f1"], max_length=64, **splits)
+    task = d.tasks.Classification(text="sentence", labels=LABELS, max_length=64, **splits)
     result = d.distill(
         d.Teacher(teacher, tokenizer, accept_weak=True, cache_dir=tmp_path / "cache"), d.students.distilbert(), task,
         trainer=d.TrainerSettings(max_steps=2, batch_size=16, precision="32-true", learning_rate=1e-3),
-        export=replace(LOOSE, abstain=0.25),
-        benchmark=d.BenchmarkSettings(batches=[1], lengths=[8], enabled=False),
+        export=replace(LOOSE, abstain=0.25, formats=["fp32"]), benchmark=d.BenchmarkSettings(enabled=False),
         record=d.RecordSettings(texts=False), directory=tmp_path / "run",
     )  # fmt: skip
     table = pyarrow.parquet.read_table(result.directory / FILE).to_pandas()
-    record, files = result.record, result.record["export"]
-    models = {"teacher": record["teacher"], "student": record["student"], "fp32": files["fp32"], "int8": files["int8"]}
-    for name, model in models.items():
-        for split, prefix in (("dev", ""), ("test", "test/")):
-            rows = table[table["split"] == split]
-            predicted = rows[f"{name}_prediction"]
-            assert accuracy_score(rows["label"], predicted) == model["metrics"][f"{prefix}accuracy"]
-            assert f1_score(rows["label"], predicted, pos_label=LABELS[1]) == model["metrics"][f"{prefix}f1"]
-        assert table[f"{name}_probability"].between(0.5, 1).all()
-    for name in ("fp32", "int8"):
-        abstention = files[name]["abstain"]
-        for split, prefix, texts in (("dev", "", splits["dev"][0]), ("test", "test/", splits["test"][0])):
-            rows = table[table["split"] == split]
-            sure = rows[rows[f"{name}_probability"] >= abstention["threshold"]]
-            assert abstention["share"][split] == pytest.approx(1 - len(sure) / len(rows))
-            assert abstention["metrics"][f"{prefix}accuracy"] == (sure["label"] == sure[f"{name}_prediction"]).mean()
-            predictions = d.Bundle(result.directory / "bundle", model=name).predict(texts)
-            withheld = [index for index, prediction in enumerate(predictions) if prediction["label"] is None]
-            assert withheld == [index for index in rows["index"] if index not in set(sure["index"])]
-        assert abstention["share"]["dev"] == 6 / 24
+    abstention = result.record["export"]["fp32"]["abstain"]
+    for split, prefix, texts in (("dev", "", splits["dev"][0]), ("test", "test/", splits["test"][0])):
+        rows = table[table["split"] == split]
+        sure = rows[rows["fp32_probability"] >= abstention["threshold"]]
+        assert abstention["share"][split] == pytest.approx(1 - len(sure) / len(rows))
+        assert abstention["metrics"][f"{prefix}accuracy"] == (sure["label"] == sure["fp32_prediction"]).mean()
+        predictions = d.Bundle(result.directory / "bundle", model="fp32").predict(texts)
+        withheld = [index for index, prediction in enumerate(predictions) if prediction["label"] is None]
+        assert withheld == [index for index in rows["index"] if index not in set(sure["index"])]
+    assert abstention["share"]["dev"] == 6 / 24
     for document in (result.report(), (result.directory / "bundle" / "README.md").read_text()):
-        columns = "| file | threshold | abstains on dev | abstains on test | accuracy of the rest | f1 of the rest |"
+        columns = "| file | threshold | abstains on dev | abstains on test | accuracy of the rest |"
         assert columns in document
-        assert f"| model.onnx | {files['fp32']['abstain']['threshold']:.4f} | 25.0% |" in document
+        assert f"| model.onnx | {abstention['threshold']:.4f} | 25.0% |" in document
     assert "text" not in table.columns
     text = splits["dev"][0][3].encode()
     assert not [path for path in result.directory.rglob("*") if path.is_file() and text in path.read_bytes()]

@@ -316,6 +316,8 @@ def test_the_header_of_a_card_has_the_fields_of_the_hub() -> None:
     assert result["metrics"][0] == {
         "type": "matthews_correlation", "value": 0.4123, "name": "matthews (model.onnx)",
     }  # fmt: skip
+    number = record(task=record()["task"] | {"answer": "number"})  # Of an earlier version.
+    assert "Predicts a number: score." in report.render_model_card(number, ["score"])
     assert "datasets" not in yaml.safe_load(report.render_model_card(record(), ["no", "yes"]).split("---\n")[1])
 
 

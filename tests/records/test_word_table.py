@@ -27,7 +27,7 @@ def render(width: int, **options: object) -> list[str]:
     return capture.get().splitlines()
 
 
-@pytest.mark.parametrize("width", [75, 80, 100, 150, 300])
+@pytest.mark.parametrize("width", [75, 100, 300])
 @pytest.mark.parametrize(
     "options", [{}, {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1)}]
 )
@@ -47,13 +47,13 @@ def test_a_wide_terminal_has_one_line_for_each_row() -> None:
     assert all("  ".join(row[:1]) in line for row, line in zip(ROWS, lines[2:], strict=True))
 
 
-@pytest.mark.parametrize("width", [10, 20, 40])
-def test_columns_of_single_words_are_shown_where_there_is_no_room(width: int) -> None:
+def test_columns_of_single_words_are_shown_where_there_is_no_room() -> None:
     table = WordTable()
     for number in range(6):
         table.add_column(f"metric{number}")
     table.add_row(*("0.1234" for _ in range(6)))
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    assert max(map(len, capture.get().splitlines())) <= width
+    for width in (10, 20, 40):
+        console = Console(width=width)
+        with console.capture() as capture:
+            console.print(table)
+        assert max(map(len, capture.get().splitlines())) <= width
