@@ -11,14 +11,18 @@ import pyarrow.parquet
 import pytest
 
 import distill as d
-from distill.core.errors import UserError
 from distill.inspection.inspection import Questions, inspect_models
 from distill.inspection.inspection_report import tables, write_inspection
 from distill.inspection.subjects import Subject, open_subject
 from students import bilstm
 from tests.conftest import LABELS, toy_bert
+from tests.golden.runs import golden_output, golden_root, golden_run
 from tests.inspection.conftest import Save
 from tests.jobs.runs import run_command
+
+assert golden_output
+assert golden_root
+assert golden_run
 
 QUICK = Questions(masked_rows=8, probe_rows=64, shown=3, attributions=False)
 OPTIONS = ("inspect.masked_rows=8", "inspect.shown=3")
@@ -93,72 +97,58 @@ def test_the_table_of_heads_begins_with_what_a_head_is_worth(subjects: list[Subj
 
 
 def test_a_run_knows_its_task_and_compares_its_student_with_its_teacher(
-    subjects: list[Subject], data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    teacher = subjects[0].path
-    assert run_command(
-        "+teacher=pretrained", f"teacher.path={teacher}", "teacher.accept_weak=true", "+student=cnn",
-        "student.hidden_dim=9", "task=classification", f"task.data_dir={data_dir}", "task.text=sentence",
-        f"task.labels=[{','.join(LABELS)}]", "task.max_length=32", "trainer.max_steps=1", "baseline=false",
-        "export.enabled=false", "benchmark.enabled=false", f"output_dir={tmp_path / 'runs'}",
-        f"cache_dir={tmp_path / 'cache'}",
-    ) == 0  # fmt: skip
-    [record] = (tmp_path / "runs").glob("*/*/*/run.json")
-    capsys.readouterr()
-    quick = (
-        "inspect.probe_rows=64", "inspect.masked_rows=0", "inspect.word=film", f"output_dir={tmp_path / 'runs'}"
-    )  # fmt: skip
-    assert run_command("job=inspect", f"model={record.parent}", *quick) == 0
+    golden_run: Callable[[str], Path], golden_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = golden_run("pairs")  # Of a CNN.
+    monkeypatch.chdir(golden_root)  # The run has the paths of its teacher and its data from here.
+    quick = ("inspect.probe_rows=64", "inspect.masked_rows=0", "inspect.word=film", f"output_dir={tmp_path / 'runs'}")
+    assert run_command("job=inspect", f"model={run}", *quick) == 0
     directory, page = read_page(tmp_path)
-    assert "Looking inside teacher and student on classification" in page
-    assert "Not known: student returns no states of layers." in page  # A CNN.
-    # Without its weights the teacher is left out, with the reason.
+    assert "Looking inside teacher and student on stsb" in page
+    assert "Not known: student returns no states of layers." in page
+    # Without the weights of its fine-tuning the teacher is left out, with the reason.
     shutil.rmtree(directory)
-    (teacher / "model.safetensors").unlink()
+    copy = shutil.copytree(run, tmp_path / "copy")
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace(str(golden_root / "cache"), str(tmp_path / "cache")))
     capsys.readouterr()
-    assert run_command("job=inspect", f"model={record.parent}", *quick) == 0
-    assert "the student is shown without its teacher:" in " ".join(capsys.readouterr().out.split())
-    assert "Looking inside student on classification" in read_page(tmp_path)[1]
+    assert run_command("job=inspect", f"model={copy}", *quick) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the student is shown without its teacher: the teacher of" in printed
+    assert "was fine-tuned, and is not in the cache" in printed
+    assert "Looking inside student on stsb" in read_page(tmp_path)[1]
 
 
-def test_one_model_alone(command: Callable[..., int], tmp_path: Path) -> None:
-    assert command(*OPTIONS, "inspect.probes=false", "inspect.masked_rows=0", other=None) == 0
+def test_one_model_alone_with_a_sentence_that_is_escaped(command: Callable[..., int], tmp_path: Path) -> None:
+    sentence = "good </script><b>film</b>"
+    options = ("inspect.probes=false", "inspect.masked_rows=0", f"inspect.sentences=['{sentence}']")
+    assert command(*options, other=None) == 0
     _, page = read_page(tmp_path)
     assert "<h2>Heads</h2>" in page
     assert "What was lost" not in page
     assert "<h2>Probes</h2>" not in page
-
-
-def test_sentences_are_escaped(command: Callable[..., int], tmp_path: Path) -> None:
-    sentence = "good </script><b>film</b>"
-    options = ("inspect.probes=false", "inspect.masked_rows=0", f"inspect.sentences=['{sentence}']")
-    assert command(*options) == 0
-    _, page = read_page(tmp_path)
     assert sentence not in page
     assert "good \\u003c/script>" in page
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("inspect.split=test",), "inspect.split=test is no split of task=classification, expected one of train, dev"),
-        (("inspect.sentences=['" + "good " * 100 + "']",), "has 402 tokens, and teacher reads 80 at most: cut it"),
-        (("inspect.relations=none.conllu",), "none.conllu cannot be read"),
-        (("trainer.max_epochs=1",), "job=inspect reads only model, other, inspect.*"),
-    ],
-)
 def test_bad_input_is_one_line(
-    command: Callable[..., int], capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
-) -> None:
-    assert command(*options) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_model_without_a_trained_head_is_refused(
     command: Callable[..., int], encoder_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(other=encoder_dir) == 2
-    assert "has no trained head for task=classification" in " ".join(capsys.readouterr().err.split())
+    cases: list[tuple[list[str], dict[str, Path], str]] = [
+        (
+            ["inspect.split=test"],
+            {},
+            "inspect.split=test is no split of task=classification, expected one of train, dev",
+        ),
+        (["inspect.sentences=['" + "good " * 100 + "']"], {}, "has 402 tokens, and teacher reads 80 at most: cut it"),
+        (["inspect.relations=none.conllu"], {}, "none.conllu cannot be read"),
+        (["trainer.max_epochs=1"], {}, "job=inspect reads only model, other, inspect.*"),
+        ([], {"other": encoder_dir}, "has no trained head for task=classification"),
+    ]
+    for options, other, message in cases:
+        assert command(*options, **other) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bilstm_has_no_attention_and_the_rest_works(subjects: list[Subject], save: Save, tmp_path: Path) -> None:
@@ -194,11 +184,6 @@ def test_a_word_is_compared_in_its_contexts(subjects: list[Subject], tmp_path: P
     rows = tables(found)["contexts"]
     assert {row["layer"] for row in rows} == {0, 1, 2, 3, 4}
     assert {row["of"] for row in rows} == {"good [film]", "bad [film]", "[film] good bad"}
-
-
-def test_a_wrong_number_of_rows_is_refused_by_the_options() -> None:
-    with pytest.raises((UserError, ValueError), match="probe_rows"):
-        Questions(probe_rows=0)
 
 
 def test_the_python_door_gives_the_answers_and_writes_the_page(

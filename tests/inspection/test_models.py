@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,12 +20,9 @@ from transformers import (
     DistilBertConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    LongformerConfig,
-    MPNetConfig,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     RobertaConfig,
-    XLMRobertaConfig,
 )
 
 from distill.core.errors import UserError
@@ -83,8 +81,9 @@ ENCODERS = {
 }
 
 
-@pytest.mark.parametrize("limit", [0, 3_000, 2**30])
-@pytest.mark.parametrize("layout", ENCODERS)
+@pytest.mark.parametrize(
+    ("layout", "limit"), [("bert", 0), ("bert", 3_000), ("bert", 2**30), ("distilbert", 2**30), ("shared", 2**30)]
+)
 def test_the_score_without_each_head(
     layout: str, limit: int, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,16 +92,12 @@ def test_the_score_without_each_head(
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(ENCODERS[layout]).eval()
     batches = [tokenizer([text] * 2, return_tensors="pt") for text in ("good film", "bad", "a good bad film")]
-    calls = 0
+    calls: list[int] = []
 
     def score() -> float:
         return sum(float(model(**batch).logits[0, 0]) for batch in batches)
 
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    linear = list_parts(model)[0]["attention.query"].register_forward_hook(count)
+    linear = list_parts(model)[0]["attention.query"].register_forward_hook(lambda *_: calls.append(1))
     found = score_without_heads(model, score)
     linear.remove()
     expected = []
@@ -114,9 +109,9 @@ def test_the_score_without_each_head(
     assert len(set(expected)) == (4 if layout == "shared" else 12)
     runs, all_kept = 4 * 3 * 3, 4 * 3 + 2 * 3  # Of the first layer: four heads of three layers, in three batches.
     if layout == "shared":
-        assert calls == 3 * runs
+        assert len(calls) == 3 * runs
     else:
-        assert calls in {0: [runs], 3_000: range(all_kept + 1, runs), 2**30: [all_kept]}[limit]
+        assert len(calls) in {0: [runs], 3_000: range(all_kept + 1, runs), 2**30: [all_kept]}[limit]
     assert not any("forward" in vars(module) for module in model.modules())
 
 
@@ -152,11 +147,8 @@ SIZES = {
 }  # fmt: skip
 FAMILIES = {
     "bert": lambda **ids: BertConfig(**SIZES, **ids),
-    # These count positions by the tokens that are no padding, which the baseline consists of.
+    # It counts positions by the tokens that are no padding, which the baseline consists of.
     "roberta": lambda **ids: RobertaConfig(**SIZES, **ids),
-    "xlm-roberta": lambda **ids: XLMRobertaConfig(**SIZES, **ids),
-    "mpnet": lambda **ids: MPNetConfig(**SIZES, **ids),
-    "longformer": lambda **ids: LongformerConfig(**SIZES, **ids, attention_window=8),
     "bart": lambda **ids: BartConfig(
         d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=32, decoder_ffn_dim=32, init_std=0.3, scale_embedding=True, **ids,
@@ -255,10 +247,6 @@ def test_the_sentences_that_come_with_the_program() -> None:
     clozes = read_clozes()
     assert len(clozes) >= 40
     assert all(cloze.text.count("___") == 1 and cloze.answer != cloze.foil for cloze in clozes)
-    groups = {cloze.group for cloze in clozes}
-    assert groups == {
-        "facts", "agreement", "coreference", "antonyms", "sentiment", "arithmetic", "space", "occupation"
-    }  # fmt: skip
 
 
 def parsed(path: Path, *rows: tuple[str, int, str], times: int = 1) -> Path:
@@ -271,57 +259,39 @@ def parsed(path: Path, *rows: tuple[str, int, str], times: int = 1) -> Path:
     return path
 
 
-def test_a_planted_syntactic_head_is_found(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_planted_syntactic_head_is_found(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = parsed(tmp_path / "a.conllu", ("good", 3, "amod"), ("bad", 3, "amod"), ("film", 0, "root"), times=15)
     sentences = read_parsed(path)
     assert len(sentences) == 15
     assert (sentences[0].heads, sentences[0].relations) == ([2, 2, -1], ["amod", "amod", "root"])
 
-    class Planted(torch.nn.Module):
+    def planted(model: object, batch: dict[str, torch.Tensor], needs: object) -> SimpleNamespace:
         """Returns attention whose second head of two looks at the last word."""
+        length = batch["input_ids"].shape[1]
+        weights = torch.stack([torch.eye(length), torch.zeros(length, length)])[None]
+        weights[0, 1, :, length - 2] = 1
+        return SimpleNamespace(attentions=(weights,))
 
-        config = BertConfig(num_hidden_layers=1)
-
-        def forward(self, input_ids: torch.Tensor, output_attentions: bool, **_: object) -> dict[str, object]:
-            length = input_ids.shape[1]
-            weights = torch.zeros(1, 2, length, length)
-            weights[0, 0] = torch.eye(length)
-            weights[0, 1, :, length - 2] = 1
-            return {"attentions": (weights,)}
-
-    model = toy_bert(len(tokenizer), layers=1).eval()
-    model.forward = Planted().forward  # type: ignore[method-assign]
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr(
-            "distill.inspection.inspection.run_model",
-            lambda of, batch, needs: _Output(Planted()(**batch, output_attentions=True)),
-        )
-        best, *_ = find_syntactic_heads(model, tokenizer, sentences)
+    monkeypatch.setattr("distill.inspection.inspection.run_model", planted)
+    best, *_ = find_syntactic_heads(toy_bert(len(tokenizer), layers=1).eval(), tokenizer, sentences)
     assert (best.relation, best.direction, best.layer, best.head, best.number) == ("amod", "to head", 1, 2, 30)
     assert best.accuracy == 1.0
     assert (best.baseline, best.offset) == (0.5, 2)
 
 
-class _Output(dict):  # type: ignore[type-arg]
-    def __getattr__(self, name: str) -> object:
-        return self[name]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_file_that_is_no_conllu_is_refused(tmp_path: Path) -> None:
+    path, rest = tmp_path / "a.conllu", "amod\t_\t_\n\n"
+    for text, message in (
         ("1\tgood\t_\n", "line 1: got 3 columns, expected the 10 of CoNLL-U"),
         ("", "has no sentences: expected CoNLL-U"),
-        ("1\tgood\t_\t_\t_\t_\tx\tamod\t_\t_\n\n", "got no number of a head, expected one in column 7"),
-        ("1\tgood\t_\t_\t_\t_\t5\tamod\t_\t_\n\n", "got a head that is no word of the sentence"),
-    ],
-)
-def test_a_file_that_is_no_conllu_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "a.conllu"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=message):
-        read_parsed(path)
+        (f"1\tgood\t_\t_\t_\t_\tx\t{rest}", "got no number of a head, expected one in column 7"),
+        (f"1\tgood\t_\t_\t_\t_\t5\t{rest}", "got a head that is no word of the sentence"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=message):
+            read_parsed(path)
 
 
 def write_spans(path: Path, *rows: object) -> Path:
@@ -353,18 +323,14 @@ def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: PreTrain
     np.testing.assert_allclose(probed.train[1][0], expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
+def test_a_file_without_spans_is_refused(tmp_path: Path) -> None:
+    path, spans = tmp_path / "a.jsonl", {"span1": [0, 1], "label": "x"}
+    cases: list[tuple[list[object], str]] = [
         ([{"text": "a b", "label": "x"}], r'line 1: expected {"text"'),
-        (
-            [{"text": "a b", "span1": [0, 1], "span2": [2, 9], "label": "x"}],
-            r"line 1: got the span \[2, 9\] of a text of 3",
-        ),
-        ([{"text": "a b", "span1": [0, 1], "span2": [2, 3], "label": "x"}], "has no two labels of spans"),
+        ([{"text": "a b", **spans, "span2": [2, 9]}], r"line 1: got the span \[2, 9\] of a text of 3"),
+        ([{"text": "a b", **spans, "span2": [2, 3]}], "has no two labels of spans"),
         ([], "has no two labels of spans"),
-    ],
-)
-def test_a_file_without_spans_is_refused(tmp_path: Path, rows: list[object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_spans(write_spans(tmp_path / "a.jsonl", *rows))
+    ]
+    for rows, message in cases:
+        with pytest.raises(UserError, match=message):
+            read_spans(write_spans(path, *rows))

@@ -75,16 +75,13 @@ def test_batches_of_other_lengths_share_their_offsets() -> None:
 
 
 def test_a_head_that_looks_at_the_rarest_token() -> None:
+    with pytest.raises(ValueError, match="got no batch, expected at least one"):
+        HeadStatistics().heads()
     frequencies = torch.full((200,), 50)
     frequencies[8] = 2
     weights = attention(*[[0, 0.1, 0.9, 0, 0]] * 3, [0, 0.6, 0.4, 0, 0], [1, 0, 0, 0, 0])
     [head] = measure(weights, frequencies=frequencies).heads()
     assert head.rare == pytest.approx(2 / 3)  # Of the queries a, b and c the last one looks at a.
-
-
-def test_no_batch_has_no_heads() -> None:
-    with pytest.raises(ValueError, match="got no batch, expected at least one"):
-        HeadStatistics().heads()
 
 
 def test_cka_of_rotated_scaled_and_unrelated_states() -> None:
@@ -96,16 +93,18 @@ def test_cka_of_rotated_scaled_and_unrelated_states() -> None:
     # Two columns of one deviation each, of which the other model has the first: 1 / sqrt(2) by the definition.
     apart = random.normal(size=(4000, 2))
     assert linear_cka(apart, apart[:, :1]) == pytest.approx(1 / np.sqrt(2), abs=0.02)
+    first, second = random.normal(size=(2, 300, 4))
+    found = compare_layers([first, second], [second, first, first])
+    assert (found > 0.9).tolist() == [[False, True, True], [True, False, False]]
     with pytest.raises(ValueError, match="got states of 4000 and 3 items"):
         linear_cka(apart, apart[:3])
     with pytest.raises(UserError, match="states of at least 4 items, and the split has 3"):
         compare_layers([apart[:3]], [apart[:3]])
 
 
-@pytest.mark.parametrize("rows", [20, 60, 200])
-def test_unrelated_states_of_few_rows_have_no_cka(rows: int) -> None:
+def test_unrelated_states_of_few_rows_have_no_cka() -> None:
     """The estimate that centres the products is above 0.6 for these."""
-    random = np.random.default_rng(0)
+    random, rows = np.random.default_rng(0), 60
     found = [linear_cka(*random.normal(size=(2, rows, 384))) for _ in range(20)]
     assert abs(np.mean(found)) < 0.02
     x, y = random.normal(size=(2, rows, 7)) + 1
@@ -124,14 +123,6 @@ def debiased_by_products(x: np.ndarray, y: np.ndarray) -> float:
     return hsic(k, m) / float(np.sqrt(hsic(k, k) * hsic(m, m)))
 
 
-def test_cka_of_all_layers() -> None:
-    random = np.random.default_rng(0)
-    first, second = random.normal(size=(2, 300, 4))
-    found = compare_layers([first, second], [second, first, first])
-    assert found.shape == (2, 3)
-    assert (found > 0.9).tolist() == [[False, True, True], [True, False, False]]
-
-
 def planted(layer: int, rows: int = 400) -> Probed:
     """Returns states of four layers of which one says the label, and random labels."""
     random = np.random.default_rng(0)
@@ -143,8 +134,8 @@ def planted(layer: int, rows: int = 400) -> Probed:
     return Probed(list(states[:, :half]), labels[:half], list(states[:, half:]), labels[half:], control)
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-def test_a_planted_label_is_found_in_its_layer(layer: int) -> None:
+def test_a_planted_label_is_found_in_its_layer() -> None:
+    layer = 2
     probed = planted(layer)
     probes = probe_layers(probed)
     assert [probe.accuracy > 0.95 for probe in probes] == [number == layer for number in range(4)]
@@ -160,12 +151,9 @@ def test_a_planted_label_is_found_in_its_layer(layer: int) -> None:
 
 def test_the_centre_of_gravity_is_the_expected_layer() -> None:
     assert Mix([0.5, 0.0, 0.25, 0.25], 1.0).centre == pytest.approx(0.25 * 2 + 0.25 * 3)
-
-
-def test_fewer_rows_than_the_width_are_refused() -> None:
-    probed = planted(0, rows=12)
-    with pytest.raises(UserError, match=r"states of 8 numbers would fit any labels of 6 rows: .* inspect.probes=false"):
-        probe_layers(probed)
+    message = r"states of 8 numbers would fit any labels of 6 rows: .* inspect.probes=false"
+    with pytest.raises(UserError, match=message):
+        probe_layers(planted(0, rows=12))
 
 
 def test_random_labels_are_the_same_for_the_same_word() -> None:
