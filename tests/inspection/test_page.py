@@ -1,6 +1,5 @@
 """Tests in Chromium of the page of an inspection: the views of attention, its keys, small screens, and its weight."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 
 from distill.inspection.inspection import Questions, inspect_models
 from distill.inspection.inspection_report import write_inspection
-from distill.inspection.subjects import AttentionView, Subject
+from distill.inspection.subjects import Subject
 from tests.documentation.test_accessibility import SCHEMES, WIDTHS, find_clipped, find_serious
 from tests.edge.conftest import needs_browser
 
@@ -104,29 +103,11 @@ def test_the_arrow_keys_and_a_touch_choose_a_head(open_page: Open) -> None:
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.xdist_group("browser")
-def test_fewer_lines_are_drawn_for_one_word_that_looks(open_page: Open, subjects: list[Subject]) -> None:
-    page = open_page()
-    everything = page.evaluate(INK)[0]
-    tokens = subjects[0].tokenizer.tokenize(SENTENCES[0], add_special_tokens=True)
-    assert page.locator("[name=token] option").all_inner_texts() == ["all", *tokens]
-    page.select_option("[name=token]", index=2)
-    assert 0 < page.evaluate(INK)[0] < everything
-
-
-@pytest.mark.slow
-@needs_browser
-@pytest.mark.xdist_group("browser")
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_is_accessible_and_nothing_is_clipped(browser: Any, page_path: Path, width: int, scheme: str) -> None:
     assert find_clipped(browser, page_path, scheme, width) == []
     assert find_serious(browser, page_path, scheme, width) == []
-
-
-def test_the_weight_of_a_sentence() -> None:
-    """Six layers of twelve heads and 20 tokens: 100 kB for a sentence and a model."""
-    weights = torch.rand(6, 12, 20, 20).softmax(dim=-1)
-    assert len(json.dumps(AttentionView.of(list(weights), ["tokenized"] * 20).encode())) < 100_000
 
 
 def test_shown_sentences_are_limited_by_the_user(subjects: list[Subject]) -> None:

@@ -2,15 +2,17 @@
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from distill.jobs.publishing_jobs import write
 from distill.records.pages import write_collection
 from distill.records.schema import find_runs
 from distill.records.verdict import describe_names, select_options, shorten_names
+from tests.golden.runs import golden_output, golden_root
 from tests.records.test_collection_report import save
+
+assert golden_output
+assert golden_root
 
 
 def test_a_short_name_is_the_shortest_end_that_no_other_option_has() -> None:
@@ -51,42 +53,19 @@ def test_rows_begin_with_the_student_and_leave_the_benchmark_out() -> None:
     assert select_options(alone, typed) == [{"benchmark.seconds": 0.1}, {"benchmark.seconds": 0.5}]
 
 
-def save_grid(root: Path) -> None:
-    """Writes runs with two temperatures, of a name that only one option has, and two weights of each of two terms."""
-    for number in range(16):
-        temperature, soft, hard, seed = 2 + 8 * (number % 2), 1 + number // 2 % 2, 1 + number // 4 % 2, number // 8
-        terms = {"soft": {"temperature": temperature, "weight": soft}, "hard": {"weight": hard}}
-        config = {"task": {"name": "toy"}, "objective": {"name": "hinton", "terms": terms}, "seed": seed}
-        save(root / f"{number}", config, seed=seed, student={
-            "name": "small", "parameters": 9, "metrics": {"accuracy": 0.8 + number / 100},
-        }, export={}, benchmark=[])  # fmt: skip
-
-
-@pytest.mark.usefixtures("drawn")
-def test_tables_figures_and_the_terminal_have_short_names_and_the_page_and_csv_the_full_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_grid(tmp_path)
-    write(tmp_path, tmp_path)
-    printed = " ".join(capsys.readouterr().out.split())
-    page = (tmp_path / "report.html").read_text()
-    sentence = (
-        "Short names: hard.weight is objective.terms.hard.weight, temperature is objective.terms.soft.temperature, "
-        "soft.weight is objective.terms.soft.weight."
-    )
-    for text in (printed, page, (tmp_path / "report-paper" / "toy-accuracy.tex").read_text()):
+def test_tables_for_papers_have_short_names_and_csv_the_full_ones(golden_output: Callable[[str], Path]) -> None:
+    [sweep] = (golden_output("classes") / "sweeps").iterdir()
+    latex = (sweep / "report-paper" / "sst2-accuracy.tex").read_text()
+    sentence = "Short names: temperature is objective.terms.soft.temperature."
+    for text in (latex, (sweep / "report.html").read_text()):
         assert sentence in text
-        # Beside that sentence there are the short names alone.
-        assert "objective.terms" not in text.replace(sentence, "")
-        assert "temperature" in text.replace(sentence, "")
-    for name in ("temperature", "soft.weight", "hard.weight"):
-        assert f">{name}</text>" in page  # An axis.
-    assert ">hard.weight=1 soft.weight=1</text>" in page  # A legend.
-    assert "accuracy on dev against temperature; bars are 95% intervals: Student&#39;s t over 2 seeds (0, 1)" in page
-    [first, *_] = csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text()))
-    assert first["run"].startswith("objective.terms.hard.weight=2 objective.terms.soft.temperature=10 ")
-    [first, *_] = csv.DictReader((tmp_path / "report-paper" / "toy-accuracy.csv").read_text().splitlines())
-    assert (first["objective.terms.soft.temperature"], first["objective.terms.hard.weight"]) == ("10", "2")
+    # Beside that sentence there are the short names alone.
+    assert "objective.terms" not in latex.replace(sentence, "")
+    assert "temperature" in latex.replace(sentence, "")
+    [first, *_] = csv.DictReader(io.StringIO((sweep / "report.csv").read_text()))
+    assert first["run"] == "objective.terms.soft.temperature=1"
+    [first, *_] = csv.DictReader((sweep / "report-paper" / "sst2-accuracy.csv").read_text().splitlines())
+    assert first["objective.terms.soft.temperature"] == "1"
 
 
 def test_rows_without_a_result_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:

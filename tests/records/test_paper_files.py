@@ -2,8 +2,6 @@
 
 import csv
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,20 +15,10 @@ from distill.records.row_tables import (
     name_figures,
     read_tables,
     render_csv,
-    render_figure,
     render_table,
 )
 from distill.records.schema import find_runs
 from tests.records.test_collection_report import CLASSES, save, save_sweep, write_predictions
-
-DOCUMENT = r"""
-\documentclass{article}
-\usepackage[utf8]{inputenc}
-\usepackage{booktabs,graphicx}
-\begin{document}
-%s
-\end{document}
-"""
 
 
 def check_table(text: str) -> list[list[str]]:
@@ -170,18 +158,3 @@ def test_one_run_leaves_its_files_too_and_other_files_stay(tmp_path: Path, capsy
     names = {path.name for path in (tmp_path / "report-paper").iterdir()}
     assert names >= {"mine.tex", "summary.tex", "summary.csv", "latency.tex", "cost.svg", "cost.pdf", "models.pdf"}
     assert not (run / "report-paper").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("drawn")
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
-def test_latex_compiles_every_figure_and_table(sweep: Path) -> None:
-    names = sorted(path.stem for path in sweep.glob("*.tex"))
-    strange = LatexTable("strange", "all % of $ & them_", [("a", "*b"), ("[c]", "~^\\{}#|<>\"'é…×−"), ("* d", "%")])  # noqa: RUF001
-    (sweep / "strange.tex").write_text(render_table(strange), encoding="utf-8")
-    content = DOCUMENT % "\n".join(rf"\input{{{name}}}\clearpage" for name in [*names, "strange"])
-    (sweep / "main.tex").write_text(content + render_figure("cost", "after the end"))
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "main.tex"]
-    result = subprocess.run(command, cwd=sweep, capture_output=True, check=False)
-    assert result.returncode == 0, result.stdout[-2000:]
-    assert b"Output written on main.pdf" in result.stdout

@@ -103,40 +103,6 @@ def test_a_dry_run_counts_the_adaptation_and_trains_nothing(
     assert not list(tmp_path.glob("teachers/*"))
 
 
-@pytest.mark.slow
-def test_an_interrupted_adaptation_goes_on_and_ends_with_the_same_weights(
-    source: TeacherSource, short: Classification, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = prepare(source, short, tmp_path / "whole")
-    original, steps = DistillationModule.training_step, list[int]()
-
-    def stop_at_the_third(self: DistillationModule, *arguments: Any) -> Any:
-        steps.append(self.global_step)
-        if len(steps) == 3:
-            raise RuntimeError("stopped here")
-        return original(self, *arguments)
-
-    trainer = replace(SHORT, checkpoint_steps=1)
-    source = replace(
-        source, adaptation=adaptation(Path(str(source.adaptation.text.settings.data_dir)), trainer=trainer)
-    )  # type: ignore[union-attr]
-    with monkeypatch.context() as patch:
-        patch.setattr(DistillationModule, "training_step", stop_at_the_third)
-        with pytest.raises(RuntimeError, match="stopped here"):
-            prepare(source, short, tmp_path / "stopped")
-    counted = list[int]()
-
-    def count(self: DistillationModule, *arguments: Any) -> Any:
-        counted.append(self.global_step)
-        return original(self, *arguments)
-
-    monkeypatch.setattr(DistillationModule, "training_step", count)
-    resumed = prepare(source, short, tmp_path / "stopped", resume=True)
-    assert len(counted) == 1 + 3  # The last step of the adaptation, and the fine-tuning.
-    for name, tensor in whole.model.state_dict().items():
-        torch.testing.assert_close(resumed.model.state_dict()[name], tensor, rtol=0, atol=0, msg=name)
-
-
 def test_the_text_of_a_task_is_that_of_train_and_of_the_unlabelled_rows(
     short: Classification, encoder_dir: Path, tmp_path: Path
 ) -> None:

@@ -15,8 +15,6 @@ from transformers import BertForTokenClassification, BertModel, PreTrainedTokeni
 import distill as d
 from distill.core.contracts import ENCODER_FEATURES
 from distill.core.errors import OptionError, UserError
-from distill.edge.bundle_files import session
-from distill.export.onnx import export_onnx
 from distill.kinds import Classification, Embedding, MaskedLM, TokenClassification
 from distill.models.architectures.modeling_bilstm import FEATURES, FeatureBilstmForTokenClassification, feature_layers
 from distill.models.forward import run_model
@@ -150,22 +148,6 @@ def test_cached_features_give_the_logits_of_the_whole_model(fitted: Any) -> None
         from_cache = run_model(head, batch).logits[mask]
         whole = run_model(model, {**examples["dev"][[5, 0, 2]]}).logits[mask]
     torch.testing.assert_close(from_cache, whole, atol=0.02, rtol=0.01)  # The cache has float16.
-
-
-@pytest.mark.slow
-def test_a_teacher_on_features_is_exported(fitted: Any) -> None:
-    root, task, *_ = fitted
-    [directory] = (root / "cache" / "teachers").iterdir()
-    model = transformers.AutoModelForTokenClassification.from_pretrained(directory).eval()
-    export_onnx(model, root / "model.onnx")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    batch = task.encode(task.read(root), tokenizer, None)["dev"][[5, 0, 2]]
-    mask = batch["attention_mask"].bool()
-    with torch.no_grad():
-        whole = run_model(model, batch).logits[mask]
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    logits = session(root / "model.onnx").run(None, {name: batch[name].numpy() for name in names})[0]
-    np.testing.assert_allclose(logits[mask.numpy()], whole.numpy(), atol=1e-4)
 
 
 def test_a_saved_teacher_on_features_fits_the_task(fitted: Any) -> None:
