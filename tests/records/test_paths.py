@@ -19,17 +19,13 @@ def test_paths_are_told_apart_by_as_few_of_their_last_parts_as_needed() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_absolute_paths_in_a_text_are_shortened_and_nothing_else() -> None:
+    for text, expected in (
         ("teacher /home/me/bert is weak: set it", "teacher …/bert is weak: set it"),
         ("'/home/me/x.csv', (~/data/y.csv) and file:///home/z", "'…/x.csv', (…/y.csv) and …/z"),
-        ("owner/name, https://host/a/b, s3://a/b, n/a, 3 / 4, </b> and ../x", None),
-        ("…/bert", None),
-    ],
-)
-def test_absolute_paths_in_a_text_are_shortened_and_nothing_else(text: str, expected: str | None) -> None:
-    assert run.hide_in_text(text) == (expected or text)
+        ("owner/name, https://host/a/b, s3://a/b, n/a, 3 / 4, </b> and ../x", None), ("…/bert", None),
+    ):  # fmt: skip
+        assert run.hide_in_text(text) == (expected or text)
 
 
 def test_values_of_an_option_still_differ_without_their_paths() -> None:
@@ -60,13 +56,8 @@ def save_private(directory: Path, number: int, **changes: Any) -> Path:
         "notices": [f"teacher {SECRET}/my models/bert is new"],
     }  # fmt: skip
     data = f"{SECRET}/data {number}"
-    command = [
-        f"{SECRET}/bin/python",
-        "-m",
-        "distill",
-        f"teacher.path={SECRET}/my models/bert",
-        f"task.data_dir={data}",
-    ]
+    options = [f"teacher.path={SECRET}/my models/bert", f"task.data_dir={data}"]
+    command = [f"{SECRET}/bin/python", "-m", "distill", *options]
     config = {
         "task": {"name": "toy", "data_dir": data}, "teacher": {"path": f"{SECRET}/my models/bert"},
         "cache_dir": f"{SECRET}/cache", "output_dir": f"{SECRET}/runs", "objective": {"name": "hinton"},

