@@ -8,43 +8,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    AlbertConfig,
-    AutoModelForSequenceClassification,
-    BartConfig,
-    BertConfig,
-    BertForMaskedLM,
-    DistilBertConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-)
 
 from distill.core.errors import UserError
-from distill.inspection.inspection import (
-    Questions,
-    find_syntactic_heads,
-    heads_of,
-    inspect_models,
-    masked_head,
-    read_parsed,
-    score_without_heads,
-)
+from distill.inspection import inspection
 from distill.inspection.probes import Cloze, attribute, fill_gaps, probe_data, read_clozes, read_spans
 from distill.inspection.subjects import LEVELS, Subject, create_subject, look
 from distill.models.surgery.layers import list_parts
 from tests.conftest import toy_bert
 
-ALL = Questions(masked_rows=0, probes=False, attributions=False)
+ALL = inspection.Questions(masked_rows=0, probes=False, attributions=False)
 
 
 def test_models_are_looked_at_without_their_dropout(
-    subjects: list[Subject], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    subjects: list[Subject], tokenizer: transformers.PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     teacher, _ = subjects
     expected = look(teacher, "dev", np.arange(6), heads=False)
@@ -57,15 +37,15 @@ def test_models_are_looked_at_without_their_dropout(
             np.testing.assert_allclose(own, other, atol=1e-5)
 
 
-def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     model, zeroed = toy_bert(len(tokenizer)).eval(), toy_bert(len(tokenizer)).eval()
-    assert heads_of(model) == [4, 4, 4, 4]
+    assert inspection.heads_of(model) == [4, 4, 4, 4]
     with torch.no_grad():  # The head's columns of the layer that reads all heads.
         list_parts(zeroed)[2]["attention.dense"].weight[:, 8:16] = 0
     batch = dict(tokenizer(["good film", "bad"], padding=True, return_tensors="pt"))
     with torch.no_grad():
         whole, expected = model(**batch).logits, zeroed(**batch).logits
-        with masked_head(model, 3, 2):
+        with inspection.masked_head(model, 3, 2):
             masked = model(**batch).logits
         assert torch.equal(model(**batch).logits, whole)
     torch.testing.assert_close(masked, expected)
@@ -73,9 +53,9 @@ def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: PreTrainedTokeni
 
 
 ENCODERS = {
-    "bert": BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=16),
-    "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=16),
-    "shared": AlbertConfig(
+    "bert": transformers.BertConfig(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=16),
+    "distilbert": transformers.DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=16),
+    "shared": transformers.AlbertConfig(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=16, embedding_size=8
     ),
 }
@@ -85,12 +65,12 @@ ENCODERS = {
     ("layout", "limit"), [("bert", 0), ("bert", 3_000), ("bert", 2**30), ("distilbert", 2**30), ("shared", 2**30)]
 )
 def test_the_score_without_each_head(
-    layout: str, limit: int, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    layout: str, limit: int, tokenizer: transformers.PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lower layers are not run again, as far as their outputs are kept, and the scores are those of whole passes."""
     monkeypatch.setattr("distill.inspection.inspection.KEPT_BYTES", limit)
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(ENCODERS[layout]).eval()
+    model = transformers.AutoModelForSequenceClassification.from_config(ENCODERS[layout]).eval()
     batches = [tokenizer([text] * 2, return_tensors="pt") for text in ("good film", "bad", "a good bad film")]
     calls: list[int] = []
 
@@ -98,12 +78,12 @@ def test_the_score_without_each_head(
         return sum(float(model(**batch).logits[0, 0]) for batch in batches)
 
     linear = list_parts(model)[0]["attention.query"].register_forward_hook(lambda *_: calls.append(1))
-    found = score_without_heads(model, score)
+    found = inspection.score_without_heads(model, score)
     linear.remove()
     expected = []
     for layer in range(1, 4):
         for head in range(1, 5):
-            with masked_head(model, layer, head), torch.no_grad():
+            with inspection.masked_head(model, layer, head), torch.no_grad():
                 expected.append(score())
     assert np.ravel(found).tolist() == pytest.approx(expected, abs=1e-6)
     assert len(set(expected)) == (4 if layout == "shared" else 12)
@@ -116,7 +96,7 @@ def test_the_score_without_each_head(
 
 
 def test_the_shown_attention_is_that_of_transformers(subjects: list[Subject]) -> None:
-    found = inspect_models(subjects[:1], ALL)
+    found = inspection.inspect_models(subjects[:1], ALL)
     subject, [looked] = subjects[0], found.models
     assert len(looked.views) == len(found.sentences) == 8
     for sentence, view in zip(found.sentences, looked.views, strict=True):
@@ -146,10 +126,10 @@ SIZES = {
     "max_position_embeddings": 64, "initializer_range": 0.3,
 }  # fmt: skip
 FAMILIES = {
-    "bert": lambda **ids: BertConfig(**SIZES, **ids),
+    "bert": lambda **ids: transformers.BertConfig(**SIZES, **ids),
     # It counts positions by the tokens that are no padding, which the baseline consists of.
-    "roberta": lambda **ids: RobertaConfig(**SIZES, **ids),
-    "bart": lambda **ids: BartConfig(
+    "roberta": lambda **ids: transformers.RobertaConfig(**SIZES, **ids),
+    "bart": lambda **ids: transformers.BartConfig(
         d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=32, decoder_ffn_dim=32, init_std=0.3, scale_embedding=True, **ids,
     ),
@@ -158,7 +138,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attributions_add_up_to_the_difference_from_the_baseline(
-    family: str, tokenizer: PreTrainedTokenizerBase
+    family: str, tokenizer: transformers.PreTrainedTokenizerBase
 ) -> None:
     """The baseline has the embedding of padding for each word, at the positions of the text."""
     pytest.importorskip("captum")
@@ -166,7 +146,7 @@ def test_attributions_add_up_to_the_difference_from_the_baseline(
     config = FAMILIES[family](
         vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.sep_token_id
     )
-    model = AutoModelForSequenceClassification.from_config(config).eval()
+    model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
     batch = dict(tokenizer("good film", return_tensors="pt"))
     found = attribute(model, tokenizer, batch)
     table = (model.get_encoder() if family == "bart" else model).get_input_embeddings()
@@ -202,12 +182,16 @@ def test_attributions_add_up_to_the_difference_from_the_baseline(
     assert sum(found.product) == pytest.approx(float(more[chosen] - less[chosen]) / 0.02, abs=0.01)
 
 
-def test_a_gap_is_filled_by_a_masked_and_by_a_causal_model(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_gap_is_filled_by_a_masked_and_by_a_causal_model(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     size = len(tokenizer)
-    masked = BertForMaskedLM(
-        BertConfig(vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    masked = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
     ).eval()
-    causal = GPT2LMHeadModel(GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2)).eval()
+    causal = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2)
+    ).eval()
     words = [word for word in tokenizer.get_vocab() if word.isalpha() and len(word) > 2][:2]
     good, bad = (tokenizer.convert_tokens_to_ids(word) for word in words)
     with torch.no_grad():
@@ -233,12 +217,12 @@ def test_a_causal_model_is_asked_for_the_word_with_the_blank_before_it() -> None
     vocabulary = {"<unk>": 0, "it": 1, "good": 2, "Ġgood": 3, "bad": 4, "Ġbad": 5}
     model = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     model.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    causal = GPT2LMHeadModel(GPT2Config(vocab_size=6, n_embd=16, n_layer=1, n_head=2)).eval()
+    causal = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=6, n_embd=16, n_layer=1, n_head=2)).eval()
     with torch.no_grad():
         causal.transformer.ln_f.weight.zero_()
         causal.transformer.ln_f.bias.fill_(1.0)
         causal.lm_head.weight.copy_(torch.tensor([0.0, 0, 1, 4, 2, 3])[:, None].expand(6, 16))
-    fast = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
     [filled], _ = fill_gaps(causal, fast, [Cloze("toy", "it ___", "good", "bad")])
     assert (filled.rank, filled.prefers) == (1, True)
 
@@ -260,10 +244,10 @@ def parsed(path: Path, *rows: tuple[str, int, str], times: int = 1) -> Path:
 
 
 def test_a_planted_syntactic_head_is_found(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: transformers.PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = parsed(tmp_path / "a.conllu", ("good", 3, "amod"), ("bad", 3, "amod"), ("film", 0, "root"), times=15)
-    sentences = read_parsed(path)
+    sentences = inspection.read_parsed(path)
     assert len(sentences) == 15
     assert (sentences[0].heads, sentences[0].relations) == ([2, 2, -1], ["amod", "amod", "root"])
 
@@ -275,7 +259,7 @@ def test_a_planted_syntactic_head_is_found(
         return SimpleNamespace(attentions=(weights,))
 
     monkeypatch.setattr("distill.inspection.inspection.run_model", planted)
-    best, *_ = find_syntactic_heads(toy_bert(len(tokenizer), layers=1).eval(), tokenizer, sentences)
+    best, *_ = inspection.find_syntactic_heads(toy_bert(len(tokenizer), layers=1).eval(), tokenizer, sentences)
     assert (best.relation, best.direction, best.layer, best.head, best.number) == ("amod", "to head", 1, 2, 30)
     assert best.accuracy == 1.0
     assert (best.baseline, best.offset) == (0.5, 2)
@@ -291,7 +275,7 @@ def test_a_file_that_is_no_conllu_is_refused(tmp_path: Path) -> None:
     ):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=message):
-            read_parsed(path)
+            inspection.read_parsed(path)
 
 
 def write_spans(path: Path, *rows: object) -> Path:
@@ -299,7 +283,7 @@ def write_spans(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     rows = [
         {"text": f"good film bad {'a' * (row // 2)}", "span1": [0, 9], "span2": [10, 13], "label": "xy"[row % 2]}
         for row in range(20)

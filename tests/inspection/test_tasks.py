@@ -8,19 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_bytes, train_sentinels, train_word_pieces
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
 from distill.inspection.inspection import Inspection, Questions, inspect_models
 from distill.inspection.inspection_report import tables, write_inspection
@@ -49,8 +39,8 @@ class Case:
     """
 
     task: Callable[[Path], Any]
-    build: Callable[[int], PreTrainedModel]
-    train: Callable[..., PreTrainedTokenizerBase] = train_word_pieces
+    build: Callable[[int], transformers.PreTrainedModel]
+    train: Callable[..., transformers.PreTrainedTokenizerBase] = train_word_pieces
     sections: tuple[str, ...] = ()
 
 
@@ -68,13 +58,13 @@ def answers(root: Path) -> QuestionAnswering:
     return QuestionAnswering(train=questions(40), dev=questions(30), max_length=48, doc_stride=8)
 
 
-def of_bert(kind: type[PreTrainedModel], **options: Any) -> Callable[[int], PreTrainedModel]:
-    return lambda vocabulary: kind(BertConfig(vocab_size=vocabulary, **SMALL, **options))
+def of_bert(kind: type[transformers.PreTrainedModel], **options: Any) -> Callable[[int], transformers.PreTrainedModel]:
+    return lambda vocabulary: kind(transformers.BertConfig(vocab_size=vocabulary, **SMALL, **options))
 
 
-def gpt2(vocabulary: int) -> PreTrainedModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
+def gpt2(vocabulary: int) -> transformers.PreTrainedModel:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
             vocab_size=vocabulary, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.3,
             bos_token_id=0, eos_token_id=0, pad_token_id=0,
         )
@@ -82,10 +72,12 @@ def gpt2(vocabulary: int) -> PreTrainedModel:
 
 
 CASES = {
-    "numbers": Case(regression, of_bert(BertForSequenceClassification, num_labels=1), sections=("Where they differ",)),
-    "answers": Case(answers, of_bert(BertForQuestionAnswering), sections=("Where they differ",)),
+    "numbers": Case(
+        regression, of_bert(transformers.BertForSequenceClassification, num_labels=1), sections=("Where they differ",)
+    ),
+    "answers": Case(answers, of_bert(transformers.BertForQuestionAnswering), sections=("Where they differ",)),
     "masked": Case(
-        lambda root: MaskedLM(data=write_corpus(root), max_length=32), of_bert(BertForMaskedLM),
+        lambda root: MaskedLM(data=write_corpus(root), max_length=32), of_bert(transformers.BertForMaskedLM),
         sections=("Where they differ", "Types and calibration"),
     ),
     "causal": Case(
@@ -156,7 +148,7 @@ def test_words_that_two_models_tag_differently_are_shown_with_their_tags(tmp_pat
     for name in ("teacher", "student"):
         torch.manual_seed(0)
         tokenizer = train_word_pieces(TEXTS, 400)
-        model: Any = of_bert(BertForTokenClassification, num_labels=len(data.labels))(len(tokenizer))
+        model: Any = of_bert(transformers.BertForTokenClassification, num_labels=len(data.labels))(len(tokenizer))
         model.classifier.bias.data.zero_()
         if name == "student":  # It has the other tag for each word.
             model.classifier.weight.data.neg_()

@@ -14,20 +14,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import transformers
 from distill.builtin.teachers.vocabulary import train_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from distill.core.errors import OptionError, UserError
 from distill.data.splits import LabelledData
@@ -37,20 +26,6 @@ from distill.kinds.seq2seq import pair_split
 from distill.models.decoding import continue_prompts
 from distill.teachers import writing
 from distill.teachers.prepared import PreparedTeacher
-from distill.teachers.writing import (
-    SOURCES,
-    BeamWriter,
-    ContinuationWriter,
-    TargetSettings,
-    Writer,
-    WrittenTexts,
-    check_writes,
-    continue_texts,
-    open_texts,
-    read_tokens,
-    replace_targets,
-    show_tokens,
-)
 from distill.text.sequences import Sequences, check_prompt, count_prompt
 from tests.conftest import write_corpus
 from tests.teachers.conftest import make_prepared
@@ -59,35 +34,37 @@ WORDS = 40
 
 
 @pytest.fixture(scope="module")
-def words() -> PreTrainedTokenizerBase:
+def words() -> transformers.PreTrainedTokenizerBase:
     """A vocabulary of the numbers below 40."""
     vocabulary = {name: number for number, name in enumerate(["<pad>", "</s>", "<unk>", *map(str, range(WORDS))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
     )
 
 
 @pytest.fixture(scope="module")
-def t5(words: PreTrainedTokenizerBase) -> PreTrainedModel:
+def t5(words: transformers.PreTrainedTokenizerBase) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=len(words), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0,
         pad_token_id=0, eos_token_id=1, initializer_factor=5.0,
     )  # fmt: skip
-    return T5ForConditionalGeneration(config).eval()
+    return transformers.T5ForConditionalGeneration(config).eval()
 
 
-def make_gpt2(tokenizer: PreTrainedTokenizerBase, initializer_range: float) -> PreTrainedModel:
+def make_gpt2(
+    tokenizer: transformers.PreTrainedTokenizerBase, initializer_range: float
+) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     end = tokenizer.eos_token_id
-    config = GPT2Config(
+    config = transformers.GPT2Config(
         vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=end, bos_token_id=end,
         initializer_range=initializer_range,
     )  # fmt: skip
-    return GPT2LMHeadModel(config).eval()
+    return transformers.GPT2LMHeadModel(config).eval()
 
 
 def make_sources(number: int) -> list[str]:
@@ -96,14 +73,18 @@ def make_sources(number: int) -> list[str]:
     return list(dict.fromkeys(texts))[:number]
 
 
-def writer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, beams: int = 2) -> BeamWriter:
-    return BeamWriter(model, tokenizer, beams, max_source=16, max_target=4)
+def writer(
+    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase, beams: int = 2
+) -> writing.BeamWriter:
+    return writing.BeamWriter(model, tokenizer, beams, max_source=16, max_target=4)
 
 
 # Texts for sources
 
 
-def test_beams_are_those_of_transformers(t5: PreTrainedModel, words: PreTrainedTokenizerBase) -> None:
+def test_beams_are_those_of_transformers(
+    t5: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase
+) -> None:
     written = writer(t5, words, beams=3)(["1 2 3", "4"])
     for source, texts in zip(["1 2 3", "4"], written, strict=True):
         ids = t5.generate(
@@ -112,7 +93,7 @@ def test_beams_are_those_of_transformers(t5: PreTrainedModel, words: PreTrainedT
         assert texts == words.batch_decode(ids, skip_special_tokens=True)
 
 
-def test_a_decoder_continues_its_source(words: PreTrainedTokenizerBase) -> None:
+def test_a_decoder_continues_its_source(words: transformers.PreTrainedTokenizerBase) -> None:
     model = make_gpt2(words, 0.02)
     both = writer(model, words)(["1 2 3 4", "5"])
     assert both[1] == writer(model, words)(["5"])[0]  # The padding on the left changes nothing.
@@ -120,13 +101,13 @@ def test_a_decoder_continues_its_source(words: PreTrainedTokenizerBase) -> None:
 
 
 def test_files_are_written_once_and_those_that_are_damaged_again(
-    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path
+    t5: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    sources, write = make_sources(2 * SOURCES), writer(t5, words)
-    texts = open_texts([*sources, sources[0]], write, fingerprint="one", cache_dir=tmp_path)
+    sources, write = make_sources(2 * writing.SOURCES), writer(t5, words)
+    texts = writing.open_texts([*sources, sources[0]], write, fingerprint="one", cache_dir=tmp_path)
     assert texts.missing_sources == texts.sources == len(sources)
     texts.write(write)
-    again = open_texts(sources, write, fingerprint="one", cache_dir=tmp_path)
+    again = writing.open_texts(sources, write, fingerprint="one", cache_dir=tmp_path)
     whole = again.by_source()
     assert list(whole) == sorted(sources, key=len)
     assert (again.missing(), again.estimate_seconds(write)) == ([], 0)
@@ -135,12 +116,12 @@ def test_files_are_written_once_and_those_that_are_damaged_again(
     content["texts"][0] = ["another"]
     path.write_text(json.dumps(content))
     (again.directory / "00000.json").write_text('{"sha256": "cut o')
-    texts = WrittenTexts(again.directory, sources)
+    texts = writing.WrittenTexts(again.directory, sources)
     assert texts.damaged == [again.directory / "00000.json", path]
     with pytest.raises(ValueError, match="2 files of .* are missing"):
         texts.by_source()
     texts.write(write)
-    assert WrittenTexts(again.directory, sources).by_source() == whole
+    assert writing.WrittenTexts(again.directory, sources).by_source() == whole
 
 
 @dataclass
@@ -159,10 +140,13 @@ class OnDevice:
 
 
 def test_everything_that_texts_depend_on_is_in_their_place(
-    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    t5: transformers.PreTrainedModel,
+    words: transformers.PreTrainedTokenizerBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def place(write: Writer, sources: Sequence[str] = ("1 2", "3"), fingerprint: str = "one") -> Path:
-        return open_texts(sources, write, fingerprint=fingerprint, cache_dir=tmp_path).directory
+    def place(write: writing.Writer, sources: Sequence[str] = ("1 2", "3"), fingerprint: str = "one") -> Path:
+        return writing.open_texts(sources, write, fingerprint=fingerprint, cache_dir=tmp_path).directory
 
     first = writer(t5, words)
     drawn = replace(first, temperature=1.0)
@@ -175,7 +159,9 @@ def test_everything_that_texts_depend_on_is_in_their_place(
     places += [place(first, ("1 2", "4")), place(first, ("3", "1 2")), place(first, fingerprint="two")]
     assert place(replace(first, seed=1)) == place(first, ("1 2", "3", "1 2")) == places[0]
     before = t5.generation_config
-    monkeypatch.setattr(t5, "generation_config", GenerationConfig(**{**before.to_dict(), "length_penalty": 0.5}))
+    monkeypatch.setattr(
+        t5, "generation_config", transformers.GenerationConfig(**{**before.to_dict(), "length_penalty": 0.5})
+    )
     places.append(place(first))
     monkeypatch.setattr(t5, "generation_config", before)
     monkeypatch.setattr(writing, "library_versions", lambda: ("other",))
@@ -183,7 +169,7 @@ def test_everything_that_texts_depend_on_is_in_their_place(
     assert len(set(places)) == len(places)
 
 
-def _write_in_child(directory: Path, sources: list[str], write: BeamWriter, events: Connection) -> None:
+def _write_in_child(directory: Path, sources: list[str], write: writing.BeamWriter, events: Connection) -> None:
     torch.set_num_threads(1)
 
     def report(few: list[str]) -> list[list[str]]:
@@ -192,16 +178,16 @@ def _write_in_child(directory: Path, sources: list[str], write: BeamWriter, even
         events.send(None)  # Before the file is written.
         return texts
 
-    WrittenTexts(directory, sources).write(report)  # type: ignore[arg-type]
+    writing.WrittenTexts(directory, sources).write(report)  # type: ignore[arg-type]
     events.send("done")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are killed by SIGKILL")
 def test_none_is_lost_and_none_written_twice_after_kills(
-    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path
+    t5: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     sources, write, draw = make_sources(300), writer(t5, words), random.Random(1)
-    whole = WrittenTexts(tmp_path / "whole", sources)
+    whole = writing.WrittenTexts(tmp_path / "whole", sources)
     whole.write(write)
     directory, context, kills, is_done = tmp_path / "killed", multiprocessing.get_context("fork"), 0, False
     while not is_done:
@@ -222,7 +208,7 @@ def test_none_is_lost_and_none_written_twice_after_kills(
         kills += process.exitcode == -signal.SIGKILL and not is_done
         assert {name: (directory / name).read_bytes() for name in kept} == kept
     assert kills >= 3
-    found = WrittenTexts(directory, sources)
+    found = writing.WrittenTexts(directory, sources)
     assert not found.damaged
     assert found.by_source() == whole.by_source()
     rows = [source for name in _names(directory) for source in json.loads((directory / name).read_text())["sources"]]
@@ -235,26 +221,31 @@ def _names(directory: Path) -> list[str]:
 
 def test_the_most_likely_or_the_nearest_text_is_kept() -> None:
     beams, references = [["a b", "the cat sat"], ["x", "y"]], ["the cat sat down", "y"]
-    assert TargetSettings(beams=2).choose(beams, references) == ["a b", "x"]
+    assert writing.TargetSettings(beams=2).choose(beams, references) == ["a b", "x"]
     for metric in ({}, {"nearest_by": "bleu"}):
-        assert TargetSettings(beams=2, keep="nearest", **metric).choose(beams, references) == ["the cat sat", "y"]
+        assert writing.TargetSettings(beams=2, keep="nearest", **metric).choose(beams, references) == [
+            "the cat sat",
+            "y",
+        ]
     with pytest.raises(OptionError, match="got beams=0, expected a whole number of at least 1"):
-        TargetSettings(beams=0)
+        writing.TargetSettings(beams=0)
     with pytest.raises(OptionError, match="got keep=best, expected "):
-        TargetSettings(keep="best")  # type: ignore[arg-type]
+        writing.TargetSettings(keep="best")  # type: ignore[arg-type]
 
 
 def test_an_encoder_cannot_write() -> None:
-    config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    config = transformers.BertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
     with pytest.raises(UserError, match="teacher.beams=4 needs a model that writes text, and teacher b is a BertFor"):
-        check_writes(BertForMaskedLM(config), "teacher b", "teacher.beams=4")
+        writing.check_writes(transformers.BertForMaskedLM(config), "teacher b", "teacher.beams=4")
 
 
 def test_empty_texts_are_left_out() -> None:
     data = LabelledData((), {"train": pair_split(["1", "2"], [["a"], ["b"]])}, "digest")
-    assert replace_targets(data, ["", "c"]).splits["train"]["target"] == ["c"]
+    assert writing.replace_targets(data, ["", "c"]).splits["train"]["target"] == ["c"]
     with pytest.raises(UserError, match="the teacher's texts are all empty"):
-        replace_targets(data, ["", ""])
+        writing.replace_targets(data, ["", ""])
 
 
 # Continuations
@@ -266,18 +257,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def letters() -> PreTrainedTokenizerBase:
+def letters() -> transformers.PreTrainedTokenizerBase:
     return train_bytes(["one two three", "a letter of some words"] * 3, 280, 64)
 
 
 @pytest.fixture(scope="module")
-def decoder(letters: PreTrainedTokenizerBase) -> PreparedTeacher:
+def decoder(letters: transformers.PreTrainedTokenizerBase) -> PreparedTeacher:
     model = make_gpt2(letters, 0.5)
     return make_prepared(model, letters, model=model)
 
 
 def read(
-    corpus: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, **options: Any
+    corpus: Path, tokenizer: transformers.PreTrainedTokenizerBase, cache: Path, **options: Any
 ) -> tuple[CausalText, dict[str, Any]]:
     task = CausalLM(data=corpus, max_length=16, dev_fraction=0.2, **options)
     data = task.read(cache)
@@ -286,11 +277,15 @@ def read(
 
 @pytest.mark.parametrize("prompt", [5, 0.5])
 def test_texts_keep_their_prompts_and_go_on_as_the_teacher_does(
-    prompt: int | float, corpus: Path, letters: PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path
+    prompt: int | float,
+    corpus: Path,
+    letters: transformers.PreTrainedTokenizerBase,
+    decoder: PreparedTeacher,
+    tmp_path: Path,
 ) -> None:
     data, examples = read(corpus, letters, tmp_path, prompt=prompt, packing="doc_sentences")
-    settings = TargetSettings(beams=1)
-    continued = continue_texts(data, examples, decoder, settings, cache_dir=tmp_path, dry_run=False)
+    settings = writing.TargetSettings(beams=1)
+    continued = writing.continue_texts(data, examples, decoder, settings, cache_dir=tmp_path, dry_run=False)
     train, own = cast(Sequences, continued["train"]), cast(Sequences, examples["train"])
     assert continued["dev"] is examples["dev"]
     assert train.digest != own.digest
@@ -306,18 +301,18 @@ def test_texts_keep_their_prompts_and_go_on_as_the_teacher_does(
 
 
 def test_continuations_are_written_once_and_sampled_by_their_seed(
-    corpus: Path, letters: PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path,
+    corpus: Path, letters: transformers.PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     data, examples = read(corpus, letters, tmp_path)
 
     def write(cache: str, seed: int, *, dry_run: bool = False) -> list[list[int]]:
-        settings = TargetSettings(beams=1, sampling_temperature=1.5, sampling_seed=seed)
-        splits = continue_texts(data, examples, decoder, settings, cache_dir=tmp_path / cache, dry_run=dry_run)
+        settings = writing.TargetSettings(beams=1, sampling_temperature=1.5, sampling_seed=seed)
+        splits = writing.continue_texts(data, examples, decoder, settings, cache_dir=tmp_path / cache, dry_run=dry_run)
         return [tokens.tolist() for tokens in cast(Sequences, splits["train"]).list_tokens()]
 
     own = [tokens.tolist() for tokens in cast(Sequences, examples["train"]).list_tokens()]
-    number = len({show_tokens(tokens) for tokens in own})
+    number = len({writing.show_tokens(tokens) for tokens in own})
     told = f"the teacher continues each of {number} of {number} texts once, about "
     assert write("a", 7, dry_run=True) == own
     assert told in " ".join(capsys.readouterr().out.split())
@@ -329,7 +324,7 @@ def test_continuations_are_written_once_and_sampled_by_their_seed(
 
 
 def test_a_writing_that_was_killed_draws_the_texts_of_one_without_a_break(decoder: PreparedTeacher) -> None:
-    write = ContinuationWriter(decoder.running(), 2, TargetSettings(beams=1, sampling_temperature=1.5))
+    write = writing.ContinuationWriter(decoder.running(), 2, writing.TargetSettings(beams=1, sampling_temperature=1.5))
     sources = ["5 6 7 8 9", "9 8 7 6 5"]
     state = torch.get_rng_state()
     first = write(sources)
@@ -345,8 +340,8 @@ def test_the_files_of_continuations_are_those_of_their_prompt_and_settings(
     model = decoder.running()
 
     def place(prompt: int | float, **search: Any) -> str:
-        write = ContinuationWriter(model, prompt, TargetSettings(**{"beams": 1, **search}))
-        return open_texts(["5 6 7 8 9"], write, fingerprint="w", cache_dir=tmp_path).directory.name
+        write = writing.ContinuationWriter(model, prompt, writing.TargetSettings(**{"beams": 1, **search}))
+        return writing.open_texts(["5 6 7 8 9"], write, fingerprint="w", cache_dir=tmp_path).directory.name
 
     drawn: dict[str, Any] = {"sampling_temperature": 1.5, "sampling_seed": 0}
     places = [
@@ -370,11 +365,11 @@ def test_prompts_are_counted_and_checked() -> None:
             check_prompt(prompt, 16)
     with pytest.raises(ValueError, match="got task.prompt=16 and task.max_length=16: expected a prompt of fewer"):
         check_prompt(16, 16)
-    assert read_tokens(show_tokens(np.array([3, 0, 70_000]))) == [3, 0, 70_000]
+    assert writing.read_tokens(writing.show_tokens(np.array([3, 0, 70_000]))) == [3, 0, 70_000]
 
 
 def test_texts_that_cannot_be_continued_are_refused(
-    corpus: Path, letters: PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path
+    corpus: Path, letters: transformers.PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path
 ) -> None:
     (tmp_path / "short.txt").write_text("\n".join(f"abcd {number}" for number in range(30)), encoding="utf-8")
     short = {"prompt": 12, "packing": "sentence", "documents": "line"}
@@ -384,4 +379,6 @@ def test_texts_that_cannot_be_continued_are_refused(
     ):
         data, examples = read(path, letters, tmp_path, **options)
         with pytest.raises(UserError, match=message):
-            continue_texts(data, examples, decoder, TargetSettings(beams=2), cache_dir=tmp_path, dry_run=False)
+            writing.continue_texts(
+                data, examples, decoder, writing.TargetSettings(beams=2), cache_dir=tmp_path, dry_run=False
+            )
