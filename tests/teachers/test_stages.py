@@ -24,7 +24,7 @@ from distill.teachers.stages import choose_precision, fit_scale, measure_error
 from distill.training.hyperparameters import TrainerSettings
 from tests.conftest import SETTINGS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
-from tests.teachers.conftest import CPU, teacher_options
+from tests.teachers.conftest import CPU, WORDS, SaveInference, teacher_options
 from tests.teachers.conftest import prepare as prepare_teacher
 
 assert command
@@ -56,41 +56,37 @@ def test_the_error_is_the_larger_one_of_logits_and_hidden_states(
     assert {parameter.dtype for parameter in teacher.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("has_bf16", "error", "expected", "reason"),
-    [
-        (False, None, "float32", "this cpu does not compute bfloat16 in hardware"),
+def test_bfloat16_is_chosen_where_hardware_computes_it_and_outputs_hardly_differ(
+    teacher: PreTrainedModel, task: Classification, dev: Examples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for has_bf16, error, expected, reason in (
+        (False, 0.0, "float32", "this cpu does not compute bfloat16 in hardware"),
         (True, 0.0123, "bfloat16", "its outputs differ by 1.23% from float32, at most 2% may"),
         (True, 0.0201, "float32", "in bfloat16 its outputs differ by 2.01% from float32, at most 2% may"),
         (True, float("nan"), "float32", "in bfloat16 its outputs differ by nan% from float32, at most 2% may"),
-    ],
-)
-def test_bfloat16_is_chosen_where_hardware_computes_it_and_outputs_hardly_differ(
-    has_bf16: bool, error: float | None, expected: str, reason: str, teacher: PreTrainedModel, task: Classification,
-    dev: Examples, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(stages, "has_bf16", lambda device: has_bf16)
-    if error is not None:
-        monkeypatch.setattr(stages, "measure_error", lambda *arguments: error)
-    assert choose_precision(teacher, task, dev, CPU) == (expected, reason)
+    ):
+        monkeypatch.setattr(stages, "has_bf16", lambda device, has_bf16=has_bf16: has_bf16)
+        monkeypatch.setattr(stages, "measure_error", lambda *arguments, error=error: error)
+        assert choose_precision(teacher, task, dev, CPU) == (expected, reason)
 
 
 def test_the_choice_is_in_the_plan_in_the_record_and_in_the_key_of_the_outputs(
-    command: Command, encoder_dir: Path, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, save_inference: SaveInference, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finetune = [f"teacher.finetune.{name}" for name in ("max_steps=1", "batch_size=16", "precision=32-true")]
+    teacher = ("+teacher=pretrained", f"teacher.path={save_inference(WORDS)}", "teacher.finetune=false")
+    given = [*teacher_options(tmp_path, *teacher), f"task.data_dir={films}", "baseline=false"]
 
     def distill(chosen: str) -> tuple[str, str]:
-        given = teacher_options(tmp_path, "+teacher=pretrained", f"teacher.path={encoder_dir}", *finetune)
-        code, text, error = command(*given, f"task.data_dir={films}", f"teacher.precision={chosen}", "baseline=false")
+        code, text, error = command(*given, f"teacher.precision={chosen}")
         assert code == 0, error
         newest = max((tmp_path / "runs").rglob("run.json"), key=lambda path: path.stat().st_mtime_ns)
         return " ".join(text.split()), json.loads(newest.read_text())["teacher"]["precision"]
 
     line = "teacher.precision "
     monkeypatch.setattr(stages, "has_bf16", lambda device: True)
+    monkeypatch.setattr(stages, "measure_error", lambda *arguments: 0.0123)
     text, chosen = distill("auto")
-    assert (chosen, text.count(f"{line}bfloat16: its outputs differ by ")) == ("bfloat16", 1)
+    assert (chosen, text.count(f"{line}bfloat16: its outputs differ by 1.23%")) == ("bfloat16", 1)
     text, chosen = distill("bfloat16")
     assert (chosen, "computes the outputs" in text, line in text) == ("bfloat16", False, False)
 

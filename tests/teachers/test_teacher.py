@@ -354,9 +354,8 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     )
     with pytest.raises(UserError, match=f"^{re.escape(expected)}.*{re.escape(ways)}$"):
         score_teacher(source, contrary, tmp_path)
-    with pytest.raises(
-        UserError, match=r"train it for longer \(teacher.finetune.max_epochs=N\), check that its labels"
-    ):
+    message = r"train it for longer \(teacher.finetune.max_epochs=N\), check that its labels"
+    with pytest.raises(UserError, match=message):
         score_teacher(replace(source, finetune=SETTINGS), contrary, tmp_path)
     capsys.readouterr()
     accepted = score_teacher(replace(source, accept_weak=True), contrary, tmp_path)
