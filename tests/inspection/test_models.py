@@ -182,35 +182,16 @@ def test_attributions_add_up_to_the_difference_from_the_baseline(
     assert sum(found.product) == pytest.approx(float(more[chosen] - less[chosen]) / 0.02, abs=0.01)
 
 
-def test_a_gap_is_filled_by_a_masked_and_by_a_causal_model(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    size = len(tokenizer)
-    masked = transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
-        )
-    ).eval()
-    causal = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2)
-    ).eval()
-    words = [word for word in tokenizer.get_vocab() if word.isalpha() and len(word) > 2][:2]
-    good, bad = (tokenizer.convert_tokens_to_ids(word) for word in words)
+def test_a_gap_is_filled_by_a_masked_model(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    masked = transformers.BertForMaskedLM(toy_bert(len(tokenizer), layers=1, width=16).config).eval()
+    word, other = [word for word in tokenizer.get_vocab() if word.isalpha() and len(word) > 2][:2]
     with torch.no_grad():
-        masked.cls.predictions.decoder.bias.zero_()[good] = 50
-        causal.lm_head.weight.zero_()
-        causal.transformer.ln_f.bias.fill_(1.0)
-        causal.transformer.ln_f.weight.zero_()
-        causal.lm_head.weight[bad] = 1.0
-    clozes = [
-        Cloze("toy", f"{words[1]} ___ {words[1]}", words[0], words[1]),
-        Cloze("toy", "a ___", "xyzzyqwv", words[1]),
-    ]
+        masked.cls.predictions.decoder.bias.zero_()[tokenizer.convert_tokens_to_ids(word)] = 50
+    clozes = [Cloze("toy", f"{other} ___ {other}", word, other), Cloze("toy", "a ___", "xyzzyqwv", other)]
     [filled], left_out = fill_gaps(masked, tokenizer, clozes)
-    assert (filled.rank, filled.best, filled.prefers) == (1, words[0], True)
+    assert (filled.rank, filled.best, filled.prefers) == (1, word, True)
     assert filled.probability > 0.99
     assert left_out == clozes[1:]
-    [filled], _ = fill_gaps(causal, tokenizer, clozes[:1])
-    assert (filled.best, filled.prefers) == (words[1], False)
-    assert filled.rank > 1
 
 
 def test_a_causal_model_is_asked_for_the_word_with_the_blank_before_it() -> None:
@@ -223,8 +204,11 @@ def test_a_causal_model_is_asked_for_the_word_with_the_blank_before_it() -> None
         causal.transformer.ln_f.bias.fill_(1.0)
         causal.lm_head.weight.copy_(torch.tensor([0.0, 0, 1, 4, 2, 3])[:, None].expand(6, 16))
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
-    [filled], _ = fill_gaps(causal, fast, [Cloze("toy", "it ___", "good", "bad")])
+    [filled, foiled], _ = fill_gaps(
+        causal, fast, [Cloze("", "it ___", "good", "bad"), Cloze("", "it ___", "bad", "good")]
+    )
     assert (filled.rank, filled.prefers) == (1, True)
+    assert (foiled.rank, foiled.prefers) == (2, False)
 
 
 def test_the_sentences_that_come_with_the_program() -> None:

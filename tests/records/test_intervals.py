@@ -7,22 +7,21 @@ from distill.training import statistics
 from distill.training.statistics import compare_seeds
 
 
-def test_a_share_has_the_interval_of_wilson() -> None:
-    found = statistics.estimate([0.5], 100)
+def estimate(values: list[float], number: int | None) -> statistics.Estimate:
+    found = statistics.estimate(values, number)
     assert found is not None
-    assert (found.value, found.over) == (0.5, "examples")
-    assert found.interval == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    return found
+
+
+def test_a_share_has_the_interval_of_wilson_and_several_seeds_that_of_student() -> None:
+    found = estimate([0.5], 100)
+    assert (found.value, found.over, found.interval) == (0.5, "examples", pytest.approx((0.4038, 0.5962), abs=1e-4))
     # It is never empty, also where every example is right.
     assert statistics.wilson_interval(1.0, 24) == pytest.approx((0.8620, 1.0), abs=1e-4)
-
-
-def test_several_seeds_have_the_interval_of_student() -> None:
     values = [0.72, 0.76, 0.74]
-    found = statistics.estimate(values, 100)
-    assert found is not None
-    assert found.over == "seeds"
     expected = stats.t.interval(0.95, 2, loc=0.74, scale=stats.sem(values))
-    assert found.interval == pytest.approx(expected)
+    found = estimate(values, 100)
+    assert (found.over, found.interval) == ("seeds", pytest.approx(expected))
     assert found.errors() == pytest.approx((0.74 - expected[0], expected[1] - 0.74))
 
 
@@ -31,8 +30,7 @@ def test_one_seed_of_another_metric_has_no_interval() -> None:
     assert statistics.count_share_examples(task, "test") == 24
     assert statistics.count_share_examples(task | {"metric": "f1"}, "test") is None
     assert statistics.count_share_examples(task | {"answer": "tags"}, "test") is None
-    found = statistics.estimate([0.5], None)
-    assert found is not None
+    found = estimate([0.5], None)
     assert (found.interval, found.errors()) == (None, (0.0, 0.0))
     assert statistics.estimate([], 9) is None
 

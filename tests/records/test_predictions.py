@@ -55,21 +55,17 @@ def test_an_example_of_a_classification_is_a_row_of_names(tmp_path: Path) -> Non
         "teacher": {"dev": scores_of(LOGITS, [0, 0]), "test": scores_of(LOGITS[:1], [1])},
         "int8": {"dev": scores_of(LOGITS[::-1], [0, 0]), "test": scores_of(LOGITS[1:], [1])},
     }
-    write_predictions(
-        tmp_path, models, splits=data_of(OneClass(("accuracy",)), "no", "yes", dev=dev, test=test),
-        settings=RecordSettings(),
-    )  # fmt: skip
-    columns = ("split", "index", "text", "label", "teacher_prediction", "teacher_probability", "int8_prediction",
-               "int8_probability")  # fmt: skip
-    expected = [
-        ("dev", 0, "one", "no", "no", 0.9, "yes", 0.8), ("dev", 1, "two", "no", "yes", 0.8, "no", 0.9),
-        ("test", 0, "three", "yes", "no", 0.9, "yes", 0.8),
-    ]  # fmt: skip
+    splits = data_of(OneClass(("accuracy",)), "no", "yes", dev=dev, test=test)
+    write_predictions(tmp_path, models, splits=splits, settings=RecordSettings())
     rows = read_rows(tmp_path)
-    assert [tuple(row) for row in rows] == [columns] * 3
-    assert [tuple(row.values()) for row in rows] == [
-        tuple(pytest.approx(value) if isinstance(value, float) else value for value in row) for row in expected
-    ]
+    columns = ("split", "index", "text", "label", "teacher_prediction", "int8_prediction")
+    assert list(rows[0]) == [*columns[:5], "teacher_probability", "int8_prediction", "int8_probability"]
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("dev", 0, "one", "no", "no", "yes"), ("dev", 1, "two", "no", "yes", "no"),
+        ("test", 0, "three", "yes", "no", "yes"),
+    ]  # fmt: skip
+    assert [row["teacher_probability"] for row in rows] == pytest.approx([0.9, 0.8, 0.9])
+    assert [row["int8_probability"] for row in rows] == pytest.approx([0.8, 0.9, 0.8])
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
