@@ -63,9 +63,8 @@ def test_vectors_are_means_of_the_last_hidden_states_of_length_one(
             states = reference(**tokenizer(text, return_tensors="pt")).last_hidden_state.float()
         mean = states.mean(dim=1)[0]
         expected = (mean / mean.norm()).numpy()
-        np.testing.assert_allclose(
-            vector.astype(np.float32), expected, atol=0.02 if one._dtype != torch.float32 else 2e-3
-        )
+        tolerance = 0.02 if one._dtype != torch.float32 else 2e-3
+        np.testing.assert_allclose(vector.astype(np.float32), expected, atol=tolerance)
 
 
 def test_chosen_sentences_are_new_balanced_and_cached(

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,19 +67,11 @@ def test_each_epoch_has_pairs_of_its_own(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, examples = encode(tokenizer, tmp_path, 16)
-    drawn: list[list[int]] = []
-    original = source._read_vectors
-    monkeypatch.setattr(
-        source,
-        "_read_vectors",
-        lambda model, head, of, rows, device: drawn.append(rows) or original(model, head, of, rows, device),
-    )
+    drawn: list[Any] = []
+    monkeypatch.setattr(source, "draw_pairs", lambda *given: drawn.append(draw_pairs(*given)) or drawn[-1])
     settings = ContrastiveSettings(pairs=2, epochs=3, batch_size=64)
     tune(toy_bert(len(tokenizer), layers=1), task, examples, settings, device=CPU)
-    epochs = [rows for rows in drawn if len(rows) == 2 * 64]  # A pass of pairs; the head reads single rows.
-    assert len(epochs) == 3
-    pairs = [frozenset(zip(rows[:64], rows[64:], strict=True)) for rows in epochs]
-    assert len(set(pairs)) == 3
+    assert len({frozenset(map(tuple, pairs.tolist())) for pairs in drawn}) == len(drawn) == 3
 
 
 @torch.no_grad()

@@ -138,24 +138,19 @@ def test_a_full_disk_prevents_caching_unless_everything_is_cached(
     assert cached.bytes > 0
 
 
-def test_a_training_of_less_than_one_epoch_does_not_pay_for_caching(cache_for_training: Cache) -> None:
-    expected = "cosine reads hidden states, and the training shows 30 examples, fewer than the 40 that caching computes"
-    assert cache_for_training(epochs=0.75).reason == expected
+def test_a_training_of_less_than_one_epoch_does_not_pay_for_caching(
+    cache_for_training: Cache, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = "cosine reads hidden states, and the training shows {} examples, fewer than the {} that caching computes"
+    assert cache_for_training(epochs=0.75).reason == expected.format(30, 40)
     cache_for_training(hidden=True)
-    assert cache_for_training(epochs=0.75).reason == expected  # Whatever is cached already.
+    assert cache_for_training(epochs=0.75).reason == expected.format(30, 40)  # Whatever is cached already.
     for required in ({"hidden": True}, {"enabled": True}):
         assert cache_for_training(epochs=0.75, **required).bytes > 0
     soft = Objective(name="toy", terms={"soft": SoftTargets()})
     assert cache_for_training(epochs=0.75, terms=soft).bytes > 0
-
-
-def test_examples_with_several_inputs_count_once_for_each(
-    cache_for_training: Cache, examples: TokenizedExamples, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(examples), "visits", 2)
-    signal = cache_for_training(epochs=1.5)
-    assert isinstance(signal, Live)
-    assert "shows 60 examples, fewer than the 80 that caching computes" in signal.reason
+    monkeypatch.setattr(type(examples), "visits", 2)  # Each example has two inputs.
+    assert cache_for_training(epochs=1.5).reason == expected.format(60, 80)
 
 
 def test_hidden_states_that_must_be_cached_are_refused_early_if_they_do_not_fit(
@@ -182,27 +177,21 @@ def test_hidden_states_that_float16_does_not_hold_are_computed_in_every_step(
         cache_for_training(hidden=True)
 
 
-def test_a_term_that_names_no_layers_prevents_caching(cache_for_training: Cache) -> None:
-    signal = cache_for_training(terms=objective(mine=Unnamed()))
-    assert signal.reason == "mine reads hidden states and its teacher_layers() names none"
-
-
-def test_a_resumed_training_keeps_its_decision(cache_for_training: Cache) -> None:
+def test_a_resumed_training_keeps_the_decision_of_its_checkpoint(cache_for_training: Cache, tmp_path: Path) -> None:
     computed = {"cached": False, "reason": "the disk was full"}
     assert cache_for_training(earlier=computed).reason == "the disk was full"
     assert cache_for_training(earlier={"cached": True, "reason": None}, epochs=0.5).bytes > 0
     # An option that decides alone is obeyed.
     assert cache_for_training(earlier=computed, hidden=True).bytes > 0
-
-
-def test_a_decision_belongs_to_a_checkpoint(tmp_path: Path) -> None:
-    checkpoint, decision = tmp_path / "last.ckpt", {"cached": True, "reason": None}
-    assert earlier_decision({"teacher_outputs": decision}, checkpoint) is None
+    checkpoint = tmp_path / "last.ckpt"
+    assert earlier_decision({"teacher_outputs": computed}, checkpoint) is None
     checkpoint.touch()
-    assert earlier_decision({"teacher_outputs": decision}, checkpoint) == decision
+    assert earlier_decision({"teacher_outputs": computed}, checkpoint) == computed
 
 
-def test_the_layers_of_an_objective_are_the_union_of_its_terms(teacher: PreTrainedModel, student: Any) -> None:
+def test_the_layers_of_an_objective_are_the_union_of_its_terms(
+    cache_for_training: Cache, teacher: PreTrainedModel, student: Any
+) -> None:
     hidden = hidden_layers(objective(embeddings=Embeddings()), student=student, teacher=teacher)
     assert hidden == HiddenLayers(width=WIDTH, depth=LAYERS, layers=(0, 2, 4))
     assert hidden.bytes_per_token == 3 * WIDTH * 2
@@ -211,6 +200,8 @@ def test_the_layers_of_an_objective_are_the_union_of_its_terms(teacher: PreTrain
     assert objective(unread=Embeddings(weight=0)).teacher_layers(3, 6) == (6,)
     assert Objective(name="toy", terms={"hard": HardLabels()}).teacher_layers(3, 6) == ()
     assert objective(mine=Unnamed()).needing_unnamed_layers(3, 6) == ["mine"]
+    signal = cache_for_training(terms=objective(mine=Unnamed()))
+    assert signal.reason == "mine reads hidden states and its teacher_layers() names none"
 
 
 def test_padding_on_the_left_moves_the_states(cache_for_training: Cache, examples: TokenizedExamples) -> None:

@@ -87,46 +87,32 @@ def test_importance_is_the_mean_size_of_the_derivative_by_a_gate(
             torch.testing.assert_close(own, wanted / wanted.norm(), rtol=2e-2, atol=1e-3)
 
 
-def test_it_is_the_same_for_a_frozen_model_which_stays_frozen(
+def test_it_is_the_same_for_a_frozen_model_and_one_in_training_which_stay_as_they_were(
     examples: Examples, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    free, frozen = (measure(model, examples) for model in (toy_model(tokenizer), freeze(toy_model(tokenizer))))
-    for own, other in zip([*free.heads, *free.neurons], [*frozen.heads, *frozen.neurons], strict=True):
-        torch.testing.assert_close(own, other)
-    model = freeze(toy_model(tokenizer))
-    measure(model, examples)
-    assert all(not parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_model_in_training_is_measured_without_its_dropout(
-    examples: Examples, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    model = toy_model(tokenizer)
-    expected, found = measure(model, examples), measure(model.train(), examples)
-    assert model.config.hidden_dropout_prob > 0
-    for own, other in zip([*found.heads, *found.neurons], [*expected.heads, *expected.neurons], strict=True):
-        torch.testing.assert_close(own, other)
-    assert all(part.training for part in model.modules())  # As it was.
+    expected = measure(toy_model(tokenizer), examples)
+    frozen, training = freeze(toy_model(tokenizer)), toy_model(tokenizer).train()
+    assert training.config.hidden_dropout_prob > 0
+    for model in (frozen, training):
+        found = measure(model, examples)
+        for own, other in zip([*found.heads, *found.neurons], [*expected.heads, *expected.neurons], strict=True):
+            torch.testing.assert_close(own, other)
+    assert all(not parameter.requires_grad and parameter.grad is None for parameter in frozen.parameters())
+    assert all(part.training for part in training.modules())
 
 
 def test_a_head_that_nothing_reads_has_no_importance(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> None:
-    model = toy_model(tokenizer)
-    size = model.config.hidden_size // model.config.num_attention_heads
+    model, calls = toy_model(tokenizer), list[int]()
     with torch.no_grad():
         part = list_parts(model)[1]
-        part["attention.dense"].weight[:, :size] = 0
+        part["attention.dense"].weight[:, : model.config.hidden_size // model.config.num_attention_heads] = 0
         part["ffn_output"].weight[:, 3] = 0
     found = measure(model, examples)
     assert (found.heads[1][0], found.neurons[1][3]) == (0, 0)
     assert (found.heads[1][1:] > 0).all()
-
-
-def test_only_so_many_batches_are_read(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> None:
-    model = toy_model(tokenizer)
-    calls: list[int] = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    measure(model, examples, batches=2)
-    assert len(calls) == 2
+    measure(model, examples, batches=1)
+    assert len(calls) == 1
 
 
 def test_a_model_of_another_layout_is_refused(examples: Examples) -> None:
