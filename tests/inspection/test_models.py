@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.inspection import inspection
@@ -24,7 +25,7 @@ ALL = inspection.Questions(masked_rows=0, probes=False, attributions=False)
 
 
 def test_models_are_looked_at_without_their_dropout(
-    subjects: list[Subject], tokenizer: transformers.PreTrainedTokenizerBase, tmp_path: Path
+    subjects: list[Subject], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     teacher, _ = subjects
     expected = look(teacher, "dev", np.arange(6), heads=False)
@@ -37,7 +38,7 @@ def test_models_are_looked_at_without_their_dropout(
             np.testing.assert_allclose(own, other, atol=1e-5)
 
 
-def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def test_a_masked_head_is_one_whose_weights_are_zero(tokenizer: PreTrainedTokenizerBase) -> None:
     model, zeroed = toy_bert(len(tokenizer)).eval(), toy_bert(len(tokenizer)).eval()
     assert inspection.heads_of(model) == [4, 4, 4, 4]
     with torch.no_grad():  # The head's columns of the layer that reads all heads.
@@ -65,7 +66,7 @@ ENCODERS = {
     ("layout", "limit"), [("bert", 0), ("bert", 3_000), ("bert", 2**30), ("distilbert", 2**30), ("shared", 2**30)]
 )
 def test_the_score_without_each_head(
-    layout: str, limit: int, tokenizer: transformers.PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    layout: str, limit: int, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lower layers are not run again, as far as their outputs are kept, and the scores are those of whole passes."""
     monkeypatch.setattr("distill.inspection.inspection.KEPT_BYTES", limit)
@@ -138,7 +139,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attributions_add_up_to_the_difference_from_the_baseline(
-    family: str, tokenizer: transformers.PreTrainedTokenizerBase
+    family: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """The baseline has the embedding of padding for each word, at the positions of the text."""
     pytest.importorskip("captum")
@@ -182,7 +183,7 @@ def test_attributions_add_up_to_the_difference_from_the_baseline(
     assert sum(found.product) == pytest.approx(float(more[chosen] - less[chosen]) / 0.02, abs=0.01)
 
 
-def test_a_gap_is_filled_by_a_masked_model(tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def test_a_gap_is_filled_by_a_masked_model(tokenizer: PreTrainedTokenizerBase) -> None:
     masked = transformers.BertForMaskedLM(toy_bert(len(tokenizer), layers=1, width=16).config).eval()
     word, other = [word for word in tokenizer.get_vocab() if word.isalpha() and len(word) > 2][:2]
     with torch.no_grad():
@@ -228,7 +229,7 @@ def parsed(path: Path, *rows: tuple[str, int, str], times: int = 1) -> Path:
 
 
 def test_a_planted_syntactic_head_is_found(
-    tmp_path: Path, tokenizer: transformers.PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = parsed(tmp_path / "a.conllu", ("good", 3, "amod"), ("bad", 3, "amod"), ("film", 0, "root"), times=15)
     sentences = inspection.read_parsed(path)
@@ -267,7 +268,7 @@ def write_spans(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+def test_spans_are_the_means_of_their_pieces(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     rows = [
         {"text": f"good film bad {'a' * (row // 2)}", "span1": [0, 9], "span2": [10, 13], "label": "xy"[row % 2]}
         for row in range(20)

@@ -11,6 +11,7 @@ import torch
 import transformers
 from distill.builtin.students.distilbert import from_teacher
 from distill.builtin.teachers.vocabulary import train_bytes, train_sentinels, train_word_pieces
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.inspection.inspection import Inspection, Questions, inspect_models
 from distill.inspection.inspection_report import tables, write_inspection
@@ -39,8 +40,8 @@ class Case:
     """
 
     task: Callable[[Path], Any]
-    build: Callable[[int], transformers.PreTrainedModel]
-    train: Callable[..., transformers.PreTrainedTokenizerBase] = train_word_pieces
+    build: Callable[[int], PreTrainedModel]
+    train: Callable[..., PreTrainedTokenizerBase] = train_word_pieces
     sections: tuple[str, ...] = ()
 
 
@@ -58,11 +59,11 @@ def answers(root: Path) -> QuestionAnswering:
     return QuestionAnswering(train=questions(40), dev=questions(30), max_length=48, doc_stride=8)
 
 
-def of_bert(kind: type[transformers.PreTrainedModel], **options: Any) -> Callable[[int], transformers.PreTrainedModel]:
+def of_bert(kind: type[PreTrainedModel], **options: Any) -> Callable[[int], PreTrainedModel]:
     return lambda vocabulary: kind(transformers.BertConfig(vocab_size=vocabulary, **SMALL, **options))
 
 
-def gpt2(vocabulary: int) -> transformers.PreTrainedModel:
+def gpt2(vocabulary: int) -> PreTrainedModel:
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
             vocab_size=vocabulary, n_embd=32, n_layer=3, n_head=4, n_positions=64, initializer_range=0.3,

@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 
 from distill.jobs.publishing_jobs import write
+from distill.records import row_tables
 from distill.records.pages import write_collection
 from distill.records.plots import draw
-from distill.records.row_tables import (
-    LatexTable,
-    escape,
-    name_figures,
-    read_tables,
-    render_csv,
-    render_table,
-)
 from distill.records.schema import find_runs
 from tests.records.test_collection_report import CLASSES, save, save_sweep, write_predictions
 
@@ -39,18 +32,18 @@ def check_table(text: str) -> list[list[str]]:
 
 
 def test_texts_have_no_meaning_in_latex() -> None:
-    assert escape("50% of a_b & {c} #1 $x^2 ~ \\d <e> f|g") == (
+    assert row_tables.escape("50% of a_b & {c} #1 $x^2 ~ \\d <e> f|g") == (
         r"50\% of a\_b \& \{c\} \#1 \$x\textasciicircum{}2 \textasciitilde{} \textbackslash{}d "
         r"\textless{}e\textgreater{} f\textbar{}g"
     )
-    assert escape("0.85 ± 0.02, -1.3 to +7.3, 1e-5, a-1, two\nlines\0") == (
+    assert row_tables.escape("0.85 ± 0.02, -1.3 to +7.3, 1e-5, a-1, two\nlines\0") == (
         r"0.85 $\pm$ 0.02, $-$1.3 to +7.3, 1e-5, a-1, two lines"
     )
 
 
 def test_a_table_has_a_column_for_each_cell_and_no_cell_ends_a_row() -> None:
     cells = [("run", "a_b", "n"), ("[x]", "-", "1,000"), ("*y & \\\\", "long " * 20, "-2.5"), ("z", "", "-")]
-    text = render_table(LatexTable("x", "100% of them", cells, notes=["a\nb"]))
+    text = row_tables.render_table(row_tables.LatexTable("x", "100% of them", cells, notes=["a\nb"]))
     assert check_table(text)[1:] == [
         ["{}[x]", "--", "1,000"], [r"{}*y \& \textbackslash{}\textbackslash{}", ("long " * 20).strip(), "$-$2.5"],
         ["z", "", "--"],
@@ -65,8 +58,8 @@ def test_the_tables_of_a_report_are_those_of_its_markdown() -> None:
         "# Report\n\nThe first.\n\n| a |\n| --- |\n| 1 |\n\n## B: c\n\n### D\n\nIts *own*\nwords `x`.\n\n"
         "| a | b |\n| --- | ---: |\n| 1 \\| 2 | [run](<x>) |\n\n### E\n\n| a |\n| --- |\n\n## F\n\n| a |\n| --- |\n"
     )
-    other = LatexTable("f", "the caption", [("other",)])
-    tables = list(read_tables(markdown, replaced={"F": other}))
+    other = row_tables.LatexTable("f", "the caption", [("other",)])
+    tables = list(row_tables.read_tables(markdown, replaced={"F": other}))
     assert [(table.name, table.caption) for table in tables] == [
         ("summary", "Report. The first."), ("b-c-d", "B: c. D. Its own words x."), ("b-c-e", "B: c. E"),
         ("f", "the caption"),
@@ -77,13 +70,13 @@ def test_the_tables_of_a_report_are_those_of_its_markdown() -> None:
 
 
 def test_csv_has_numbers_as_numbers_and_no_formulas() -> None:
-    table = LatexTable("x", "", [("a", "b"), ("-2.5", "=1+1"), ("+3.0 (a)", "one, two"), ("-", "-x")])
-    assert render_csv(table) == "a,b\n-2.5,'=1+1\n'+3.0 (a),\"one, two\"\n,'-x\n"
+    table = row_tables.LatexTable("x", "", [("a", "b"), ("-2.5", "=1+1"), ("+3.0 (a)", "one, two"), ("-", "-x")])
+    assert row_tables.render_csv(table) == "a,b\n-2.5,'=1+1\n'+3.0 (a),\"one, two\"\n,'-x\n"
 
 
 def test_figures_of_several_sections_have_names_of_their_own() -> None:
     figure, other = draw("x", lambda axes: None, name="cost"), draw("y", lambda axes: None, name="by-a.b")
-    named = name_figures({"toy: f1": [figure, other], "": [figure], "Toy f1": [figure]})
+    named = row_tables.name_figures({"toy: f1": [figure, other], "": [figure], "Toy f1": [figure]})
     assert list(named) == ["toy-f1-cost", "by-a-b", "cost", "toy-f1-cost-2"]
 
 

@@ -17,6 +17,7 @@ import torch
 import transformers
 from distill.builtin.teachers.vocabulary import train_bytes
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.errors import OptionError, UserError
 from distill.data.splits import LabelledData
@@ -34,7 +35,7 @@ WORDS = 40
 
 
 @pytest.fixture(scope="module")
-def words() -> transformers.PreTrainedTokenizerBase:
+def words() -> PreTrainedTokenizerBase:
     """A vocabulary of the numbers below 40."""
     vocabulary = {name: number for number, name in enumerate(["<pad>", "</s>", "<unk>", *map(str, range(WORDS))])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -46,7 +47,7 @@ def words() -> transformers.PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def t5(words: transformers.PreTrainedTokenizerBase) -> transformers.PreTrainedModel:
+def t5(words: PreTrainedTokenizerBase) -> PreTrainedModel:
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=len(words), d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0,
@@ -55,9 +56,7 @@ def t5(words: transformers.PreTrainedTokenizerBase) -> transformers.PreTrainedMo
     return transformers.T5ForConditionalGeneration(config).eval()
 
 
-def make_gpt2(
-    tokenizer: transformers.PreTrainedTokenizerBase, initializer_range: float
-) -> transformers.PreTrainedModel:
+def make_gpt2(tokenizer: PreTrainedTokenizerBase, initializer_range: float) -> PreTrainedModel:
     torch.manual_seed(0)
     end = tokenizer.eos_token_id
     config = transformers.GPT2Config(
@@ -73,18 +72,14 @@ def make_sources(number: int) -> list[str]:
     return list(dict.fromkeys(texts))[:number]
 
 
-def writer(
-    model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase, beams: int = 2
-) -> writing.BeamWriter:
+def writer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, beams: int = 2) -> writing.BeamWriter:
     return writing.BeamWriter(model, tokenizer, beams, max_source=16, max_target=4)
 
 
 # Texts for sources
 
 
-def test_beams_are_those_of_transformers(
-    t5: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase
-) -> None:
+def test_beams_are_those_of_transformers(t5: PreTrainedModel, words: PreTrainedTokenizerBase) -> None:
     written = writer(t5, words, beams=3)(["1 2 3", "4"])
     for source, texts in zip(["1 2 3", "4"], written, strict=True):
         ids = t5.generate(
@@ -93,7 +88,7 @@ def test_beams_are_those_of_transformers(
         assert texts == words.batch_decode(ids, skip_special_tokens=True)
 
 
-def test_a_decoder_continues_its_source(words: transformers.PreTrainedTokenizerBase) -> None:
+def test_a_decoder_continues_its_source(words: PreTrainedTokenizerBase) -> None:
     model = make_gpt2(words, 0.02)
     both = writer(model, words)(["1 2 3 4", "5"])
     assert both[1] == writer(model, words)(["5"])[0]  # The padding on the left changes nothing.
@@ -101,7 +96,7 @@ def test_a_decoder_continues_its_source(words: transformers.PreTrainedTokenizerB
 
 
 def test_files_are_written_once_and_those_that_are_damaged_again(
-    t5: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase, tmp_path: Path
+    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     sources, write = make_sources(2 * writing.SOURCES), writer(t5, words)
     texts = writing.open_texts([*sources, sources[0]], write, fingerprint="one", cache_dir=tmp_path)
@@ -140,8 +135,8 @@ class OnDevice:
 
 
 def test_everything_that_texts_depend_on_is_in_their_place(
-    t5: transformers.PreTrainedModel,
-    words: transformers.PreTrainedTokenizerBase,
+    t5: PreTrainedModel,
+    words: PreTrainedTokenizerBase,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -184,7 +179,7 @@ def _write_in_child(directory: Path, sources: list[str], write: writing.BeamWrit
 
 @pytest.mark.skipif(os.name != "posix", reason="processes are killed by SIGKILL")
 def test_none_is_lost_and_none_written_twice_after_kills(
-    t5: transformers.PreTrainedModel, words: transformers.PreTrainedTokenizerBase, tmp_path: Path
+    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     sources, write, draw = make_sources(300), writer(t5, words), random.Random(1)
     whole = writing.WrittenTexts(tmp_path / "whole", sources)
@@ -257,18 +252,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def letters() -> transformers.PreTrainedTokenizerBase:
+def letters() -> PreTrainedTokenizerBase:
     return train_bytes(["one two three", "a letter of some words"] * 3, 280, 64)
 
 
 @pytest.fixture(scope="module")
-def decoder(letters: transformers.PreTrainedTokenizerBase) -> PreparedTeacher:
+def decoder(letters: PreTrainedTokenizerBase) -> PreparedTeacher:
     model = make_gpt2(letters, 0.5)
     return make_prepared(model, letters, model=model)
 
 
 def read(
-    corpus: Path, tokenizer: transformers.PreTrainedTokenizerBase, cache: Path, **options: Any
+    corpus: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, **options: Any
 ) -> tuple[CausalText, dict[str, Any]]:
     task = CausalLM(data=corpus, max_length=16, dev_fraction=0.2, **options)
     data = task.read(cache)
@@ -279,7 +274,7 @@ def read(
 def test_texts_keep_their_prompts_and_go_on_as_the_teacher_does(
     prompt: int | float,
     corpus: Path,
-    letters: transformers.PreTrainedTokenizerBase,
+    letters: PreTrainedTokenizerBase,
     decoder: PreparedTeacher,
     tmp_path: Path,
 ) -> None:
@@ -301,7 +296,7 @@ def test_texts_keep_their_prompts_and_go_on_as_the_teacher_does(
 
 
 def test_continuations_are_written_once_and_sampled_by_their_seed(
-    corpus: Path, letters: transformers.PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path,
+    corpus: Path, letters: PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     data, examples = read(corpus, letters, tmp_path)
@@ -369,7 +364,7 @@ def test_prompts_are_counted_and_checked() -> None:
 
 
 def test_texts_that_cannot_be_continued_are_refused(
-    corpus: Path, letters: transformers.PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path
+    corpus: Path, letters: PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path
 ) -> None:
     (tmp_path / "short.txt").write_text("\n".join(f"abcd {number}" for number in range(30)), encoding="utf-8")
     short = {"prompt": 12, "packing": "sentence", "documents": "line"}
