@@ -163,7 +163,6 @@ SITUATIONS: dict[str, tuple[dict[str, Any], list[str | None]]] = {
         RANKING | {"baseline_choice": NO_LABELS},
         ["No baseline was trained (the training texts have no labels), so the gain from the teacher is not known. "],
     ),
-    "a run that goes on": (RANKING | {"baseline_choice": None, "status": "running"}, [None, "No baseline"]),
     "a student that is better": (
         RANKING | {"comparison": {"teacher": difference(-2, 1, 3)}}, ["The student is better than its teacher."],
     ),

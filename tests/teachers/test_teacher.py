@@ -343,9 +343,8 @@ def score_teacher(source: TeacherSource, task: Classification, directory: Path) 
 
 
 def test_a_weak_teacher_is_refused_with_a_way_out(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contrary: Classification, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contrary: Classification, tmp_path: Path
+) -> None:
     source = TeacherSource(weights=Loaded(teacher, tokenizer), finetune=None)
     expected = "teacher loaded is worse than a constant prediction on dev: accuracy 0.000 against 0."
     ways = (
@@ -357,15 +356,8 @@ def test_a_weak_teacher_is_refused_with_a_way_out(
     message = r"train it for longer \(teacher.finetune.max_epochs=N\), check that its labels"
     with pytest.raises(UserError, match=message):
         score_teacher(replace(source, finetune=SETTINGS), contrary, tmp_path)
-    capsys.readouterr()
-    accepted = score_teacher(replace(source, accept_weak=True), contrary, tmp_path)
-    [notice] = accepted.record()["notices"]
+    [notice] = score_teacher(replace(source, accept_weak=True), contrary, tmp_path).record()["notices"]
     assert notice.startswith(expected)
-    record = accepted.record()
-    assert record["constant"]["answer"] in ("always positive", "always negative")
-    assert record["constant"]["metrics"]["accuracy"] == -record["against_constant"]["difference"]
-    assert "it teaches because of teacher.accept_weak=true" in notice
-    assert "Notice: teacher loaded" in capsys.readouterr().out
     with pytest.raises(UserError, match="got teacher.accept_weak=1, expected true or false"):
         replace(source, accept_weak=1)  # type: ignore[arg-type]
 
