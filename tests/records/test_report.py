@@ -291,6 +291,7 @@ def test_the_header_of_a_card_has_the_names_of_the_hub() -> None:
 def test_the_report_says_that_a_training_stopped_early() -> None:
     text = report.render_report(record(training=record()["training"] | {"stopped_early": 8}))
     assert "- Stopped early: at step 8, because accuracy on dev no longer improved\n" in text
+    assert "- Teacher outputs: none needed\n" in text
 
 
 def test_times_of_a_busy_machine_are_named_as_such() -> None:

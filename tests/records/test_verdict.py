@@ -1,12 +1,14 @@
 """Tests that the headline, the tables, the cards and the terminal lines of a run say the same in each situation."""
 
 import copy
+import io
 import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from distill.chain.task_run import TaskRun, measure_retention
 from distill.export.gate import recommended
@@ -369,6 +371,16 @@ def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threa
 def test_a_student_keeps_half_of_an_accuracy_twice_its_own_and_of_a_perplexity_half_its_own() -> None:
     assert verdict.share_kept(0.4, 0.8, {"selects": "max"}) == 0.5
     assert verdict.share_kept(20.0, 10.0, {"selects": "min"}) == 0.5
+
+
+def test_every_row_of_the_terminal_table_is_one_line_of_120_columns() -> None:
+    content = with_seeds(with_own_file(situation()))
+    content["export"]["int8"] |= {"gate": "undecided", "reason": "dev is small"}
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(report.summary_table(content))
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert all(" ".join(row).split() in lines for row in report.summary_rows(content))
 
 
 def joint(*parts: dict[str, Any]) -> dict[str, Any]:

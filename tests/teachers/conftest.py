@@ -102,13 +102,14 @@ def films(tmp_path: Path) -> Path:
     return directory
 
 
-def teacher_options(root: Path, *teacher: str) -> list[str]:
-    """Returns options of a short training that exports nothing."""
+def teacher_options(root: Path, *teacher: str, is_timed: bool = False) -> list[str]:
+    """Returns options of a short training, which exports and times the student only if `is_timed`."""
+    timing = ["export.formats=[fp32]", "benchmark.seconds=0.01", "benchmark.batches=[1]", "benchmark.lengths=[8]"]
     return [
         *teacher, "+student=distilbert", "teacher.accept_weak=true", "task=classification", "task.text=[sentence]",
         "task.max_length=40", "trainer.max_epochs=1", "trainer.batch_size=16", "trainer.precision=32-true",
-        "export.enabled=false", "benchmark.enabled=false", f"cache_dir={root / 'cache'}",
-        f"output_dir={root / 'runs'}", *LOOSE_OPTIONS,
+        *(timing if is_timed else ["export.enabled=false", "benchmark.enabled=false"]),
+        f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}", *LOOSE_OPTIONS,
     ]  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def test_logits_are_the_logarithms_of_the_probabilities_by_the_tokens_of_a_text(
 
 
 def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
-    encoder_dir: Path, films: Path, tmp_path: Path, command: Command
+    inference: Path, films: Path, tmp_path: Path, command: Command
 ) -> None:
     rows = probability_rows()
     texts = write_rows(tmp_path / "texts.csv", [{"id": n, "sentence": row["sentence"]} for n, row in enumerate(rows)])
@@ -64,11 +64,17 @@ def test_a_student_learns_from_probabilities_that_are_joined_by_an_id(
         for number, row in reversed(list(enumerate(rows)))
     ]
     path = write_rows(tmp_path / "probabilities.jsonl", nested)
-    given = teacher_options(tmp_path, "+teacher=file", f"teacher.path={path}", f"teacher.encoder={encoder_dir}")
+    teacher_of_file = ("+teacher=file", f"teacher.path={path}", f"teacher.encoder={inference}")
+    given = teacher_options(tmp_path, *teacher_of_file, is_timed=True)
     options = [*given, f"task.data_dir={films}", "objective=hinton", f"teacher.texts={texts}"]
     code, _, error = command(*options)
     assert code == 0, error
-    teacher = read_run(tmp_path)["teacher"]
+    record = read_run(tmp_path)
+    teacher = record["teacher"]
+    assert {row["model"] for row in record["benchmark"]} == {"student"}
+    report = next((tmp_path / "runs").rglob("report.md")).read_text(encoding="utf-8")
+    assert "times as fast" not in report
+    assert "smaller than" not in report
     assert (teacher["resolved"], teacher["origin"]) == ("probabilities.jsonl", "probabilities of probabilities.jsonl")
     assert (teacher["metrics"]["accuracy"], teacher["parameters"]) == (1.0, None)
     for option in ("augment=tang", f"task.bank={films}"):

@@ -24,9 +24,9 @@ from tests.teachers.conftest import WORDS, SaveInference, read_run, teacher_opti
 assert command
 
 
-def options(root: Path, inference: Path, *further: str) -> list[str]:
+def options(root: Path, inference: Path, *further: str, is_timed: bool = False) -> list[str]:
     teacher = ("+teacher=zero_shot", f"teacher.path={inference}", "teacher.labels=[lovely,dull]")
-    return [*teacher_options(root, *teacher), *further]
+    return [*teacher_options(root, *teacher, is_timed=is_timed), *further]
 
 
 def load(directory: Path) -> PreTrainedModel:
@@ -93,10 +93,13 @@ def test_a_student_learns_from_the_names_of_the_classes(
     inference: Path, films: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, command: Command
 ) -> None:
     """The student learns the probabilities, of which the hypothesis of each class has given one."""
-    code, output, error = command(*options(tmp_path, inference, f"task.data_dir={films}", "objective=distilbert"))
+    further = (f"task.data_dir={films}", "objective=distilbert")
+    code, output, error = command(*options(tmp_path, inference, *further, is_timed=True))
     assert code == 0, error
     assert output.count("computes the outputs for 64 examples") == 1
-    teacher = read_run(tmp_path)["teacher"]
+    record = read_run(tmp_path)
+    teacher = record["teacher"]
+    assert {row["model"] for row in record["benchmark"]} == {"student"}
     assert (teacher["origin"], teacher["resolved"]) == ("zero-shot", str(inference))
     model, texts = load(inference), [text for text, _ in sentences(24)]
     logits = []
