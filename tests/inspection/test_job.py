@@ -87,13 +87,21 @@ def test_the_words_of_a_prediction_are_coloured_in_their_sentence(subjects: list
         assert float(strength) == pytest.approx(0.45 * abs(value) / strongest, abs=0.006)
 
 
-def test_the_table_of_heads_begins_with_what_a_head_is_worth(subjects: list[Subject], tmp_path: Path) -> None:
-    found = inspect_models(subjects[:1], replace(QUICK, probes=False))
+def test_the_table_of_heads_begins_with_what_a_head_is_worth_and_a_word_is_compared_in_its_contexts(
+    subjects: list[Subject], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("good film\nbad film\nfilm good bad\n", encoding="utf-8")
+    found = inspect_models(subjects[:1], replace(QUICK, probes=False, word="film", corpus=corpus, shown=20))
     page = write_inspection(found, tmp_path / "page").with_suffix(".md").read_text(encoding="utf-8")
     assert "\n| model | layer | head | accuracy without it | importance | confidence |" in page
     change = found.models[0].masked[0][0] - (found.models[0].whole or 0)
     importance = found.models[0].importance[0][0]
     assert f"\n| teacher | 1 | 1 | {change:+.4f} | {importance:.2f} |" in page
+    rows = tables(found)["contexts"]
+    assert {row["layer"] for row in rows} == {0, 1, 2, 3, 4}
+    assert {row["of"] for row in rows} == {"good [film]", "bad [film]", "[film] good bad"}
+    assert len(found.sentences) == len(found.models[0].views) == 20
 
 
 def test_a_run_knows_its_task_and_compares_its_student_with_its_teacher(
@@ -175,15 +183,6 @@ def test_two_vocabularies_are_compared_by_items(subjects: list[Subject], tmp_pat
     assert found.similarity is not None
     assert found.similarity.shape == (5, 3)
     assert found.agreement is not None
-
-
-def test_a_word_is_compared_in_its_contexts(subjects: list[Subject], tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("good film\nbad film\nfilm good bad\n", encoding="utf-8")
-    found = inspect_models(subjects[:1], replace(QUICK, probes=False, word="film", corpus=corpus))
-    rows = tables(found)["contexts"]
-    assert {row["layer"] for row in rows} == {0, 1, 2, 3, 4}
-    assert {row["of"] for row in rows} == {"good [film]", "bad [film]", "[film] good bad"}
 
 
 def test_the_python_door_gives_the_answers_and_writes_the_page(

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,3 @@ def test_the_arrow_keys_and_a_touch_choose_a_head(open_page: Open) -> None:
 def test_the_page_is_accessible_and_nothing_is_clipped(browser: Any, page_path: Path, width: int, scheme: str) -> None:
     assert find_clipped(browser, page_path, scheme, width) == []
     assert find_serious(browser, page_path, scheme, width) == []
-
-
-def test_shown_sentences_are_limited_by_the_user(subjects: list[Subject]) -> None:
-    found = inspect_models(subjects, replace(QUESTIONS, sentences=(), shown=20, masked_rows=0, probes=False))
-    assert len(found.sentences) == len(found.models[0].views) == 20
