@@ -106,7 +106,7 @@ def test_a_student_of_layers_follows_the_encoder(tokenizer: PreTrainedTokenizerB
 
 
 @pytest.fixture(scope="module")
-def fitted(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def prepared(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A task, a teacher on features that was trained for six epochs, and the sentences that its encoder read."""
     root, task, read = tmp_path_factory.mktemp("features"), tagging(), list[int]()
     encoder = toy_bert(len(tokenizer), initializer_range=0.3).bert
@@ -125,13 +125,13 @@ def fitted(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPath
     return root, task, teacher, sum(read)
 
 
-def test_the_encoder_reads_every_sentence_once_in_all_epochs(fitted: Any) -> None:
-    *_, read = fitted
+def test_the_encoder_reads_every_sentence_once_in_all_epochs(prepared: Any) -> None:
+    *_, read = prepared
     assert 48 + 8 <= read < 48 + 8 + 8, "besides the data, the encoder reads a few texts when it is loaded"
 
 
-def test_cached_features_give_the_logits_of_the_whole_model(fitted: Any) -> None:
-    root, task, teacher, _ = fitted
+def test_cached_features_give_the_logits_of_the_whole_model(prepared: Any) -> None:
+    root, task, teacher, _ = prepared
     [directory] = (root / "cache" / "teachers").iterdir()
     model = transformers.AutoModelForTokenClassification.from_pretrained(directory).eval()
     examples = task.encode(task.read(root), transformers.AutoTokenizer.from_pretrained(directory), None)
@@ -150,8 +150,8 @@ def test_cached_features_give_the_logits_of_the_whole_model(fitted: Any) -> None
     torch.testing.assert_close(from_cache, whole, atol=0.02, rtol=0.01)  # The cache has float16.
 
 
-def test_a_saved_teacher_on_features_fits_the_task(fitted: Any) -> None:
-    root, task, *_ = fitted
+def test_a_saved_teacher_on_features_fits_the_task(prepared: Any) -> None:
+    root, task, *_ = prepared
     [directory] = (root / "cache" / "teachers").iterdir()
     start = Pretrained(name="toy", path=str(directory)).load(task.info.auto_class, ("O", "B-city"), [])
     assert start.fits, start.reason
@@ -162,8 +162,8 @@ def test_a_saved_teacher_on_features_fits_the_task(fitted: Any) -> None:
     assert other.model.head.classifier.out_features == 3
 
 
-def test_a_student_is_distilled_from_the_features_teacher(fitted: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    root, task, teacher, _ = fitted
+def test_a_student_is_distilled_from_the_features_teacher(prepared: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    root, task, teacher, _ = prepared
     result = d.distill(
         teacher, d.students.bilstm(hidden_dim=16), task, trainer=TRAINER, directory=root / "run",
         objective=d.Objective(soft=d.SoftTargets(), cosine=d.Cosine()), export=d.ExportSettings(enabled=False),
