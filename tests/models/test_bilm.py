@@ -34,7 +34,6 @@ from distill.models.architectures.modeling_bilstm import (
 )
 from distill.models.forward import output_logits
 from distill.models.loading import auto_class_of
-from tests.models.elsewhere import check_loads_without_distill
 
 VOCABULARY, DIM = 60, 6
 HEADS = (
@@ -186,14 +185,6 @@ def tagger_on_features() -> FeatureBilstmForTokenClassification:
     head = BilstmConfig(vocab_size=None, embedding_dim=2 * DIM, summed_layers=2, hidden_dim=4, num_labels=3)
     config = FeatureBilstmConfig(encoder=encoder, bilstm=head, features="sum_all", num_labels=3)
     return FeatureBilstmForTokenClassification(config).eval()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on_features", [False, True])
-def test_a_saved_model_loads_without_distill(tmp_path: Path, on_features: bool) -> None:
-    network = tagger_on_features() if on_features else model(BilmForTokenClassification)
-    ids = tokens(2, 6)
-    check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForTokenClassification")
 
 
 @pytest.mark.slow

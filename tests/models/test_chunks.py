@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import transformers
@@ -15,7 +14,6 @@ from transformers import PreTrainedModel
 
 from distill.core.contracts import VECTOR_SETTINGS
 from distill.core.errors import UserError
-from distill.export.onnx import export_onnx
 from distill.kinds import Classification, Embedding
 from distill.models import compatibility
 from distill.models.architectures.modeling_chunked import ChunkedConfig, cut_chunks
@@ -180,19 +178,3 @@ def test_tasks_without_scores_to_pool_are_refused_by_name() -> None:
         distilbert.from_teacher(bert("Model"), chunk=10, task=Embedding(pooling="cls"))
     with pytest.raises(UserError, match="the tokenizer has no cls_token_id"):
         distilbert.from_teacher(bert(cls_token_id=None), chunk=10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["mean", "max", "learned"])
-def test_a_file_equals_torch_at_every_length(pooling: Any, tmp_path: Path) -> None:
-    student = distilbert.from_teacher(bert(), depth=1, chunk=20, chunk_overlap=3, chunk_pooling=pooling).eval()
-    if pooling == "learned":
-        torch.nn.init.normal_(student.weigh.weight)
-    export_onnx(student, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    for length in (1, 2, 7, 19, 20, 21, 37, 64, 512, 1024):
-        batch = pad([text(max(0, length - 2))[:length], text(max(0, length // 2 - 2), 1)[:length]])
-        with torch.no_grad():
-            expected = student(**batch).logits
-        logits = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})[0]
-        np.testing.assert_allclose(logits, expected.numpy(), atol=1e-4)

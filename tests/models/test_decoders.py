@@ -1,6 +1,5 @@
 """Tests of decoders that label texts: the last token, padding, separators, refusals, and a whole run."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,10 @@ from distill.builtin.teachers.vocabulary import train_bytes
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, XLNetConfig
 
 from distill.core.errors import UserError
-from distill.edge import Bundle
 from distill.models.forward import VectorSettings, check_reads_both_sides, pool, run_model
 from distill.models.loading import load_directory
 from distill.models.sentence_files import separate_texts
-from tests.conftest import LOOSE_OPTIONS, sentences
-from tests.jobs.runs import read_record, run_command
+from tests.conftest import sentences
 
 HEAD = "AutoModelForSequenceClassification"
 SIZES = {
@@ -141,30 +138,3 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = [f"{text}\t{label}" for text, label in sentences(count)]
         (root / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n", encoding="utf-8")
     return root
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("directory", ["gpt2"], indirect=True)
-def test_a_decoder_teaches_a_student_that_is_exported(directory: Path, data: Path, tmp_path: Path) -> None:
-    code = run_command(
-        "+teacher=pretrained", f"teacher.path={directory}", "+student=layers", "task=classification",
-        "task.text=[sentence]", f"task.data_dir={data}", "task.max_length=32", "augment=none", "task.unlabelled=null",
-        "benchmark.enabled=false", "teacher.finetune.max_epochs=6", "teacher.finetune.learning_rate=3e-3",
-        "trainer.max_epochs=6", "trainer.learning_rate=3e-3", "trainer.batch_size=16", "export.recipes=[dynamic]",
-        "baseline=false", f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}", *LOOSE_OPTIONS,
-    )  # fmt: skip
-    assert code == 0
-    [path] = (tmp_path / "runs").rglob("run.json")
-    record = read_record(path.parent)
-    assert record["student"]["metrics"]["accuracy"] > 0.9
-    assert record["export"]["fp32"]["gate"] == "passed"
-    student = transformers.AutoModelForSequenceClassification.from_pretrained(path.parent / "student").eval()
-    assert student.config.num_hidden_layers == 2
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent / "student")
-    texts = ["a lovely film", "", "a dull plot"]
-    with torch.no_grad():
-        expected = student(**tokenizer(texts, padding=True, return_tensors="pt")).logits.softmax(dim=-1)
-    predictions = Bundle(path.parent / "bundle", model="fp32").predict(texts)
-    for prediction, probabilities in zip(predictions, expected.tolist(), strict=True):
-        assert list(prediction["probabilities"].values()) == pytest.approx(probabilities, abs=1e-4)
-    assert json.loads((path.parent / "bundle" / "bundle.json").read_text())["kind"] == record["task"]["kind"]

@@ -65,16 +65,6 @@ def test_logits_are_those_of_a_bart_without_a_causal_mask(implementation: str) -
 
 
 @torch.no_grad()
-def test_padding_changes_nothing(model: MaskPredictForConditionalGeneration) -> None:
-    batch = batch_of()
-    padded = {name: torch.nn.functional.pad(values, (0, 3)) for name, values in batch.items()}
-    expected, found = model(**batch), model(**padded)
-    is_read = batch[TARGET_MASK] == 1
-    torch.testing.assert_close(found.logits[:, :6][is_read], expected.logits[is_read], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.length_logits, expected.length_logits, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
 def test_the_distribution_of_lengths_by_hand(model: MaskPredictForConditionalGeneration) -> None:
     states = torch.arange(2 * 3 * 32.0).reshape(2, 3, 32) / 100
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])

@@ -24,8 +24,7 @@ from distill.models.forward import model_class, run_model
 from distill.models.loading import load_directory
 from distill.models.sentence_files import adopt_special_tokens
 from distill.models.surgery.long_texts import check_exportable
-from tests.conftest import LABELS, LOOSE_OPTIONS, sentences
-from tests.jobs.runs import read_record, run_command
+from tests.conftest import LABELS, sentences
 
 HEAD = "AutoModelForSequenceClassification"
 LONGEST = 80
@@ -262,30 +261,6 @@ def test_an_encoder_decoder_is_refused_for_the_task_of_a_decoder(
     save_teacher("bart", tokenizer, tmp_path)
     with pytest.raises(UserError, match="of type bart, an encoder-decoder, and the task is for a decoder alone"):
         load_directory(tmp_path, "AutoModelForCausalLM", None, trust_remote_code=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TYPES)
-def test_the_chain_of_a_model_type_ends_in_a_bundle_or_in_its_reason(
-    name: str, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_teacher(name, tokenizer, tmp_path / "teacher")
-    code = run_command(
-        "+teacher=pretrained", f"teacher.path={tmp_path / 'teacher'}", "+student=distilbert", "task=sst2",
-        f"task.data_dir={data_dir}", "task.max_length=40", "augment=none", "benchmark.enabled=false", "baseline=false",
-        "teacher.accept_weak=true", "teacher.finetune.max_steps=2", "trainer.max_steps=2", "export.recipes=[dynamic]",
-        "trainer.precision=32-true", "teacher.finetune.precision=32-true",  # In which deberta and xmod train too.
-        f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}", *LOOSE_OPTIONS,
-    )  # fmt: skip
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    if reason := TYPES[name].refused or TYPES[name].unexported:
-        assert (code, re.search(reason, printed) is not None) == (2, True), printed
-        return
-    assert code == 0, printed
-    [path] = (tmp_path / "runs").rglob("run.json")
-    assert read_record(path.parent)["status"] == "finished"
-    assert (path.parent / "bundle" / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,18 @@
 """Tests of the BiLSTM student: padding, pairs, initial embeddings, saving and export."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from distill.builtin.students import bilstm
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForSequenceClassification,
     PreTrainedModel,
 )
 
 from distill.core.errors import UserError
-from distill.edge.bundle_files import session
-from distill.export.onnx import export_onnx
-from distill.export.quantization import RecipeInput, write_dynamic
 from distill.kinds import Classification, MaskedLM
+from distill.losses import HiddenStateMSE, Objective
 from distill.models.architectures.modeling_bilstm import (
     BilstmConfig,
     BilstmForQuestionAnswering,
@@ -27,8 +22,8 @@ from distill.models.architectures.modeling_bilstm import (
     BilstmModel,
     BilstmPreTrainedModel,
 )
+from distill.models.compatibility import check_sizes
 from distill.models.forward import output_logits
-from tests.models.elsewhere import check_loads_without_distill
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 SEPARATOR = 3
@@ -60,15 +55,12 @@ def tokens(batch: int, length: int, *, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("pooling", bilstm.POOLINGS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_neither_logits_nor_hidden_states(pair: bool, pooling: str, side: str) -> None:
+def test_padding_on_the_left_changes_neither_logits_nor_hidden_states(pair: bool, pooling: str) -> None:
     network, ids = model(pair=pair, pooling=pooling), tokens(3, 9)
     garbage = torch.full((3, 5), 7)
-    parts = (garbage, ids) if side == "left" else (ids, garbage)
     mask = torch.cat([torch.zeros_like(garbage), torch.ones_like(ids)], dim=1)
-    mask = mask if side == "left" else mask.flip(1)
     plain = network(ids, output_hidden_states=True)
-    padded = network(torch.cat(parts, dim=1), mask, output_hidden_states=True)
+    padded = network(torch.cat([garbage, ids], dim=1), mask, output_hidden_states=True)
     torch.testing.assert_close(plain.logits, padded.logits)
     for before, after in zip(plain.hidden_states, padded.hidden_states, strict=True):
         torch.testing.assert_close(before, after[mask.bool()].view_as(before))
@@ -76,12 +68,10 @@ def test_padding_changes_neither_logits_nor_hidden_states(pair: bool, pooling: s
 
 
 @pytest.mark.parametrize("head", [BilstmForTokenClassification, BilstmForQuestionAnswering, BilstmModel])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_logit_of_a_token(head: type[BilstmPreTrainedModel], side: str) -> None:
+def test_padding_on_the_left_changes_no_logit_of_a_token(head: type[BilstmPreTrainedModel]) -> None:
     network, ids = model(head, pair=True), tokens(3, 9)
     garbage, real = torch.full((3, 5), 7), torch.ones_like(ids)
-    parts = [(garbage, 0 * garbage), (ids, real)] if side == "left" else [(ids, real), (garbage, 0 * garbage)]
-    padded, mask = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    padded, mask = torch.cat([garbage, ids], dim=1), torch.cat([0 * garbage, real], dim=1)
     plain = output_logits(network, network(ids), real)
     result = output_logits(network, network(padded, mask), mask)
     if head is not BilstmModel:
@@ -176,42 +166,7 @@ def test_masked_lm_is_refused(teacher: PreTrainedModel) -> None:
         bilstm.from_teacher(teacher, task=MaskedLM())
 
 
-def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
-    network, ids = model(pair=True), tokens(2, 9)
-    check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForSequenceClassification")
-    here = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
-    torch.testing.assert_close(here(ids).logits, network(ids).logits)
-
-
-@pytest.mark.parametrize(
-    ("head", "pair"),
-    [
-        (BilstmForSequenceClassification, True),
-        (BilstmForQuestionAnswering, True),
-        (BilstmModel, False),
-    ],
-)
-def test_the_exported_files_equal_torch(tmp_path: Path, head: type[BilstmPreTrainedModel], pair: bool) -> None:
-    network = model(head, pair=pair, pooling="max")
-    fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
-    export_onnx(model(layers=1, pair=pair), tmp_path / "another.onnx")  # The first export must not fix this one.
-    export_onnx(network, fp32)
-    write_dynamic(RecipeInput(fp32, 7), int8)
-    sessions = {path: session(path) for path in (fp32, int8)}
-    for batch in (1, 3):
-        for length in (1, 7, 64, 300):
-            for padded in (False, True):
-                ids = tokens(batch, length, seed=length)
-                mask = torch.ones_like(ids)
-                if padded:
-                    mask[-1, (length + 1) // 2 :] = 0
-                with torch.no_grad():
-                    expected = output_logits(network, network(ids, mask), mask).numpy()
-                feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-                visible = mask.bool().numpy() if expected.shape[:2] == mask.shape else slice(None)
-                np.testing.assert_allclose(
-                    sessions[fp32].run(["logits"], feed)[0][visible], expected[visible], atol=2e-5
-                )
-                np.testing.assert_allclose(
-                    sessions[int8].run(["logits"], feed)[0][visible], expected[visible], atol=0.2
-                )
+def test_states_of_several_widths_are_no_layers_to_map(teacher: PreTrainedModel) -> None:
+    student = bilstm.from_teacher(teacher, task=SINGLE, hidden_dim=8)
+    with pytest.raises(UserError, match=r"which the student \(BilstmForSequenceClassification\) does not give"):
+        check_sizes(Objective(hidden=HiddenStateMSE()), teacher=teacher, student=student)

@@ -10,7 +10,7 @@ import torch
 from distill.builtin.students import static
 from onnx import numpy_helper
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
 from distill.core.contracts import Task
@@ -21,11 +21,9 @@ from distill.export.quantization import RecipeInput, write_rows
 from distill.kinds import Classification, MaskedLM
 from distill.models.architectures.modeling_static import StaticConfig, StaticForSequenceClassification, StaticModel
 from distill.models.architectures.modeling_texts import mark_texts
-from distill.models.forward import output_logits
 from distill.models.surgery.embeddings import cut_vocabulary
 from distill.models.surgery.initialization import Origins, encode_pieces
 from tests.conftest import toy_bert
-from tests.models.elsewhere import check_loads_without_distill
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 CLS, SEPARATOR, VOCABULARY = 2, 3, 100
@@ -211,35 +209,6 @@ def test_invalid_options_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=expected):
         make(teacher, tokenizer, **options)
-
-
-@pytest.mark.slow
-def test_a_saved_student_loads_without_distill(tmp_path: Path) -> None:
-    network, ids = model(pair=True), tokens(2, 9)
-    check_loads_without_distill(network, ids, tmp_path, auto="AutoModelForSequenceClassification")
-    here = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
-    torch.testing.assert_close(here(ids).logits, network(ids).logits)
-
-
-@pytest.mark.parametrize(("head", "pair"), [(StaticForSequenceClassification, True), (StaticModel, False)])
-def test_the_exported_files_equal_torch(tmp_path: Path, head: type[Any], pair: bool) -> None:
-    network = model(head, pair=pair)
-    fp32, int8 = tmp_path / "model.onnx", tmp_path / "model.int8.onnx"
-    export_onnx(network, fp32)
-    write_rows(RecipeInput(fp32, 7), int8)
-    sessions = [session(path) for path in (fp32, int8)]
-    for batch in (1, 3):
-        for length in (1, 7, 64, 300):
-            for padded in (False, True):
-                ids = tokens(batch, length, seed=length)
-                mask = torch.ones_like(ids)
-                if padded:
-                    mask[-1, (length + 1) // 2 :] = 0
-                with torch.no_grad():
-                    expected = output_logits(network, network(ids, mask), mask).numpy()
-                feed = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-                for file in sessions:
-                    np.testing.assert_allclose(file.run(["logits"], feed)[0], expected, atol=2e-5)
 
 
 def test_tables_are_quantized_by_rows_and_matrices_are_not(tmp_path: Path) -> None:

@@ -44,21 +44,6 @@ def distill(root: Path, tokenizer: PreTrainedTokenizerBase, *, vectors: bool, bu
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("vectors", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_run_exports_the_student_that_torch_has_trained(
-    vectors: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    result = distill(tmp_path, tokenizer, vectors=vectors, buckets=64)
-    assert result.record["export"]["fp32"]["agreement"] == 1.0
-    assert result.record["export"]["fp32"]["metrics"] == pytest.approx(result.metrics, abs=1e-6)
-    assert [attempt["recipe"] for attempt in result.record["attempts"]] == ["rows"]
-    assert not (tmp_path / "run" / "model2vec").exists()
-    bundle = d.Bundle(tmp_path / "run" / "bundle", model="int8")
-    assert len(bundle.predict(TEXTS)) == 3
-    if vectors:
-        assert bundle.encode(TEXTS).shape == (3, 16 + 64)
-
-
 def test_model2vec_and_sentence_transformers_have_the_vectors_of_the_bundle(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

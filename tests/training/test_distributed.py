@@ -70,7 +70,7 @@ def read_rows(toy: Toy) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize(("strategy", "class_weights"), [("ddp", None), ("ddp", [0.02, 0.3]), ("fsdp", None)])
+@pytest.mark.parametrize(("strategy", "class_weights"), [("ddp", [0.02, 0.3]), ("fsdp", None)])
 def test_two_ranks_equal_one_with_twice_the_batch(
     task: Classification,
     tokenizer: PreTrainedTokenizerBase,
@@ -221,21 +221,12 @@ def find_workers(process: psutil.Process) -> list[psutil.Process]:
     return [worker for server in servers for worker in server.children()]
 
 
-@pytest.mark.parametrize(
-    ("rank", "kind", "error", "left"),
-    [
-        (0, "SIGTERM", (KeyboardInterrupt, SystemExit), 2),
-        (1, "SIGKILL", WorkerError, 4),
-    ],
-)
-def test_a_training_that_was_stopped_or_killed_resumes_to_equal_weights(
-    make_toy: MakeToy, two_rank_training: Toy, rank: int, kind: str, error: Any, left: int
-):
-    stopped = add_failure(make_toy(**TWO_RANKS), rank=rank, step=5, kind=kind)
-    with pytest.raises(error, match="^rank 1 of 2 was killed by SIGKILL$" if kind == "SIGKILL" else None):
+def test_a_training_with_a_killed_rank_resumes_to_equal_weights(make_toy: MakeToy, two_rank_training: Toy):
+    stopped = add_failure(make_toy(**TWO_RANKS), rank=1, step=5, kind="SIGKILL")
+    with pytest.raises(WorkerError, match="^rank 1 of 2 was killed by SIGKILL$"):
         stopped.fit()
     state = torch.load(stopped.directory / "checkpoints" / "last.ckpt", weights_only=True)
-    assert state["global_step"] == 8 - left
+    assert state["global_step"] == 4
     resumed = make_toy(directory=stopped.directory, **TWO_RANKS)
     resumed.fit(resume=True)
     assert equal(last_state(resumed), last_state(two_rank_training))
@@ -342,14 +333,14 @@ def sweep(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     arguments = (
         "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", "task.max_length=32", f"cache_dir={root / 'cache'}", "benchmark.enabled=false",
-        "teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=8",
+        "teacher.finetune.max_steps=3", "teacher.accept_weak=true", "teacher.finetune.batch_size=8",
         "teacher.finetune.devices=2", "trainer=ddp", "trainer.batch_size=8", "trainer.learning_rate=1e-3",
         "trainer.max_epochs=2", "trainer.evaluations=1", "augment=none",
     )  # fmt: skip
     sweep = ("-m", *arguments, "seed=1,2", "export.enabled=false", f"output_dir={root / 'sweep'}")
     done = run_here(*sweep, cwd=root)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "60 steps of 16 examples" in done.stdout  # The teacher,
+    assert "3 steps of 16 examples" in done.stdout  # The teacher,
     assert "16 examples in a step" in done.stdout  # and the students.
     return root, arguments
 
@@ -408,6 +399,7 @@ def test_torchrun_gives_one_run_with_the_same_metrics(sweep: tuple[Path, tuple[s
     assert done.stdout.count("Bundle") == 1
 
 
+@pytest.mark.slow
 def test_a_killed_stream_of_two_processes_resumes_to_equal_weights(tmp_path: Path):
     """Each process resumes from its own position in the text."""
     (tmp_path / "text").mkdir()
