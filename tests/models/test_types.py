@@ -1,7 +1,7 @@
 """Tests of every model type of transformers with a text head as a teacher: it teaches, or the reason is named.
 
 A type is one line of `TYPES`. The default part loads it, builds the student of `+student=distilbert`, checks both and
-runs a training step. pytest -m slow -n 0 tests/models/test_types.py runs the whole chain of each type.
+runs a training step. pytest -m slow -n 0 tests/models/test_types.py does so for the other types.
 """
 
 import re
@@ -56,12 +56,10 @@ class Type:
 
     Attributes:
         refused: the reason before anything is trained, as a regular expression; empty for a type that teaches.
-        unexported: the reason why its student cannot be exported; empty for one that is.
     """
 
     sizes: dict[str, Any] = field(default_factory=lambda: WIDE)
     refused: str = ""
-    unexported: str = ""
 
 
 TYPES: dict[str, Type] = {
@@ -101,7 +99,7 @@ TYPES: dict[str, Type] = {
     "ibert": Type(COUNTED),
     "jamba": Type(GROUPED | {
         "mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
-    }, unexported="cannot be exported to ONNX"),
+    }),
     "layoutlm": Type(),
     "led": Type(BART, NO_HEAD),
     "llama": Type(GROUPED),
@@ -109,7 +107,7 @@ TYPES: dict[str, Type] = {
     "m2m_100": Type(BART, NO_HEAD),
     "mamba": Type({"hidden_size": 32, "num_hidden_layers": 4, "state_size": 4}, NO_HEAD),
     "marian": Type(BART, NO_HEAD),
-    "mbart": Type(BART, unexported="cannot be exported to ONNX"),
+    "mbart": Type(BART),
     "mistral": Type(GROUPED | {"sliding_window": 16}),
     "mobilebert": Type(WIDE | {
         "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 2,
@@ -144,7 +142,7 @@ TYPES: dict[str, Type] = {
     "umt5": Type(T5),
     "xlm": Type(XLM),
     "xlm-roberta": Type(COUNTED),
-    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}, unexported="cannot be exported to ONNX"),
+    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}),
     "xmod": Type(COUNTED | {"languages": ["en_XX"], "default_language": "en_XX"}),
     "yoso": Type(WIDE | {"max_position_embeddings": LONGEST + 2}),
 }  # fmt: skip

@@ -8,7 +8,6 @@ import torch
 from distill.builtin.students.distilbert import choose_layers, from_teacher
 from torch import Tensor
 from transformers import (
-    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BertForNextSentencePrediction,
@@ -389,14 +388,3 @@ def test_a_student_of_a_frozen_teacher_is_trainable(bert: PreTrainedModel):
     bert.requires_grad_(False)
     assert all(parameter.requires_grad for parameter in from_teacher(bert).parameters())
     bert.requires_grad_(True)
-
-
-def test_a_saved_student_loads_with_the_auto_class(bert: PreTrainedModel, tmp_path: Path, inputs: dict[str, Tensor]):
-    student = from_teacher(bert)
-    student.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert type(loaded) is type(student)
-    assert torch.equal(run(loaded, inputs)[0], run(student, inputs)[0])
-    assert loaded.config.id2label == dict(enumerate(LABELS))
-    assert loaded.config.label2id == {label: index for index, label in enumerate(LABELS)}
-    assert loaded.config.teacher_layers == [0, 3]

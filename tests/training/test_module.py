@@ -18,13 +18,12 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBa
 
 from distill.core.errors import NumericalError, UserError
 from distill.data import batches
-from distill.data import splits as tables
 from distill.kinds import MaskedLM
 from distill.losses import Cosine, HardLabels, MaskedLanguageModelling, Objective, SoftTargets
 from distill.models.forward import run_model
 from distill.training import fitting, hyperparameters, processes
 from distill.training.hyperparameters import TrainerSettings
-from distill.training.module import NOTHING, DistillationModule, evaluate, parameter_groups
+from distill.training.module import NOTHING, DistillationModule, parameter_groups
 from tests.conftest import (
     SETTINGS,
     MakeToy,
@@ -91,20 +90,13 @@ def recorded_fit(make_toy: MakeToy) -> RecordedFit:
     return RecordedFit(toy, before, teacher_before, modes["teacher"], modes["student"], examples, rows)
 
 
-def test_the_teacher_stays_in_evaluation_mode(recorded_fit: RecordedFit):
-    assert recorded_fit.teacher_modes == [False] * 8  # One forward pass per step, none for dev.
-    recorded_fit.toy.module.train()
-    recorded_fit.toy.module.signal.model.train()
-    assert not any(part.training for part in recorded_fit.toy.module.signal.model.modules())
-
-
-def test_the_student_trains_in_steps_and_not_on_dev(recorded_fit: RecordedFit):
-    epoch = [True] * 4 + [False]
-    assert recorded_fit.student_modes == epoch * 2
-
-
-def test_the_teacher_does_not_change_and_gets_no_gradient(recorded_fit: RecordedFit):
+def test_the_teacher_stays_as_it_is_and_the_student_trains_in_steps_and_not_on_dev(recorded_fit: RecordedFit):
     teacher = recorded_fit.toy.module.signal.model
+    assert recorded_fit.teacher_modes == [False] * 8  # One forward pass per step, none for dev.
+    assert recorded_fit.student_modes == ([True] * 4 + [False]) * 2
+    recorded_fit.toy.module.train()
+    teacher.train()
+    assert not any(part.training for part in teacher.modules())
     assert equal(weights(teacher), recorded_fit.teacher_before)
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters())
 
@@ -233,19 +225,11 @@ def test_embeddings_stay_as_they_are_in_a_share_of_the_steps(make_toy: MakeToy, 
     assert all(changed == start.keys() for changed in seen[first:])
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        1,
-    ],
-)
-def test_a_training_with_frozen_embeddings_is_resumed_as_it_was(
-    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, stop: int
-):
+def test_a_training_with_frozen_embeddings_is_resumed_as_it_was(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
     options: dict[str, Any] = {"frozen_embeddings": 0.3, "checkpoint_steps": 1}
     whole, stopped = make_toy(**options), make_toy(**options)
     whole.fit()
-    stop_at(stopped, stop, monkeypatch)
+    stop_at(stopped, 1, monkeypatch)
     resumed = make_toy(directory=stopped.directory, **options)
     resumed.fit(resume=True)
     assert equal_trainings(resumed, whole)
@@ -280,7 +264,9 @@ def train_one_step(toy: Toy, micro_batches: list[list[int]], monkeypatch: pytest
 
 
 def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch):
-    toys = [make_toy(teacher_width=48, dropout=0.0, max_epochs=None, max_steps=1) for _ in range(3)]
+    # Without clipping, which would give gradients of any size the same norm.
+    options: dict[str, Any] = {"dropout": 0.0, "max_epochs": None, "max_steps": 1, "clip": 0.0}
+    toys = [make_toy(teacher_width=48, **options) for _ in range(3)]
     start = weights(toys[0].module)
     lengths = toys[0].loaders["train"].dataset.lengths
     by_length = np.argsort(lengths, kind="stable").tolist()
@@ -290,24 +276,10 @@ def test_unequal_micro_batches_give_the_weights_of_one_large_batch(make_toy: Mak
     parts = train_one_step(toys[1], [short, middle, long], monkeypatch)
     other = train_one_step(toys[2], [short, middle], monkeypatch)
     for name, tensor in large.items():
-        torch.testing.assert_close(parts[name], tensor, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(parts[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
     for different in (start, other):
         assert max((tensor - different[name]).abs().max() for name, tensor in large.items()) > 1e-3
     assert toys[0].module.global_step == toys[1].module.global_step == 1
-
-
-def test_the_gradient_does_not_grow_with_the_number_of_micro_batches(
-    make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch
-):
-    """Without clipping, which would give gradients of any size the same norm."""
-    options: dict[str, Any] = {"dropout": 0.0, "max_epochs": None, "max_steps": 1, "clip": 0.0}
-    whole, parts = make_toy(**options), make_toy(**options)
-    start = weights(whole.module)
-    large = train_one_step(whole, [[0, 1, 2, 3]], monkeypatch)
-    small = train_one_step(parts, [[0], [1], [2], [3]], monkeypatch)
-    for name, tensor in large.items():
-        torch.testing.assert_close(small[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
-    assert max((tensor - start[name]).abs().max() for name, tensor in large.items()) > 0.1
 
 
 class Stopped(Exception):
@@ -382,15 +354,6 @@ def capture_inputs(model: PreTrainedModel, batch: dict[str, Tensor]) -> set[str]
     return {name for name, value in seen[0].items() if isinstance(value, Tensor)}
 
 
-def test_token_types_are_passed_only_to_models_that_read_them(teacher: PreTrainedModel):
-    ids, types = torch.arange(5, 11)[None], torch.tensor([[0, 0, 0, 1, 1, 1]])
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": types, "labels": ids[:, 0]}
-    assert capture_inputs(teacher, batch) == {"input_ids", "attention_mask", "token_type_ids"}
-    assert capture_inputs(from_teacher(teacher), batch) == {"input_ids", "attention_mask"}
-    one_text = batch | {"token_type_ids": torch.zeros_like(ids)}
-    assert not torch.allclose(run_model(teacher, batch).logits, run_model(teacher, one_text).logits, atol=1e-3)
-
-
 def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make_toy: MakeToy):
     toy = make_toy(teacher_width=48)
     dtypes = {}
@@ -400,23 +363,6 @@ def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make_
         loss, _ = toy.module.losses(next(iter(toy.loaders["train"]))[0])
     assert dtypes == {"teacher": torch.float32, "student": torch.bfloat16}
     assert loss.dtype == torch.float32
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_evaluated_logits_are_in_the_order_of_the_split(make_toy: MakeToy, splits: tables.LabelledData, training: bool):
-    toy = make_toy()
-    student = toy.module.student.train(training)
-    order = [[[5, 0]], [[23, 2, 7], [1]], [[i] for i in range(24) if i not in (0, 1, 2, 5, 7, 23)]]
-    dev = toy.loaders["dev"].dataset
-    loader = batches.loader(dev, order)
-    logits = evaluate(student, toy.module.task, toy.module.scoring, loader).by_example().columns["logits"]
-    assert student.training is training
-    assert logits.dtype == np.float32
-    student.eval()
-    for row, text in zip(logits, splits.splits["dev"].texts, strict=True):
-        with torch.no_grad():
-            alone = student(**toy.tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits[0]
-        np.testing.assert_allclose(row, alone.numpy(), atol=1e-4)
 
 
 # Best weights

@@ -169,21 +169,6 @@ def told_apart(kind: str, compare: Callable[..., statistics.Difference | None], 
     return told / trials
 
 
-def test_equal_models_of_five_seeds_are_seldom_told_apart() -> None:
-    """Seeds share the examples, and intervals over seeds alone told equal models apart in a third of the trials."""
-
-    def with_parts(first: list[tuple[Scoring, Scores]], second: list[tuple[Scoring, Scores]]) -> statistics.Difference:
-        return statistics.compare_seeds(*([Measured(scoring.selecting_metric(of), measure_parts(scoring, of))
-                                           for scoring, of in model] for model in (first, second)))  # fmt: skip
-
-    def alone(first: list[tuple[Scoring, Scores]], second: list[tuple[Scoring, Scores]]) -> statistics.Difference:
-        return statistics.compare_seeds(*([scoring.selecting_metric(of) for scoring, of in model]
-                                          for model in (first, second)))  # fmt: skip
-
-    assert told_apart("accuracy", with_parts, students=5, trials=40) <= 0.125
-    assert told_apart("accuracy", alone, students=5, trials=40) > 0.2
-
-
 @pytest.mark.parametrize("kind", ["accuracy", "tags"])
 def test_equal_models_of_one_seed_are_seldom_told_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 500)

@@ -70,19 +70,6 @@ def test_all_terms_together_train_the_student_and_their_projections(whole: Toy) 
     assert {id(parameter) for parameter in whole.module.objective.parameters()} <= trained
 
 
-@pytest.mark.parametrize("name", all_terms())
-def test_each_term_alone_learns(name: str, make_toy: MakeToy) -> None:
-    toy = with_terms(make_toy(teacher_width=48, max_epochs=2, dropout=0.0), name)
-    toy.module.student.eval()
-    batch = toy.loaders["dev"].dataset[list(range(16))]
-    with torch.no_grad():
-        first = float(toy.module.losses(batch)[0])
-    toy.fit()
-    toy.module.student.eval()
-    with torch.no_grad():
-        assert float(toy.module.losses(batch)[0]) < first
-
-
 # Raw text
 
 VOCABULARY = 40
