@@ -43,7 +43,8 @@ def make_toy(cell: Cell, directory: Path, **options: Any) -> Toy:
     """Returns two steps of training with dropout, each of two micro-batches."""
     settings = replace(
         SETTINGS,
-        **{"batch_size": 4, "accumulate": 2, "max_epochs": None, "max_steps": 2, "checkpoint_steps": 1} | options,
+        **{"batch_size": 4, "accumulate": 2, "max_epochs": None, "max_steps": 2, "checkpoint_steps": 1, "clip": 0.0}
+        | options,
     )
     loaders = all_task_loaders(cell.examples, steps=2, **settings.batches())
     # With this epsilon a step is not enlarged where the gradient is a rounding error, because softmax cancels a bias.
