@@ -29,7 +29,7 @@ TRAINED = list(
     )
 )
 # In one pair of processes, which takes seconds to start. Each has a loss, a head or a gradient of its own. Left out are
-# vectors, whose similarities are those of one rank's texts.
+# vectors, whose similarities are those of one rank's texts, and several heads, which are not sent to other processes.
 PARALLEL = [
     ("classes", "distilbert"), ("labels", "bilstm"), ("numbers", "static"), ("tags", "cnn"), ("answers", "distilbert"),
     ("rankings", "distilbert"), ("segments", "layers"), ("next token", "layers"), ("targets", "halves"),
@@ -127,6 +127,7 @@ def parallel(cell: MakeCell, tmp_path_factory: pytest.TempPathFactory) -> dict[i
     return toys
 
 
+@pytest.mark.xdist_group("laws.parallel")
 @pytest.mark.parametrize("number", range(len(PARALLEL)), ids=[kind for kind, _ in PARALLEL])
 def test_two_ranks_end_with_the_weights_of_one_with_twice_the_batch(
     parallel: dict[int, list[Toy]], number: int
