@@ -15,26 +15,28 @@ from tests.serve.bundles.test_generation import PROMPT, hold
 pytestmark = [needs_browser, pytest.mark.xdist_group("browser")]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "gpt2",
-    ],
-)
-def test_the_page_writes_text_with_one_bundle_and_predicts_with_another(
-    kind: str, browser: Any, bundle: Path, tmp_path: Path, start: Callable[..., Running]
+def test_the_page_writes_and_stops_text_with_one_bundle_and_predicts_with_another(
+    browser: Any, bundle: Path, tmp_path: Path, start: Callable[..., Running]
 ) -> None:
     writer = tmp_path / "writer"
     writer.mkdir()
-    write_text_bundle(writer, kind)
+    write_text_bundle(writer, "gpt2", eos=[], start=None)
     running = start(f"text={writer}", f"films={bundle}")
+    held = hold(running)
     page = browser.new_page()
     page.goto(f"http://127.0.0.1:{running.port}/")
     page.wait_for_selector("#options:not([hidden])")
     page.fill("#texts", PROMPT)
+    page.click("#button")
+    page.wait_for_function("document.querySelector('.written:not(.text)')?.textContent")
+    page.click("#stopping")
+    page.wait_for_selector("#button:enabled")
+    assert page.inner_text(".note") == "Stopped."
+    held.allowed.release(10_000)
+    assert held.has_dropped.wait(60)
     page.fill("#max_new_tokens", "5")
     page.click("#button")
-    page.wait_for_selector(".note:not(:empty)")
+    page.wait_for_selector(".note:not(:empty):not(:text('Stopped.'))")
     [expected] = Bundle(writer).generate_all([PROMPT], max_new_tokens=5)
     assert page.text_content(".written:not(.text)") == expected["text"]
     page.fill("#temperature", "hot")
@@ -47,24 +49,4 @@ def test_the_page_writes_text_with_one_bundle_and_predicts_with_another(
     page.wait_for_selector(".row")
     assert page.locator(".result").count() == 2
     assert page.is_hidden("#options")
-    page.close()
-
-
-def test_the_stop_button_of_the_page_drops_the_text(
-    browser: Any, tmp_path: Path, start: Callable[..., Running]
-) -> None:
-    write_text_bundle(tmp_path, "gpt2", eos=[], start=None)
-    running = start(f"text={tmp_path}")
-    held = hold(running)
-    page = browser.new_page()
-    page.goto(f"http://127.0.0.1:{running.port}/")
-    page.wait_for_selector("#options:not([hidden])")
-    page.fill("#texts", PROMPT)
-    page.click("#button")
-    page.wait_for_function("document.querySelector('.written:not(.text)')?.textContent")
-    page.click("#stopping")
-    page.wait_for_selector("#button:enabled")
-    assert page.inner_text(".note") == "Stopped."
-    held.allowed.release(1)
-    assert held.has_dropped.wait(60)
     page.close()
