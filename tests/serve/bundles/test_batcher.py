@@ -12,10 +12,6 @@ from distill.serve.bundles.served_models import SHARE, Batcher
 from tests.serve.bundles.conftest import PATIENCE
 
 
-class Panic(BaseException):
-    """As the panics of a tokenizer, which are no `Exception`."""
-
-
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), PATIENCE))
 
@@ -26,28 +22,6 @@ def numbers(end: int) -> list[Any]:
 
 def echo(records: list[Any]) -> list[Any]:
     return [{"value": record} for record in records]
-
-
-def test_a_panic_fails_its_request_alone_and_the_next_one_is_answered() -> None:
-    def predict(records: list[Any]) -> list[Any]:
-        if "bad" in records:
-            raise Panic("index out of bounds\nat lib.rs")
-        return echo(records)
-
-    async def work() -> None:
-        batcher = Batcher(predict, waiting=9, records=9)
-        answers = [batcher.submit([text]) for text in ("good", "bad", "fine")]
-        batcher.start()
-        results = await asyncio.gather(*answers, return_exceptions=True)
-        assert [str(result) for result in results] == [
-            "[{'value': 'good'}]",
-            "index out of bounds",
-            "[{'value': 'fine'}]",
-        ]
-        assert batcher.is_working(PATIENCE)
-        await batcher.stop(PATIENCE)
-
-    run(work)
 
 
 def test_a_small_request_does_not_wait_for_the_end_of_a_large_one() -> None:

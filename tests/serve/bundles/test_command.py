@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import install_command
 from distill.serve.__main__ import TOKEN, main
@@ -61,18 +60,11 @@ def test_a_missing_extra_is_named(
     assert capsys.readouterr().err == f"error: distill.serve needs fastapi: {install_command('serve')}\n"
 
 
-def serve(*arguments: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "distill.serve", *map(str, arguments)]
-    environment = {name: value for name, value in os.environ.items() if name != TOKEN}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def test_a_port_in_use_is_named(bundle: Path) -> None:
+def test_a_port_in_use_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = serve(bundle, "--port", port)
-        _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2
+        assert main([str(bundle), "--port", str(port)]) == 2
+    errors = capsys.readouterr().err
     assert errors.endswith(f"error: cannot listen on 127.0.0.1, port {port}: choose another --host or --port\n")
 
 
@@ -95,10 +87,17 @@ def send_until_told_to_stop(port: int, answered: threading.Semaphore, lost: list
             return
 
 
-def test_every_request_is_answered_when_a_signal_stops_the_server(
-    bundle: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    process = serve(bundle, "--port", 0)
+def test_every_request_is_answered_without_torch_when_a_signal_stops_the_server(bundle: Path) -> None:
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets'):\n"
+        "    sys.modules[name] = None\n"
+        "from distill.serve.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", program, str(bundle), "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     address = re.fullmatch(r"serving films at http://127\.0\.0\.1:(\d+)\n", process.stdout.readline())
     assert address is not None
@@ -114,13 +113,3 @@ def test_every_request_is_answered_when_a_signal_stops_the_server(
         client.join(PATIENCE)
     _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, lost, errors) == (0, [], "")
-
-
-def test_the_server_needs_no_torch(bundle: Path) -> None:
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'lightning', 'hydra', 'datasets'):\n"
-        "    sys.modules[name] = None\n"
-        "import distill.serve.http\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

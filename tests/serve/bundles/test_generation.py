@@ -117,35 +117,38 @@ def test_pieces_come_in_order_and_the_whole_text_last(writer: Path, start: Start
     assert 'distill_requests_total{model="text",status="200"} 6.0' in running.get("/metrics").body
 
 
-def test_sixteen_clients_of_a_hundred_tokens_get_the_texts_of_each_alone(tmp_path: Path, start: Start) -> None:
-    write_text_bundle(tmp_path, "t5", eos=[])
-    running, prompts = start(f"text={tmp_path}"), [f"w{number} w7" for number in range(10, 26)]
-    expected = Bundle(tmp_path, threads=1).generate_all(prompts, max_new_tokens=100, batch_size=1)
+def test_sixteen_clients_at_once_get_the_texts_of_each_alone(writer: Path, start: Start) -> None:
+    running, prompts = start(f"text={writer}"), [f"w{number} w7" for number in range(10, 26)]
+    expected = Bundle(writer, threads=1).generate_all(prompts, max_new_tokens=40, batch_size=1)
     held, scheduler = hold(running), running.service.models["text"].scheduler
     with ThreadPoolExecutor(16) as clients:
-        bodies = [{"prompt": prompt, "max_new_tokens": 100} for prompt in prompts]
+        bodies = [{"prompt": prompt, "max_new_tokens": 40} for prompt in prompts]
         streams = [clients.submit(lambda body: list(open_stream(running, body)), body) for body in bodies]
         wait_until(lambda: scheduler.running() + scheduler.waiting() == 16)
         held.allowed.release(10_000)
     for stream, own in zip(streams, expected, strict=True):
         *pieces, last = stream.result()
-        assert (last["text"], len(last["tokens"])) == (own["text"], 100)
+        assert (last["text"], len(last["tokens"])) == (own["text"], 40)
         assert "".join(each["piece"] for each in pieces) == own["text"]
     # All others joined after the step that waited.
     assert held.sizes[1] == 16
     body = running.get("/metrics").body
-    assert 'distill_tokens_total{model="text"} 1600.0' in body
+    assert 'distill_tokens_total{model="text"} 640.0' in body
     assert 'distill_running_texts{model="text"} 0.0' in body
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_the_text_of_a_client_that_leaves_is_dropped(writer: Path, start: Start, path: str) -> None:
+@pytest.mark.parametrize(("path", "is_stream"), [*((path, True) for path in PATHS), ("/generate", False)])
+def test_the_text_of_a_client_that_leaves_is_dropped(writer: Path, start: Start, path: str, is_stream: bool) -> None:
     running = start(f"text={writer}")
-    held, body = hold(running), {"prompt": PROMPT, "stream": True}
-    gone = open_stream(running, body, path)
+    held = hold(running)
+    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=PATIENCE)
+    body = json.dumps({"prompt": PROMPT, "stream": is_stream})
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
     held.allowed.release(3)
-    next(iter(gone))
-    gone.close()
+    if is_stream:
+        connection.getresponse().readline()
+    wait_until(lambda: bool(held.sizes))
+    connection.close()
     wait_until(lambda: has_gone(running))
     held.allowed.release()  # The step that has begun.
     assert held.has_dropped.wait(PATIENCE)
@@ -155,26 +158,10 @@ def test_the_text_of_a_client_that_leaves_is_dropped(writer: Path, start: Start,
     assert last == write(writer, max_new_tokens=5)
 
 
-def test_a_whole_text_is_dropped_as_well(writer: Path, start: Start) -> None:
+def test_a_server_that_stops_ends_its_streams_first_or_cuts_them_off_without_an_end(writer: Path, start: Start) -> None:
     running = start(f"text={writer}")
     held = hold(running)
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=PATIENCE)
-    body = json.dumps({"prompt": PROMPT, "stream": False})
-    connection.request("POST", "/generate", body, {"Content-Type": "application/json"})
-    held.allowed.release()
-    wait_until(lambda: bool(held.sizes))
-    connection.close()
-    wait_until(lambda: has_gone(running))
-    held.allowed.release()
-    assert held.has_dropped.wait(PATIENCE)
-    assert held.sizes == [1] * 2
-
-
-def test_a_server_that_stops_ends_its_streams_first(writer: Path, start: Start) -> None:
-    running = start(f"text={writer}")
-    held = hold(running)
-    stream = open_stream(running, {"prompt": PROMPT})
-    events = iter(stream)
+    events = iter(open_stream(running, {"prompt": PROMPT}))
     held.allowed.release(3)
     first = next(events)
     running.server.should_exit = True
@@ -183,20 +170,13 @@ def test_a_server_that_stops_ends_its_streams_first(writer: Path, start: Start) 
     *pieces, last = events
     assert last == write(writer)
     assert first["piece"] + "".join(each["piece"] for each in pieces) == last["text"]
-    running.thread.join(PATIENCE)
-    assert not running.thread.is_alive()
-
-
-def test_a_stream_that_a_stopping_server_cuts_off_has_no_end(writer: Path, start: Start) -> None:
-    running = start(f"text={writer}", seconds=0.5)  # It waits for a second.
+    running = start(f"text={writer}", seconds=0.05)
     held = hold(running)
     stream = open_stream(running, {"prompt": PROMPT, "stream": True}, "/v1/completions")
     running.server.should_exit = True
     with pytest.raises(http.client.IncompleteRead):
         stream.response.read()
     held.allowed.release(10_000)
-    running.thread.join(PATIENCE)
-    assert not running.thread.is_alive()
 
 
 def test_a_model_that_fails_ends_its_streams_with_the_reason(writer: Path, start: Start) -> None:
@@ -245,66 +225,47 @@ def test_completions_have_the_shape_of_openai(writer: Path, start: Start) -> Non
     assert running.ask(sampled, "/v1/completions").body["choices"][0]["text"] == text
 
 
-BAD: Sequence[tuple[Any, str]] = [
-    ([], "got no object, expected one with prompt"),
-    ({}, "got no prompt, expected an object with prompt"),
-    ({"prompt": PROMPT, "top_l": 3}, "got the key top_l, expected prompt, stream, max_new_tokens,"),
-    ({"prompt": 3}, "got 3, expected a text"),
-    ({"prompt": "\ud800"}, "got '\\ud800', expected Unicode"),
-    ({"prompt": ""}, "got '' as a prompt, and the model has no token that begins a text: give it a text"),
-    ({"prompt": "w5 " * 49}, "and the model has 48 positions: shorten it, or give truncate=left"),
-    ({"prompt": PROMPT, "beams": 0}, "beams"),
-    ({"prompt": PROMPT, "temperature": 0}, "got temperature=0, expected a number above 0"),
-    ({"prompt": PROMPT, "temperature": -1}, "got temperature=-1, expected a number above 0"),
-    ({"prompt": PROMPT, "temperature": float("nan")}, "got temperature=nan, expected a number above 0"),
-    ({"prompt": PROMPT, "temperature": 10**400}, "expected a number above 0"),
-    ({"prompt": PROMPT, "top_k": 5}, "got top_k=5 without a temperature"),
-    ({"prompt": PROMPT, "stop": [""]}, "got stop=[''], expected texts that are not empty"),
-    ({"prompt": PROMPT, "stream": "yes"}, "got stream='yes', expected true or false"),
-    ({"prompt": PROMPT, "truncate": "up"}, "got truncate='up', expected left or right"),
+BAD: Sequence[tuple[Any, int, str]] = [
+    ([], 422, "got no object, expected one with prompt"),
+    ({}, 422, "got no prompt, expected an object with prompt"),
+    ({"prompt": PROMPT, "top_l": 3}, 422, "got the key top_l, expected prompt, stream, max_new_tokens,"),
+    ({"prompt": 3}, 422, "got 3, expected a text"),
+    ({"prompt": "\ud800"}, 422, "got '\\ud800', expected Unicode"),
+    ({"prompt": ""}, 422, "got '' as a prompt, and the model has no token that begins a text: give it a text"),
+    ({"prompt": "w5 " * 49}, 422, "and the model has 48 positions: shorten it, or give truncate=left"),
+    ({"prompt": PROMPT, "temperature": 10**400}, 422, "expected a number above 0"),
+    ({"prompt": PROMPT, "stop": [""]}, 422, "got stop=[''], expected texts that are not empty"),
+    ({"prompt": PROMPT, "stream": "yes"}, 422, "got stream='yes', expected true or false"),
+    ({"prompt": PROMPT, "truncate": "up"}, 422, "got truncate='up', expected left or right"),
+    ({"prompt": "x" * 201}, 413, "a prompt has more than 200 characters, the limit"),
+    ({"prompt": PROMPT, "max_new_tokens": 41}, 413, "got 41 new tokens, the limit of a text is 40"),
+    ({"prompt": PROMPT, "beams": 4}, 413, "got 1 prompts of 4 beams, the limit of a request is 3"),
+    ({"prompt": "x" * 4000}, 413, "the body has more than 4,000 bytes, the limit"),
+]
+BAD_COMPLETIONS: Sequence[tuple[Any, int, str]] = [
+    (b"{", 400, "the body is no JSON: "),
+    ({"prompt": PROMPT, "model": "songs"}, 404, "there is no model 'songs', expected one of text"),
+    ({"prompt": PROMPT, "n": 2}, 400, "got n=2, expected 1"),
+    ({"prompt": PROMPT, "logprobs": 3}, 400, "got logprobs=3, expected null"),
+    ({"prompt": []}, 400, "got prompt=[], expected a text or a list of texts"),
+    ({"prompt": [1, 2]}, 400, "got 1, expected a text"),
+    ({"prompt": ["w5"] * 4}, 413, "got 4 prompts, the limit of a request is 3"),
+    ({"prompt": PROMPT, "temperature": -1}, 400, "got temperature=-1, expected a number above 0"),
+    ({"prompt": PROMPT, "stream_options": 1}, 400, "got stream_options=1, expected an object with include_usage"),
+    ({"prompt": PROMPT, "beams": 2}, 400, "got the key beams, expected model, prompt,"),
+    ({"prompt": "x" * 4000}, 413, "the body has more than 4,000 bytes, the limit"),
 ]
 
 
-@pytest.fixture(scope="module")
-def limits() -> dict[str, Any]:
-    return {"body": 4000, "characters": 200, "rows": 3, "new_tokens": 40}
-
-
-def test_bad_requests_are_refused_by_name(writer: Path, start: Start, limits: dict[str, Any]) -> None:
-    running = start(f"text={writer}", **limits)
-    for body, message in BAD:
+def test_bad_requests_are_refused_by_name_and_bad_completions_in_their_shape(writer: Path, start: Start) -> None:
+    running = start(f"text={writer}", body=4000, characters=200, rows=3, new_tokens=40)
+    for body, status, message in BAD:
         answer = running.ask(body, "/generate")
-        assert answer.status == 422, body
+        assert answer.status == status, body
         assert message in answer.body["error"]
-    large = {
-        "a prompt has more than 200 characters, the limit": {"prompt": "x" * 201},
-        "got 41 new tokens, the limit of a text is 40": {"prompt": PROMPT, "max_new_tokens": 41},
-        "got 1 prompts of 4 beams, the limit of a request is 3": {"prompt": PROMPT, "beams": 4},
-        "the body has more than 4,000 bytes, the limit": {"prompt": "x" * 4000},
-    }
-    for message, body in large.items():
-        answer = running.ask(body, "/generate")
-        assert (answer.status, answer.body) == (413, {"error": message})
     cut = running.ask({"prompt": "w5 " * 49, "truncate": "left", "stream": False}, "/generate")
     assert (cut.status, cut.body["truncated"]) == (200, True)
-
-
-def test_bad_completions_are_refused_in_their_shape(writer: Path, start: Start, limits: dict[str, Any]) -> None:
-    running = start(f"text={writer}", **limits)
-    bad: Sequence[tuple[Any, int, str]] = [
-        (b"{", 400, "the body is no JSON: "),
-        ({"prompt": PROMPT, "model": "songs"}, 404, "there is no model 'songs', expected one of text"),
-        ({"prompt": PROMPT, "n": 2}, 400, "got n=2, expected 1"),
-        ({"prompt": PROMPT, "logprobs": 3}, 400, "got logprobs=3, expected null"),
-        ({"prompt": []}, 400, "got prompt=[], expected a text or a list of texts"),
-        ({"prompt": [1, 2]}, 400, "got 1, expected a text"),
-        ({"prompt": ["w5"] * 4}, 413, "got 4 prompts, the limit of a request is 3"),
-        ({"prompt": PROMPT, "temperature": -1}, 400, "got temperature=-1, expected a number above 0"),
-        ({"prompt": PROMPT, "stream_options": 1}, 400, "got stream_options=1, expected an object with include_usage"),
-        ({"prompt": PROMPT, "beams": 2}, 400, "got the key beams, expected model, prompt,"),
-        ({"prompt": "x" * 4000}, 413, "the body has more than 4,000 bytes, the limit"),
-    ]
-    for body, status, message in bad:
+    for body, status, message in BAD_COMPLETIONS:
         answer = running.ask(body, "/v1/completions")
         assert answer.status == status, body
         error = answer.body["error"]
@@ -328,16 +289,14 @@ def test_an_encoder_writes_no_text_and_a_writer_predicts_none(bundle: Path, writ
     assert [model["generates"] for model in running.get("/models").body["models"]] == [False, True]
 
 
-def test_two_models_write_beside_each_other(writer: Path, tmp_path: Path, start: Start) -> None:
-    write_text_bundle(tmp_path, "t5", eos=[])
-    running = start(f"text={writer}", f"other={tmp_path}")
+def test_two_models_write_beside_each_other(writer: Path, start: Start) -> None:
+    running = start(f"text={writer}", f"other={writer}")
     held = hold(running)
     waits = open_stream(running, {"prompt": PROMPT}, "/text/generate")
     other = running.ask({"prompt": PROMPT, "stream": False}, "/other/generate")  # While the first one waits.
-    assert other.body == write(tmp_path)
     held.allowed.release(10_000)
     *_, last = waits
-    assert last == write(writer)
+    assert last == other.body == write(writer)
 
 
 def test_a_full_queue_is_answered_with_503_and_a_turn_that_does_not_come_with_504(writer: Path, start: Start) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from distill.edge.generation import Prompt
 from distill.edge.sampling import GenerationOptions
-from distill.serve.bundles.served_models import FullError, GenerationJob, ModelError, Scheduler, Stepper
+from distill.serve.bundles.served_models import GenerationJob, ModelError, Scheduler, Stepper
 from tests.serve.bundles.conftest import PATIENCE
 
 
@@ -161,22 +161,6 @@ def test_texts_beyond_the_rows_wait_in_order_and_cancelled_ones_never_start() ->
     assert [note for note in stepper.notes if note[0] == "start"] == [("start", [0])] * 3
 
 
-def test_a_full_queue_is_refused() -> None:
-    stepper = Counter(steps=0)
-
-    async def work(scheduler: Scheduler) -> None:
-        first, second = job(stepper, 2), job(stepper, 2)
-        scheduler.submit(first)
-        await first.joined
-        scheduler.submit(second)
-        with pytest.raises(FullError):
-            scheduler.submit(job(stepper, 2))
-        stepper.allowed.release(9)
-        await collect(second)
-
-    run(work, waiting=1, rows=1)
-
-
 def test_a_panic_at_the_start_fails_its_job_alone() -> None:
     stepper = Counter()
 
@@ -209,19 +193,6 @@ def test_a_step_that_fails_ends_the_texts_of_its_stepper_and_others_go_on() -> N
 
     run(work)
     assert ("drop", 9) in broken.notes
-
-
-def test_a_stop_writes_what_has_begun_and_what_waits() -> None:
-    stepper = Counter()
-
-    async def work(scheduler: Scheduler) -> None:
-        jobs = [job(stepper, 20), job(stepper, 30)]
-        for each in jobs:
-            scheduler.submit(each)
-        await scheduler.stop(PATIENCE)
-        assert [await collect(each) for each in jobs] == [[count(20)], [count(30)]]
-
-    run(work, rows=1)
 
 
 def test_a_step_that_does_not_end_is_noticed() -> None:
