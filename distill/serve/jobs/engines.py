@@ -161,16 +161,19 @@ class ClusterEngine(ABC):
             yield Attempt(self.directory, path.parts[-4], int(path.parts[-2]))
 
 
-_PATIENCE = 120.0  # Seconds after which a runner that has not ended its command is killed itself.
-
-
 class LocalEngine(ClusterEngine):
-    """Starts a runner for each attempt, in a session of its own, which goes on when the service is killed."""
+    """Starts a runner for each attempt, in a session of its own, which goes on when the service is killed.
+
+    Args:
+        directory: that of the service.
+        patience: seconds after which a runner that has not ended its command is killed itself.
+    """
 
     seconds_between_checks = 0.2
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, patience: float = 120.0) -> None:
         super().__init__(directory)
+        self.patience = patience
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
         self._cancelled: dict[str, float] = {}
 
@@ -195,7 +198,7 @@ class LocalEngine(ClusterEngine):
             self.take_back(handle)
             return
         now = time.monotonic()
-        if now - self._cancelled.setdefault(handle, now) > _PATIENCE:
+        if now - self._cancelled.setdefault(handle, now) > self.patience:
             kill_process([*find_descendants(runner.pid), runner])
         else:
             with contextlib.suppress(psutil.NoSuchProcess):

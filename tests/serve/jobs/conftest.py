@@ -26,11 +26,13 @@ from tests.serve.jobs.programs import wait_for
 
 @dataclass
 class FakeEngine:
-    """Attempts that run until a test ends them, or they are cancelled."""
+    """Attempts that run until a test ends them, or they are cancelled; those in `lost` are unknown to it."""
 
     directory: Path
     seconds_between_checks: float = 0.01
     works: list[AttemptWork] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    cancelled: list[str] = field(default_factory=list)
 
     def submit(self, work: AttemptWork) -> str:
         Attempt(self.directory, work.job, work.attempt).path.mkdir(parents=True)
@@ -38,18 +40,22 @@ class FakeEngine:
         return work.name
 
     def state(self, handle: str) -> EngineState:
-        return "running"
+        return "lost" if handle in self.lost else "running"
 
     def log(self, handle: str, offset: int) -> bytes:
         return Attempt.find(self.directory, handle).read_log(offset)
 
     def cancel(self, handle: str) -> None:
-        attempt = Attempt.find(self.directory, handle)
-        if attempt.read_exit() is None:
-            write_json(attempt.exit, {"code": -15, "error": None})
+        self.cancelled.append(handle)
+        if handle not in self.lost and Attempt.find(self.directory, handle).read_exit() is None:
+            self.end(handle, -15)
 
     def list(self) -> list[str]:
         return [work.name for work in self.works]
+
+    def end(self, handle: str, code: int, error: str | None = None) -> None:
+        """Lets an attempt end."""
+        write_json(Attempt.find(self.directory, handle).exit, {"code": code, "error": error})
 
 
 @dataclass
@@ -121,7 +127,7 @@ class Running:
         """Lets the attempt of a job end."""
         job = self.wait(id, State.RUNNING)
         wait_for(lambda: Attempt(self.service.directory, id, job.attempt).path.is_dir())
-        write_json(Attempt(self.service.directory, id, job.attempt).exit, {"code": code, "error": error})
+        self.engine.end(f"{id}/{job.attempt}", code, error)
         return self.wait(id, State.FAILED if code else State.FINISHED)
 
     def write_events(self, id: str, *events: Mapping[str, Any]) -> None:

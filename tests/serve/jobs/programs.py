@@ -1,6 +1,5 @@
 """Stand-ins for the command of a job, and waits for what they and their processes do."""
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +17,6 @@ LIMIT = 180.0  # Seconds, for what hangs.
 # Starts processes that leave its group, its session and its parent, one of them without its environment, and waits.
 ESCAPING = """
 import os, signal, subprocess, sys, time
-from pathlib import Path
-from typing import TypeVar
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 wait = [sys.executable, "-c", "import os, sys, signal, time; signal.signal(15, signal.SIG_IGN); "
         "open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(1000)"]
@@ -62,8 +59,3 @@ def is_running(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def list_running() -> set[int]:
-    """Returns the descendants of this process that run."""
-    return {child.pid for child in psutil.Process(os.getpid()).children(recursive=True) if is_running(child.pid)}

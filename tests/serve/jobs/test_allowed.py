@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import DictConfig, OmegaConf
 
-from distill.__main__ import expand_tasks, register_resolvers
+from distill.__main__ import register_resolvers
 from distill.core.errors import UserError, config_directory
 from distill.serve.jobs.allowed_options import (
     DEEPEST,
@@ -31,7 +31,6 @@ CONF = config_directory()
 GROUPS = sorted(
     path.name for path in CONF.iterdir() if path.is_dir() and path.name not in ("hydra", "cache", "features")
 )
-WITH_PLUS = ("student", "teacher")
 GLOBAL = ("ablation", "experiment", "variant")  # Their files have whole keys, and change other groups.
 DATA, TEACHERS = Path("/srv/data"), Path("/srv/teachers")
 
@@ -52,37 +51,32 @@ def list_keys(config: Any, *key: str) -> list[tuple[str, ...]]:
     return [key]
 
 
-def list_telling(group: str) -> list[str]:
-    """Returns the names of files of a group that together have all keys of its files and all of their defaults."""
-    files = {path.stem: OmegaConf.to_container(OmegaConf.load(path)) for path in (CONF / group).glob("*.yaml")}
-    found, seen = [], set[tuple[str, ...]]()
-    for name, content in sorted(files.items(), key=lambda item: (-len(list_keys(item[1])), item[0])):
-        assert isinstance(content, dict)
-        own = {("defaults", str(item)) for item in content.pop("defaults", [])} | set(list_keys(content))
-        if not own <= seen:
-            seen |= own
-            found.append(name)
-    return found
-
-
-def compose_all() -> list[DictConfig]:
-    """Returns configurations that have every key of every group, with as few compositions as that takes."""
-    choices = {group: list_telling(group) for group in GROUPS if group not in (*GLOBAL, "job")}
-    commands = [
-        [f"{'+' if group in WITH_PLUS else ''}{group}={names[number % len(names)]}" for group, names in choices.items()]
-        for number in range(max(map(len, choices.values())))
-    ]
-    commands += [[f"job={name}"] for name in list_telling("job")]
-    commands.append(expand_tasks("task.tasks=[sst2,mrpc]"))
-    with quick_composition(), initialize_config_dir(str(CONF), version_base="1.3"):
-        return [compose("config", command) for command in commands]
+def read_keys(path: Path) -> set[tuple[str, ...]]:
+    """Returns the keys of a file of conf and of its defaults."""
+    text = path.read_text(encoding="utf-8")
+    content = yaml.load(text, Loader=yaml.CSafeLoader) or {}
+    found = set[tuple[str, ...]]()
+    for item in content.pop("defaults", []):
+        [(source, name)] = item.items() if isinstance(item, dict) else [(item, "")]
+        source, _, package = source.partition("@")
+        if source != "_self_" and not source.startswith("override"):
+            file = f"{source}/{name}.yaml" if name else f"{source}.yaml"
+            prefix = () if package == "_here_" or not name else tuple((package or source).split("."))
+            below = read_keys(CONF / file[1:] if file.startswith("/") else path.parent / file)
+            found |= {(*prefix, *key) for key in below}
+    return found | set(list_keys(content))
 
 
 @pytest.fixture(scope="module")
 def keys() -> set[tuple[str, ...]]:
-    files = [OmegaConf.load(path) for group in GLOBAL for path in (CONF / group).glob("*.yaml")]
-    found = {key for config in [*compose_all(), *files] for key in list_keys(OmegaConf.to_container(config))}
-    return {key for key in found if key[0] != "defaults"}
+    """The key of every option of every file of conf."""
+    found = read_keys(CONF / "config.yaml")
+    for group in GROUPS:
+        for path in (CONF / group).glob("*.yaml"):
+            is_global = group in GLOBAL or "@package _global_" in path.read_text(encoding="utf-8")
+            prefix = () if is_global else (group,)
+            found |= {(*prefix, *key) for key in read_keys(path)}
+    return found | {("task", "tasks", "sst2", *key) for key in read_keys(CONF / "task" / "sst2.yaml")}
 
 
 def test_every_key_of_conf_has_a_verdict(keys: set[tuple[str, ...]]) -> None:
@@ -94,20 +88,16 @@ def test_every_key_of_conf_has_a_verdict(keys: set[tuple[str, ...]]) -> None:
 
 def test_every_entry_of_the_table_is_a_key_of_conf(keys: set[tuple[str, ...]]) -> None:
     known = {key[:end] for key in keys for end in range(1, len(key) + 1)}
-    given = [name for name in TABLE if name not in GROUPS]
-    patterns = {name: tuple(name.split(".")) for name in given}
     # Keys of mappings, which are empty in conf or have a name of the user.
     free = {
-        "task.tasks", "task.transfer.*", "task.splits.*", "task.words.*", "task.words.*.*", "teacher.paths.*"
+        "task.tasks", "task.transfer.*", "task.splits.*", "task.words.*", "task.words.*.*", "teacher.paths.*", *GROUPS
     }  # fmt: skip
-    unknown = [
-        name
-        for name, parts in patterns.items()
-        if not any(
-            len(parts) == len(key) and all(p in ("*", k) for p, k in zip(parts, key, strict=True)) for key in known
-        )
-    ]
-    assert set(unknown) <= free
+    for name in TABLE.keys() - free:
+        parts = name.split(".")
+        assert any(
+            len(parts) == len(key) and all(part in ("*", own) for part, own in zip(parts, key, strict=True))
+            for key in known
+        ), name
 
 
 def test_every_key_that_may_name_code_or_a_path_is_refused(keys: set[tuple[str, ...]]) -> None:
@@ -147,11 +137,8 @@ def test_a_table_of_probabilities_is_a_data_set() -> None:
     assert check(*given)[1:] == ("teacher.path='/srv/data/probabilities'", "teacher.encoder='/srv/teachers/bert'")
     # Weights of a stranger are no data.
     for teachers in (
-        ["+teacher=pretrained"],
-        ["+teacher=file,pretrained"],
-        ["+teacher=file", "++teacher=pretrained"],
-        [],
-    ):
+        ["+teacher=pretrained"], ["+teacher=file,pretrained"], ["+teacher=file", "++teacher=pretrained"], [],
+    ):  # fmt: skip
         with pytest.raises(OverrideError, match=r"got teacher.path='data:evil', expected teacher:NAME"):
             check(*teachers, "teacher.path=data:evil")
 
@@ -161,62 +148,39 @@ def test_a_table_of_probabilities_is_a_data_set() -> None:
     [
         ("task._target_=os.system", "the option task._target_ cannot be set here: it names the code that runs"),
         ("objective.terms.soft._target_=os.system", "it names the code that runs"),
-        ("++teacher._convert_=all", "it names the code that runs"),
         ("objective.terms.soft={_target_:os.system}", "cannot be read at character 23"),
         ("objective.terms.soft={weight:1}", "there is no option 'objective.terms.soft'"),
         ("task={_target_:os.system}", "cannot be read at character 7"),
-        ("task={a:{_target_:os.system}}", "cannot be read at character 10"),
         ("task.transfer={de:{_target_:os.system}}", "cannot be read"),
         ("hydra.run.dir=/", "the option hydra.run.dir cannot be set here: it is of the command line"),
         ("hydra/launcher=ray", "expected key=value"),
-        ("teacher@substitute=minilm", "expected key=value"),
         ("~objective.terms.soft", "expected key=value"),
         ("-m", "expected key=value"),
-        ("--config-dir=/tmp", "expected key=value"),
         ("trust=[os]", "the option trust cannot be set here: it would run the code of others"),
         ("teacher.trust_remote_code=true", "it would run the code of others"),
-        ("task.tasks.a.trust_remote_code=true", "there is no option"),
         ("resume=true", "the option resume cannot be set here: the service sets it"),
-        ("dry_run=true", "the service sets it"),
         ("job=cache", "job=cache is not for requests to the service"),
-        ("job.to_gb=0", "it is of a job that the service does not run"),
         ("teacher.id=owner/name", "the option teacher.id is for the administrator of the service: leave it out"),
         ("cache_dir=/tmp", "the option cache_dir is for the administrator"),
-        ("output_dir=/tmp", "the option output_dir is for the administrator"),
-        ("trainer.devices=8", "is for the administrator"),
         ("logger=wandb", "logger=wandb is not for requests"),
-        ("teacher.finetune.devices=8", "is for the administrator"),
         ("task.data_dir=/etc", "got task.data_dir='/etc', expected data:NAME with the name of a data set, or null"),
         ("task.data_dir=data:../other", "got task.data_dir='data:../other'"),
-        ("task.data_dir=data:a/b", "expected data:NAME"),
-        ("task.data_dir='s3://bucket/x'", "expected data:NAME"),
         ("task.data_dir=teacher:x", "expected data:NAME"),
         ("task.bank=[data:a,/etc/passwd]", "got task.bank='/etc/passwd'"),
-        ("adapt.data_dir=/etc", "got adapt.data_dir='/etc'"),
         ("task.splits={train:[../../secret]}", "got task.splits='../../secret', expected names of files"),
         ("task.name=../../x", "got task.name='../../x', expected a name without spaces and slashes"),
         ("student.path=/models", "expected teacher:NAME"),
         ("export.target=/etc/passwd", "got export.target='/etc/passwd', expected numbers, words"),
-        ("task.metrics=[..]", "expected numbers, words"),
         ("task=../../etc/x", "got task='../../etc/x', expected one of acl_arc"),
         ("task.tasks=[../../x]", "expected one of acl_arc"),
         ("task.text=${oc.env:HOME}", r"has a reference \$\{...\}"),
-        ("task.text='${oc.env:HOME}'", r"has a reference \$\{...\}"),
         ("task.text=$\\{oc.env:HOME}", "cannot be read"),
         ("task.text=\"$\\{oc.env:HOME}\"", "has a backslash"),
         ("task.text=a\nb", "has a character that does not print"),
-        ("task.text=a\0b", "has a character that does not print"),
-        ("task.text=\ud800", "has a character that does not print"),
         ("task.text=glob(*)", "cannot be read at character 15"),
         ("seed=range(1,1)", "has no values, or more than 1,000"),
-        ("seed=range(0,1000000000)", "has no values, or more than 1,000"),
-        ("seed=range(1,5,0)", "has no values"),
-        ("seed=range(0,500)", "are a sweep of 500 runs, the limit is 200"),
-        ("seed=[[[[[[1]]]]]]", "has lists or mappings in more than 4 others"),
         ("task.text='a", "opens a quote that is never closed"),
         ("task.max_lenght=3", r"there is no option 'task.max_lenght': did you mean task.max_length\?"),
-        (f"task.text={'a' * 20_000}", "has 20,010 characters, the limit is 10,000"),
-        (f"{'task.tasks.a.' * 300}name=x", "expected key=value"),
         ("=1", "expected key=value"),
         ("", "expected key=value"),
     ],
@@ -230,12 +194,8 @@ def test_other_overrides_are_refused_in_one_line(override: str, reason: str) -> 
 
 def test_an_administrator_may_name_models_and_directories_and_never_code() -> None:
     allowed = (
-        "teacher.id=owner/name",
-        "cache_dir=/big/cache",
-        "output_dir=/big/runs",
-        "trainer.devices=2",
-        "trainer=ddp",
-    )
+        "teacher.id=owner/name", "cache_dir=/big/cache", "output_dir=/big/runs", "trainer.devices=2", "trainer=ddp",
+    )  # fmt: skip
     assert len(check(*allowed, administrator=True)) == len(allowed)
     for override in ("trust=[os]", "task._target_=os.system", "job=cache", "hydra.run.dir=/", "task.data_dir=/etc"):
         with pytest.raises(OverrideError):
@@ -250,11 +210,6 @@ def test_a_missing_data_set_ends_the_check() -> None:
         check_overrides(["task.data_dir=data:films"], resolve_data=refuse, resolve_teacher=refuse)
 
 
-def test_many_overrides_are_refused() -> None:
-    with pytest.raises(OverrideError, match="got 201 overrides, the limit is 200"):
-        check(*["seed=1"] * 201)
-
-
 def test_each_limit_is_itself_taken() -> None:
     start, items = "task.text=", ["a"] * MOST_VALUES
     taken = ("seed=range(1,201)", f"{start}{'a' * (LONGEST_OVERRIDE - len(start))}", f"{start}[{','.join(items)}]",
@@ -262,6 +217,8 @@ def test_each_limit_is_itself_taken() -> None:
     for override in taken:
         assert len(check(override)) == 1
     assert len(check(*["seed=1"] * 200)) == 200
+    with pytest.raises(OverrideError, match="got 201 overrides, the limit is 200"):
+        check(*["seed=1"] * 201)
     for override, reason in (
         ("seed=range(1,202)", "the overrides are a sweep of 201 runs, the limit is 200"),
         (f"{taken[1]}a", "an override has 10,001 characters, the limit is 10,000"),

@@ -6,7 +6,6 @@ python -m pytest -m alone -n 0 tests/serve/jobs/test_engines.py  # those of Ray,
 import importlib.util
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from distill.core.errors import UserError, install_command
-from distill.serve.jobs.attempts import Attempt, AttemptWork, Dispatcher, Engine
-from distill.serve.jobs.queue import Queue, State
+from distill.serve.jobs.attempts import Attempt, AttemptWork, Engine
 from distill.service import ENGINES, create_engine
-from tests.serve.jobs.programs import ESCAPING, is_running, read_pids, run_override, wait_for
+from tests.serve.jobs.programs import ESCAPING, is_running, read_pids, wait_for
 
-WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
 CreateEngine = Callable[[], Engine]
 
 
@@ -76,87 +73,45 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> CreateEngine:
     return lambda: KubernetesEngine(tmp_path, backend=backend, runtime=runtime)
 
 
-@pytest.fixture
-def job() -> str:
-    """An id that no other test has, because a cluster is that of all."""
-    return secrets.token_hex(6)
-
-
 def submit(engine: Engine, directory: Path, job: str, program: str, **environment: str) -> str:
     return engine.submit(AttemptWork(job, 1, (sys.executable, "-c", program), directory, environment, 0.2))
 
 
-def test_a_command_ends_well_with_its_output_and_environment(create: CreateEngine, tmp_path: Path, job: str) -> None:
+def test_attempts_run_fail_are_found_by_a_new_engine_and_end_with_all_processes(
+    create: CreateEngine, tmp_path: Path
+) -> None:
     engine = create()
+    jobs = [secrets.token_hex(6) for _ in range(4)]  # Ids that no other test has: a cluster is that of all.
     program = "import os; print('hello', os.environ['WORD'], os.environ['DISTILL_SERVICE_JOB'])"
-    handle = submit(engine, tmp_path, job, program, WORD="world")
+    handle = submit(engine, tmp_path, jobs[0], program, WORD="world")
     wait_for(lambda: engine.state(handle) == "finished")
-    assert engine.log(handle, 0) == f"hello world {job}\n".encode()
-    assert engine.log(handle, 6) == f"world {job}\n".encode()
-    wait_for(lambda: engine.list() == [])
-
-
-def test_a_command_that_fails_has_its_error(create: CreateEngine, tmp_path: Path, job: str) -> None:
-    engine = create()
-    handle = submit(engine, tmp_path, job, "import sys; sys.exit('error: there is no task x')")
-    wait_for(lambda: engine.state(handle) == "failed")
-    exit = Attempt.find(tmp_path, handle).read_exit()
+    assert engine.log(handle, 0) == f"hello world {jobs[0]}\n".encode()
+    assert engine.log(handle, 6) == f"world {jobs[0]}\n".encode()
+    failing = submit(engine, tmp_path, jobs[1], "import sys; sys.exit('error: there is no task x')")
+    wait_for(lambda: engine.state(failing) == "failed")
+    exit = Attempt.find(tmp_path, failing).read_exit()
     assert exit is not None
     assert (exit["code"], exit["error"]) == (1, "there is no task x")
 
+    assert Attempt(tmp_path, jobs[2], 1).close()
+    over = submit(engine, tmp_path, jobs[2], "open('ran', 'w').close()")
+    wait_for(lambda: engine.state(over) == "lost" and engine.list() == [])
+    for unknown in (over, "nobody/1"):
+        engine.cancel(unknown)
+        assert engine.state(unknown) == "lost"
+        assert engine.log(unknown, 0) == b""
+    assert not (tmp_path / "jobs" / jobs[2] / "ran").exists()
 
-def test_a_new_engine_finds_what_runs_and_its_cancel_ends_all_processes(
-    create: CreateEngine, tmp_path: Path, job: str
-) -> None:
-    first = create()
-    handle = submit(first, tmp_path, job, ESCAPING)
-    pids = read_pids(tmp_path / "jobs" / job)
+    escaping = submit(engine, tmp_path, jobs[3], ESCAPING)
+    pids = read_pids(tmp_path / "jobs" / jobs[3])
     second = create()
-    assert second.state(handle) == "running"
-    assert first.list() == [handle]
+    assert second.state(escaping) == "running"
+    assert engine.list() == [escaping]
     for _ in range(3):
-        second.cancel(handle)
-    wait_for(lambda: second.state(handle) == "failed")
+        second.cancel(escaping)
+    wait_for(lambda: second.state(escaping) == "failed")
     assert not any(map(is_running, pids))
-    assert second.log(handle, 0) == b""
     wait_for(lambda: second.list() == [])
-
-
-def test_an_attempt_that_is_over_does_not_begin(create: CreateEngine, tmp_path: Path, job: str) -> None:
-    engine = create()
-    assert Attempt(tmp_path, job, 1).close()
-    handle = submit(engine, tmp_path, job, "open('ran', 'w').close()")
-    wait_for(lambda: engine.state(handle) == "lost" and engine.list() == [])
-    engine.cancel(handle)
-    assert not (tmp_path / "jobs" / job / "ran").exists()
-
-
-def test_an_unknown_attempt_is_lost(create: CreateEngine) -> None:
-    engine = create()
-    assert engine.state("nobody/1") == "lost"
-    engine.cancel("nobody/1")
-    assert engine.log("nobody/1", 0) == b""
-    assert engine.list() == []
-
-
-@pytest.mark.slow
-def test_jobs_of_a_queue_run_are_cancelled_and_tried_again(create: CreateEngine, tmp_path: Path) -> None:
-    queue = Queue(tmp_path / "jobs.sqlite")
-    resumed = "import os, sys\nif not os.path.exists('a'): open('a', 'w').close(), sys.exit(130)\nprint('resumed')"
-    cancelled, finished = queue.add("ada", [WAIT]), queue.add("ada", [resumed])
-    engine = create()
-    dispatcher = Dispatcher(queue, engine, tmp_path, build_command=run_override)
-    dispatcher.start()
-    wait_for(lambda: engine.log(f"{cancelled.id}/1", 0) == b"begun\n")
-    queue.cancel(cancelled.id)
-    dispatcher.wake()
-    for ended in (cancelled, finished):
-        wait_for(lambda ended=ended: queue.get(ended.id).state.is_end)  # type: ignore[union-attr,misc]
-    dispatcher.stop()
-    ends = [queue.get(job.id) for job in (cancelled, finished)]
-    assert [job and (job.state, job.attempt) for job in ends] == [(State.CANCELLED, 1), (State.FINISHED, 2)]
-    assert engine.log(f"{finished.id}/2", 0) == b"resumed\n"
-    queue.close()
 
 
 def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
@@ -179,8 +134,13 @@ def test_an_engine_without_its_package_names_the_command_that_installs_it(
     assert name in ENGINES
 
 
-def test_slurm_needs_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_and_slurm_need_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
     pytest.importorskip("submitit", reason="needs the extra slurm")
+    from distill.serve.jobs.engines import RayEngine
+
+    with pytest.raises(UserError, match="--engine ray finds no Ray dashboard .*: start one with `ray start --head`"):
+        RayEngine(tmp_path, address="http://127.0.0.1:9")
     monkeypatch.setattr(shutil, "which", lambda command: None)
     expected = (
         "--engine slurm needs sbatch and srun: run the command on a machine of a SLURM cluster, or leave --engine"
@@ -189,23 +149,7 @@ def test_slurm_needs_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         create_engine("slurm", tmp_path)
 
 
-def test_ray_needs_a_cluster(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs the extra ray")
-    from distill.serve.jobs.engines import RayEngine
-
-    with pytest.raises(UserError, match="--engine ray finds no Ray dashboard .*: start one with `ray start --head`"):
-        RayEngine(tmp_path, address="http://127.0.0.1:9")
-
-
-def test_the_package_of_engines_imports_no_engine() -> None:
-    program = "import distill.service, sys; print(sorted({'ray', 'submitit', 'kubeflow'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_a_job_that_ray_refuses_fails_with_its_reason(
-    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_ray_refuses_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="needs the extra ray")
     from ray.job_submission import JobSubmissionClient
 
@@ -217,7 +161,7 @@ def test_a_job_that_ray_refuses_fails_with_its_reason(
     monkeypatch.setattr(JobSubmissionClient, "__init__", lambda self, address: None)
     monkeypatch.setattr(JobSubmissionClient, "submit_job", refuse)
     with pytest.raises(UserError, match="Ray refuses the job: Request failed with status code 400: no such resource$"):
-        submit(RayEngine(tmp_path), tmp_path, job, "")
+        submit(RayEngine(tmp_path), tmp_path, "job", "")
     monkeypatch.setattr(JobSubmissionClient, "get_job_status", refuse)
     with pytest.raises(ConnectionError, match="Ray does not reply as expected: Request failed with status code 400"):
-        RayEngine(tmp_path).state(f"{job}/1")
+        RayEngine(tmp_path).state("job/1")
