@@ -11,14 +11,9 @@ import yaml
 
 import distill
 from distill.core import errors
-from distill.core.errors import DISTRIBUTION, PACKAGE, WHEEL, install_command
+from distill.core.errors import DISTRIBUTION, PACKAGE, WHEEL, first_line, install_command
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def test_in_a_checkout_the_command_names_it() -> None:
-    assert install_command("train") == f"pip install -e '{PACKAGE.parent}[train]'"
 
 
 @pytest.mark.parametrize(
@@ -30,22 +25,19 @@ def test_in_a_checkout_the_command_names_it() -> None:
             {"url": "https://example.org/d.git", "vcs_info": {"vcs": "git", "commit_id": "0123abc"}},
             "git+https://example.org/d.git@0123abc",
         ),
+        (None, None),
     ],
 )
 def test_an_installed_distribution_is_named_with_its_origin(
-    noted: dict[str, Any], origin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noted: dict[str, Any] | None, origin: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, json.dumps(noted))
-    assert install_command("serve") == f"pip install 'distill-encoders[serve] @ {origin or noted['url']}'"
-
-
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_without_a_noted_origin_the_user_is_asked_for_the_wheel(
-    is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, monkeypatch, None)
-    if not is_installed:
-        monkeypatch.setattr(metadata, "distribution", raise_missing)
+    assert install_command("train") == f"pip install -e '{PACKAGE.parent}[train]'"  # That of a checkout.
+    install(tmp_path, monkeypatch, None if noted is None else json.dumps(noted))
+    if noted is not None:
+        assert install_command("serve") == f"pip install 'distill-encoders[serve] @ {origin or noted['url']}'"
+        return
+    assert install_command("ray") == f"pip install 'PATH/TO/{WHEEL}[ray]'"
+    monkeypatch.setattr(metadata, "distribution", raise_missing)
     assert install_command("ray") == f"pip install 'PATH/TO/{WHEEL}[ray]'"
 
 
@@ -65,14 +57,11 @@ def raise_missing(name: str) -> None:
     raise metadata.PackageNotFoundError(name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages_name_the_wheel_of_this_version(page: Path) -> None:
-    assert set(re.findall(r"distill_encoders-[\w.]+-py3-none-any\.whl", page.read_text(encoding="utf-8"))) <= {WHEEL}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_page_installs_the_package_of_others(page: Path) -> None:
-    assert not re.findall(r"pip install (?:-\S+ )*'?distill(?!_encoders)\b.*", page.read_text(encoding="utf-8"))
+def test_pages_name_the_wheel_of_this_version_and_never_the_package_of_others() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"distill_encoders-[\w.]+-py3-none-any\.whl", text)) <= {WHEEL}, page
+        assert not re.findall(r"pip install (?:-\S+ )*'?distill(?!_encoders)\b.*", text), page
 
 
 def test_the_changelog_and_the_citation_have_this_version() -> None:
@@ -81,3 +70,8 @@ def test_the_changelog_and_the_citation_have_this_version() -> None:
     assert next(version for version in versions if version != "Unreleased") == distill.__version__
     assert citation["version"] == distill.__version__
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # All that the format demands.
+
+
+@pytest.mark.parametrize(("error", "line"), [(ValueError("\n one\ntwo"), "one"), (ValueError(), "ValueError")])
+def test_the_first_line_of_an_error_is_never_empty(error: Exception, line: str) -> None:
+    assert first_line(error) == line

@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,33 +15,46 @@ from distill.serve.jobs.queue import Queue
 pytest.importorskip("fastapi", reason="the extra service is not installed")
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Client, Path]]:
-    """A service on a new directory, with a client."""
+# It prints which heavy packages the service has imported, after it has answered for all that follows.
+PROGRAM = """
+import sys, distill.service as command
+code = command.main(sys.argv[1:])
+heavy = {'torch', 'onnxruntime', 'transformers', 'lightning', 'hydra', 'numpy', 'pandas', 'datasets'}
+print(sorted((heavy | {'ray', 'submitit', 'kubeflow'}) & set(sys.modules)), flush=True)
+sys.exit(code)
+"""
+
+
+def test_the_client_and_a_service_understand_each_other_and_it_imports_nothing_heavy(tmp_path: Path) -> None:
     directory = tmp_path / "service"
-    command = [sys.executable, "-m", "distill.service", str(directory), "--port", "0", "--upload", "1000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    command = [sys.executable, "-c", PROGRAM, str(directory), "--port", "0", "--upload", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            line = process.stdout.readline()
-            address = re.search(r"http://[\w.]+:\d+", line)
-            assert address is not None, line
-            yield Client(address.group()), directory
+            address = re.search(r"http://[\w.]+:\d+", process.stdout.readline())
+            assert address is not None
+            use(address.group(), directory, tmp_path)
+            process.send_signal(signal.SIGUSR1)
+            output, errors = process.communicate(timeout=60)
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+            process.kill()
+    drained = "draining: no job is started any more, and the service ends with those that run\n"
+    assert (process.returncode, output, errors) == (0, f"{drained}[]\n", "")
 
 
-def test_the_client_and_a_service_understand_each_other(served: tuple[Client, Path], tmp_path: Path) -> None:
-    client, directory = served
+def use(address: str, directory: Path, tmp_path: Path) -> None:
+    client = Client(address)
+    for path in ("/", "/options", "/metrics", "/docs", "/healthz"):
+        with urllib.request.urlopen(f"{address}{path}") as response:
+            assert response.status == 200
     path = tmp_path / "films.csv"
     path.write_text("text,label\na lovely film,good\na dull mess,bad\n")
     assert client.upload(path)["rows"] == 2
     assert client.data("films")["columns"]
     with pytest.raises(ServiceError, match="^there is no data set books$"):
         client.data("books")
-    with pytest.raises(ServiceError, match="hydra") as caught:
-        client.submit(["task=classification", "hydra.run.dir=/tmp"])
+    with pytest.raises(ServiceError, match="expected one of") as caught:
+        client.submit(["+teacher=minilm", "+student=nothing"])
     assert caught.value.status == 422
     path.write_text("x" * 1001)
     with pytest.raises(ServiceError, match="more than 1,000 bytes"):

@@ -1,13 +1,6 @@
 """Tests of the command: what it refuses, its accounts, and what its process has imported."""
 
-import http.client
-import json
-import re
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +8,6 @@ import pytest
 from distill.core.errors import install_command
 from distill.serve.jobs.accounts import Account, Accounts
 from distill.service import main
-from tests.serve.bundles.conftest import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -59,61 +51,3 @@ def test_an_account_is_added_with_its_limits_and_removed(tmp_path: Path, capsys:
     assert accounts.find(token.encode()) == Account("ada", 2, 1000, 1.5)
     assert main([str(tmp_path), "--remove-token", "ada"]) == 0
     assert accounts.find(token.encode()) is None
-
-
-@contextmanager
-def serving(
-    directory: Path, *options: str, program: str | None = None
-) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """Runs a service in a process of its own, and yields it with its port."""
-    start = ["-m", "distill.service"] if program is None else ["-c", program]
-    command = [sys.executable, *start, str(directory), "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
-            assert address is not None
-            yield process, int(address[1])
-        finally:
-            process.kill()
-
-
-def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    content = response.read().decode()
-    connection.close()
-    return response.status, content
-
-
-def test_the_process_of_a_service_has_neither_torch_nor_onnxruntime(tmp_path: Path) -> None:
-    """It has answered for data, options, metrics, a page and a check by then."""
-    program = (
-        "import sys, distill.service as command\n"
-        "code = command.main(sys.argv[1:])\n"
-        "heavy = {'torch', 'onnxruntime', 'transformers', 'hydra', 'numpy', 'ray', 'submitit', 'kubeflow'}\n"
-        "print(sorted(heavy & set(sys.modules)), flush=True)\n"
-        "sys.exit(code)\n"
-    )
-    with serving(tmp_path, program=program) as (process, port):
-        for path in ("/", "/options", "/metrics", "/docs", "/healthz", "/jobs", "/data"):
-            assert ask(port, "GET", path)[0] == 200
-        assert ask(port, "PUT", "/data/films?format=csv", "text")[0] == 422
-        status, content = ask(port, "POST", "/jobs", {"overrides": ["+teacher=minilm", "+student=nothing"]})
-        assert (status, "expected one of" in content) == (422, True)
-        process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, output, errors) == (0, "[]\n", "")
-
-
-def test_a_second_service_is_refused_and_a_drained_one_ends(tmp_path: Path) -> None:
-    with serving(tmp_path) as (process, _):
-        command = [sys.executable, "-m", "distill.service", str(tmp_path), "--port", "0"]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert second.returncode == 2
-        assert second.stderr.startswith(f"error: {tmp_path} is in use by another service")
-        process.send_signal(signal.SIGUSR1)
-        output, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (0, "")
-    assert output == "draining: no job is started any more, and the service ends with those that run\n"
