@@ -2,11 +2,11 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,33 +16,23 @@ from distill.core import files
 from distill.core.errors import UserError
 
 
-def test_a_search_for_a_name_finds_no_file_that_is_being_written(tmp_path: Path) -> None:
-    with files.atomic_file(tmp_path / "last.ckpt") as draft:
-        draft.write_text("half")
-        assert not list(tmp_path.rglob("last.ckpt"))
-    with files.atomic_directory(tmp_path / "student"):
-        assert not list(tmp_path.rglob("student"))
-
-
-def test_a_directory_is_replaced_atomically(tmp_path: Path) -> None:
-    target = tmp_path / "cache" / "entry"
-    for content in ("old", "new"):
+def test_a_directory_is_replaced_atomically_or_reused_if_it_is_intact(tmp_path: Path) -> None:
+    target = tmp_path / "entry"
+    for content, expected in (("old", "old"), ("new", "new")):
         with files.atomic_directory(target) as draft:
             (draft / "sub").mkdir()
             (draft / "sub" / "file").write_text(content)
             assert not target.exists() or (target / "sub" / "file").read_text() == "old"
-    assert (target / "sub" / "file").read_text() == "new"
-    assert [path.name for path in target.parent.iterdir()] == ["entry"]
-
-
-def test_an_intact_directory_is_reused(tmp_path: Path) -> None:
-    target = tmp_path / "entry"
-    for content, expected in (("first", "first"), ("second", "first"), ("third", "third")):
+            assert len(list(tmp_path.rglob("entry"))) == target.exists()  # A search finds none that is being written.
+        assert (target / "sub" / "file").read_text() == expected
+    assert (target / files.CHECKSUMS).read_text() == f"{hashlib.sha256(b'new').hexdigest()}  sub/file\n"
+    for content, expected in (("second", "new"), ("third", "third")):
         if content == "third":
-            (target / "file").write_text("damaged")
+            (target / "sub" / "file").write_text("damaged")
         with files.atomic_directory(target, reuse_intact=True) as draft:
-            (draft / "file").write_text(content)
-        assert (target / "file").read_text() == expected
+            (draft / "sub").mkdir()
+            (draft / "sub" / "file").write_text(content)
+        assert (target / "sub" / "file").read_text() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
@@ -72,16 +62,35 @@ def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
     def raise_while_writing() -> None:
         with files.atomic_file(path) as temporary:
             temporary.write_text("ha")
-            assert path.read_text() == "old"
+            assert [found.read_text() for found in tmp_path.rglob("file")] == ["old"]
             raise RuntimeError("half")
 
     with pytest.raises(RuntimeError, match="half"):
         raise_while_writing()
+    with pytest.raises(ValueError, match="Out of range float"):
+        files.write_json(path, {"value": float("nan")})
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "old")]
+    with pytest.raises(UserError, match="cannot be created .* another output_dir or cache_dir"):
+        files.make_directory(path / "below")
 
 
-@pytest.mark.parametrize("damage", ["change", "truncate", "remove", "unseal", "forget"])
-def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
+def change_list(target: Path) -> None:
+    """Cuts the list of checksums off behind its first line."""
+    checksums = (target / files.CHECKSUMS).read_text()
+    (target / files.CHECKSUMS).write_text(checksums[: checksums.index("\n") + 1])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda target: (target / "file").write_text("Content"),
+        lambda target: (target / "file").write_text(""),
+        lambda target: (target / "folder" / "other").unlink(),
+        lambda target: (target / files.CHECKSUMS).unlink(),
+        change_list,
+    ],
+)
+def test_damage_is_detected(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     target = tmp_path / "entry"
     with files.atomic_directory(target) as draft:
         (draft / "folder").mkdir()
@@ -89,59 +98,8 @@ def test_damage_is_detected(tmp_path: Path, damage: str) -> None:
             (draft / name).write_text("content")
     (target / ".DS_Store").write_text("hidden files are the system's")
     assert files.is_intact(target)
-    if damage == "change":
-        (target / "file").write_text("Content")
-    elif damage == "truncate":
-        (target / "file").write_text("")
-    elif damage == "remove":
-        (target / "folder" / "other").unlink()
-    elif damage == "forget":  # The list of checksums is cut off behind its first line.
-        checksums = (target / files.CHECKSUMS).read_text()
-        (target / files.CHECKSUMS).write_text(checksums[: checksums.index("\n") + 1])
-    else:
-        (target / files.CHECKSUMS).unlink()
+    damage(target)
     assert not files.is_intact(target)
-
-
-def test_concurrent_writers_of_one_directory_all_succeed(tmp_path: Path) -> None:
-    failures: list[BaseException] = []
-
-    def write(number: int) -> None:
-        try:
-            for _ in range(20):
-                with files.atomic_directory(tmp_path / "entry") as draft:
-                    (draft / "file").write_text(str(number))
-        except OSError as error:
-            failures.append(error)
-
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert failures == []
-    assert files.is_intact(tmp_path / "entry")
-    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
-
-
-def test_nan_in_json_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Out of range float"):
-        files.write_json(tmp_path / "record.json", {"value": float("nan")})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_that_cannot_be_created_raises(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be created .* another output_dir or cache_dir"):
-        files.make_directory(tmp_path / "file" / "below")
-
-
-def test_the_checksums_have_the_format_of_sha256sum(tmp_path: Path) -> None:
-    with files.atomic_directory(tmp_path / "entry") as draft:
-        (draft / "file").write_text("content")
-    program = "import hashlib; print(hashlib.sha256(b'content').hexdigest() + '  file')"
-    expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert (tmp_path / "entry" / files.CHECKSUMS).read_text() == expected
 
 
 # A process that is killed while it writes a file and a directory.
@@ -211,15 +169,7 @@ def test_temporary_files_are_no_part_of_the_directory_in_which_they_are(tmp_path
     assert files.read_checksums(target) == {"file": files.hash_file(target / "file")}
 
 
-def write_file(root: Path) -> contextlib.AbstractContextManager[Path]:
-    return files.atomic_file(root / "file")
-
-
-def write_directory(root: Path) -> contextlib.AbstractContextManager[Path]:
-    return files.atomic_directory(root / "entry")
-
-
-@pytest.mark.parametrize("write", [write_file, write_directory])
+@pytest.mark.parametrize("write", [files.atomic_file, files.atomic_directory])
 @pytest.mark.parametrize(("free", "is_full"), [(0, True), (10**9, False)])
 def test_an_error_on_a_full_disk_is_one_of_the_full_disk(
     write: Callable[[Path], contextlib.AbstractContextManager[Path]], free: int, is_full: bool, tmp_path: Path,
@@ -228,13 +178,8 @@ def test_an_error_on_a_full_disk_is_one_of_the_full_disk(
     """Libraries write what fits, and fail when they read it."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=free))
-
-    def fail() -> None:
-        with write(tmp_path):
-            raise ValueError("Wire format was corrupt")
-
-    with pytest.raises((OSError, ValueError)) as caught:
-        fail()
+    with pytest.raises((OSError, ValueError)) as caught, write(tmp_path / "target"):
+        raise ValueError("Wire format was corrupt")
     assert files.is_full_disk(caught.value) is is_full
     assert (getattr(caught.value, "errno", None) == errno.ENOSPC) is is_full
     assert list(tmp_path.iterdir()) == []

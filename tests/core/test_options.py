@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, Unpack
 
@@ -62,14 +62,10 @@ class Sized:
         ({"rate": float("nan")}, "got rate=nan, expected a number above 0"),
         ({"rate": True}, "got rate=true, expected a number above 0"),
         ({"rate": "1"}, "got rate='1', expected a number above 0"),
-        ({"rate": None}, "got rate=null, expected a number above 0"),
-        ({"steps": 0}, "got steps=0, expected a whole number of at least 1 or null"),
         ({"steps": 2.0}, "got steps=2.0, expected a whole number of at least 1 or null"),
-        ({"steps": True}, "got steps=true, expected a whole number of at least 1 or null"),
         ({"sizes": []}, "got sizes=[], expected a list of items, each a whole number of at least 1"),
         ({"sizes": [1, 0]}, "got sizes=[1, 0], expected a list of items, each a whole number of at least 1"),
         ({"sizes": 3}, "got sizes=3, expected a list of items, each a whole number of at least 1"),
-        ({"shares": [0.5]}, "got shares=[0.5], expected two shares"),
         ({"shares": [0.5, True]}, "got shares=[0.5, true], expected two shares"),
         ({"cache": 1}, "got cache=1, expected auto, true or false"),
         ({"unit": "line"}, "got unit=line, expected one of token, word, span"),
@@ -81,16 +77,12 @@ def test_an_invalid_value_is_reported_in_one_line(options: dict[str, Any], messa
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$") as caught:
         Settings(**{"rate": 1.0} | options)
     assert caught.value.__cause__ is None
-
-
-def test_an_option_that_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"^got no rate, expected a number above 0$"):
         Settings()  # type: ignore[call-arg]
-
-
-def test_a_user_error_of_a_check_of_several_options_is_unchanged() -> None:
     with pytest.raises(UserError, match=r"^got unit=word and cache=true$"):
         Settings(rate=1.0, unit="word", cache=True)
+    error = OptionError("rate", "0", "a number above 0").with_prefix("trainer")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "got trainer.rate=0, expected a number above 0"
 
 
 def test_values_from_yaml_are_accepted() -> None:
@@ -106,43 +98,25 @@ def test_values_from_yaml_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("call", "message"),
     [
-        ((3,), {}, "got name=3, expected a string"),
-        ((), {}, "got no name, expected a string"),
-        (("a",), {"settings": 1}, "got settings=1, expected a Settings or null"),
-        (("a",), {"columns": {"x": 1}}, "got columns.x=1, expected a string"),
-        (("a",), {"columns": {"y": "b", "x": 1}}, "got columns.x=1, expected a string (there are y)"),
-        (("a",), {"colums": None}, "got colums=null, expected one of the options name, settings, columns"),
-        (("other",), {}, "the body is no check of options"),
+        (lambda: Task(3), "got name=3, expected a string"),  # type: ignore[arg-type]
+        (lambda: Task(), "got no name, expected a string"),  # type: ignore[call-arg]
+        (lambda: Task("a", settings=1), "got settings=1, expected a Settings or null"),  # type: ignore[arg-type]
+        (lambda: Task("a", columns={"y": "b", "x": 1}), "got columns.x=1, expected a string (there are y)"),  # type: ignore[dict-item]
+        (lambda: Task("a", colums=None), "got colums=null, expected one of the options name, settings, columns"),  # type: ignore[call-arg]
+        (lambda: Task("other"), "the body is no check of options"),
+        (lambda: Sized("a", width=0), "got width=0, expected a whole number of at least 1"),
+        (lambda: Sized("a", depth="2"), "got depth='2', expected a whole number or null"),  # type: ignore[arg-type]
+        (lambda: Sized("a", widht=1), "got widht=1, expected one of the options name, width, depth"),  # type: ignore[call-arg]
     ],
 )
-def test_arguments_of_functions_are_checked_too(
-    arguments: tuple[Any, ...], options: dict[str, Any], message: str
-) -> None:
+def test_arguments_of_functions_are_checked_too(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Task(*arguments, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"width": 0}, "got width=0, expected a whole number of at least 1"),
-        ({"depth": "2"}, "got depth='2', expected a whole number or null"),
-        ({"widht": 1}, "got widht=1, expected one of the options name, width, depth"),
-    ],
-)
-def test_shared_options_are_checked_as_arguments_of_their_own(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
-        Sized("a", **options)
+        call()
     assert Sized("a", width=3).sizes == {"width": 3}
-
-
-def test_arguments_are_passed_unchanged() -> None:
-    settings, columns = Settings(rate=1.0), {"x": "y"}
-    task = Task("a", settings=settings, columns=columns)
-    assert (task.name, task.columns) == ("a", columns)
-    assert task.settings is settings
+    settings = Settings(rate=1.0)
+    assert Task("a", settings=settings).settings is settings
 
 
 @pytest.mark.parametrize(
@@ -193,9 +167,3 @@ def test_the_option_is_named_as_the_user_typed_it() -> None:
     config.task.settings = config.trainer
     config.task.settings.rate = 0  # In a nested object.
     assert report("task") == "got task.settings.rate=0, expected a number above 0"
-
-
-def test_an_option_error_can_be_pickled() -> None:
-    error = OptionError("rate", "0", "a number above 0").with_prefix("trainer")
-    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "got trainer.rate=0, expected a number above 0"
-    assert error.exit_code == 2

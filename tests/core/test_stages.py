@@ -96,43 +96,29 @@ def test_a_sweep_announces_its_runs(
     assert command.progress()["progress"] == share
 
 
-def test_a_stage_that_runs_twice_keeps_its_time(clock: list[float], tmp_path: Path) -> None:
-    command = Stages()
-    command.start(tmp_path)
-    command.expect(**{TEACHER: 10.0})
-    command.begin(TEACHER)
-    clock[0] += 3
-    command.begin(DATA)
-    clock[0] += 5
-    command.begin(TEACHER)
-    assert command.left() == (7.0, None)
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"imports": "soon"}', None])
 def test_a_damaged_file_of_times_is_written_again(content: str | None, clock: list[float], tmp_path: Path) -> None:
+    command = Stages()
+    command.begin(TRAINING)
+    assert command.left() == (None, None)  # Before the start.
+    command.start(tmp_path / "missing")
+    command.stop()
+    assert not (tmp_path / "missing").exists()
     file = tmp_path / stages.FILE
     if content is not None:
         file.parent.mkdir(parents=True)
         file.write_text(content)
-    command = Stages()
     command.start(tmp_path)
     assert command.left() == (stages.FIRST[IMPORTS], None)
+    command.expect(**{TEACHER: 10.0})
     clock[0] += 2
+    for stage, seconds in ((TEACHER, 3), (DATA, 5)):
+        command.begin(stage)
+        clock[0] += seconds
+    command.begin(TEACHER)
+    assert command.left() == (7.0, None)  # It runs twice and keeps its time.
     command.stop()
     assert json.loads(file.read_text())[IMPORTS] == 2.0
-
-
-def test_no_cache_directory_is_created_for_the_times(tmp_path: Path) -> None:
-    command = Stages()
-    command.start(tmp_path / "missing")
-    command.stop()
-    assert not (tmp_path / "missing").exists()
-
-
-def test_nothing_begins_before_the_start_and_an_unknown_stage_is_none() -> None:
-    command = Stages()
-    command.begin(TRAINING)
-    assert command.left() == (None, None)
 
 
 def test_a_terminal_shows_the_stage_its_time_and_the_time_to_the_end(
