@@ -23,8 +23,8 @@ FILMS = b"text,label\na lovely film,good\na dull mess,bad\n"
 TRAINING = ["+teacher=minilm", "+student=bilstm"]
 
 
-def test_a_job_is_submitted_watched_and_removed(start: Start) -> None:
-    running = start()
+def test_a_job_is_submitted_watched_pinned_and_removed(start: Start) -> None:
+    running = start(waiting=1)
     answer = running.ask("POST", "/jobs", {"overrides": TRAINING, "name": "first"})
     assert (answer.status, answer.headers["location"]) == (201, f"/jobs/{answer.body['id']}")
     assert (answer.body["name"], answer.body["plan"], answer.body["owner"]) == ("first", "10 steps", "local")
@@ -38,10 +38,34 @@ def test_a_job_is_submitted_watched_and_removed(start: Start) -> None:
     assert (shown["state"], shown["stage"], shown["progress"]) == ("running", "training", 0.5)
     assert (shown["metrics"], shown["runs"], shown["results"]) == ({"dev/accuracy": 0.75}, [], [])
     assert [job["id"] for job in running.ask("GET", "/jobs").body["jobs"]] == [id]
+    assert running.ask("PUT", f"/jobs/{id}/pin", {"pinned": True}).body["pinned"] is True
+    assert running.ask("PUT", f"/jobs/{id}/pin", {"pinned": "yes"}).body == {
+        "error": """got {'pinned': 'yes'}, expected {"pinned": true} or {"pinned": false}"""
+    }
+    (running.service.directory / "jobs" / id / "attempts" / "1" / "log").write_text("<b>one</b>\ntwo\n")
+    log = running.ask("GET", f"/jobs/{id}/log?offset=11")
+    assert (log.body, log.headers["content-type"]) == ("two\n", "text/plain; charset=utf-8")
+    assert running.ask("GET", f"/jobs/{id}/log?offset=-1").body == {
+        "error": "got offset='-1', expected a number of bytes of at least 0"
+    }
+    running.submit()
+    full = running.ask("POST", "/jobs", {"overrides": TRAINING})
+    assert (full.status, full.headers["retry-after"]) == (503, "60")
+    assert full.body == {"error": "1 jobs are queued, which is the limit: submit it again later"}
+    lines = running.ask("GET", "/metrics").body.splitlines()
+    for line in (
+        'distill_service_jobs{state="running"} 1.0', 'distill_service_jobs{state="finished"} 0.0',
+        "distill_service_queue_length 1.0", 'distill_service_requests_total{status="201"} 2.0',
+        "distill_service_children 0.0",
+    ):  # fmt: skip
+        assert line in lines
+    assert any(line.startswith('distill_service_disk_bytes{folder="jobs"}') for line in lines)
     running.end(id)
+    before = running.service.usage.hours("local")
     assert running.ask("DELETE", f"/jobs/{id}").status == 204
     assert running.ask("GET", f"/jobs/{id}").status == 404
     assert not (running.service.directory / "jobs" / id).exists()
+    assert running.service.usage.hours("local") >= before > 0  # They count after a job is removed.
 
 
 def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(start: Start, tmp_path: Path) -> None:
@@ -64,16 +88,27 @@ def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(star
     shown = running.ask("GET", f"/jobs/{job.id}").body
     assert str(tmp_path) not in json.dumps(shown["overrides"])
     assert "task.data_dir='data:films'" in shown["overrides"]
+    in_use = {"error": "a job reads the data set films: wait for its end or cancel it"}
     refused = running.ask("DELETE", "/data/films")
-    assert (refused.status, refused.body) == (
-        409, {"error": "a job reads the data set films: wait for its end or cancel it"},
-    )  # fmt: skip
-    assert running.job(job.id).state == State.QUEUED
+    assert (refused.status, refused.body, running.job(job.id).state) == (409, in_use, State.QUEUED)
     running.end(running.service.queue.jobs()[0].id)
     running.wait(job.id, State.RUNNING)
     assert running.ask("DELETE", "/data/films").status == 409
     running.end(job.id)
+    form = {
+        "teacher": "minilm", "student": "bilstm", "task": "classification", "data": "films",
+        "columns": {"text": ["text"], "label": "label"}, "options": {"trainer.max_epochs": "2", "objective": "hinton"},
+    }  # fmt: skip
+    answer = running.ask("POST", "/jobs", {"form": form})
+    assert answer.body["overrides"] == [
+        "+teacher=minilm", "+student=bilstm", "task=classification", "task.data_dir='data:films'", "task.text=['text']",
+        "task.label='label'", "trainer.max_epochs=2", "objective=hinton",
+    ]  # fmt: skip
+    running.end(answer.body["id"])
     assert running.ask("DELETE", "/data/films").status == 204
+    for more, is_sweep in (("-m", 1), ("+experiment=depth", 1), ("+experiment=spanbert_recipe", 0)):
+        swept = running.submit(*TRAINING, more)
+        assert (swept.overrides[0] == "-m", swept.overrides.count("-m")) == (is_sweep, is_sweep)
 
 
 def test_a_job_whose_data_is_gone_shows_no_path_and_is_not_tried_again(start: Start, tmp_path: Path) -> None:
@@ -109,78 +144,43 @@ def test_a_job_whose_data_is_gone_shows_no_path_and_is_not_tried_again(start: St
     assert running.job(job.id).state == State.FAILED
 
 
-@pytest.mark.parametrize(
-    ("more", "is_sweep"),
-    [
-        ("-m", True),
-        ("+experiment=depth", True),
-        ("+experiment=spanbert_recipe", False),
-    ],
-)
-def test_an_experiment_may_be_a_sweep(start: Start, more: str, is_sweep: bool) -> None:
+BAD: list[tuple[object, int, str]] = [
+    (b"{", 400, "the body is no JSON"),
+    (b"x" * 20_001, 413, "the body has more than 20,000 bytes, the limit"),
+    ([], 422, "got [], expected an object with overrides or form, and perhaps name"),
+    ({"overrides": TRAINING, "form": {}}, 422, "expected one of overrides and form"),
+    ({"overrides": []}, 422, "got no overrides, expected those of the command line, such as +teacher=NAME"),
+    ({"overrides": "+teacher=minilm"}, 422, "got overrides='+teacher=minilm', expected a list of texts"),
+    ({"overrides": TRAINING, "name": "a\nb"}, 422, "got name='a\\nb', expected a text of one line"),
+    ({"overrides": TRAINING, "more": 1}, 422, "got {'overrides'"),
+    ({"overrides": ["hydra.run.dir=/tmp"]}, 422, "the option hydra.run.dir cannot be set here"),
+    ({"overrides": ["task.data_dir=data:nothing"]}, 404, "there is no data set nothing"),
+    ({"overrides": ["teacher.path=teacher:nothing"]}, 422, "there is no teacher:nothing, expected one of none"),
+    ({"overrides": ["teacher.id=owner/name"]}, 422, "the option teacher.id is for the administrator of the service"),
+    ({"form": []}, 422, "got the form"),
+    ({"form": {"teacher": "minilm", "depth": 3}}, 422, "got the form"),
+    ({"form": {"teacher": "../x", "task": "mrpc"}}, 422, "got teacher='../x' in the form, expected the name of"),
+    ({"form": {"teacher": "minilm", "task": "mrpc", "columns": [1]}}, 422, "got columns or options of the form"),
+]
+
+
+def test_a_job_that_cannot_be_is_refused(start: Start) -> None:
     running = start()
-    job = running.submit(*TRAINING, more)
-    assert (job.overrides[0] == "-m") == is_sweep
-    assert job.overrides.count("-m") == is_sweep
-
-
-def test_a_form_stands_for_overrides(start: Start) -> None:
-    running = start()
-    running.ask("PUT", "/data/films?format=csv", FILMS)
-    form = {
-        "teacher": "minilm", "student": "bilstm", "task": "classification", "data": "films",
-        "columns": {"text": ["text"], "label": "label"}, "options": {"trainer.max_epochs": "2", "objective": "hinton"},
-    }  # fmt: skip
-    answer = running.ask("POST", "/jobs", {"form": form})
-    assert answer.status == 201
-    assert answer.body["overrides"] == [
-        "+teacher=minilm", "+student=bilstm", "task=classification", "task.data_dir='data:films'", "task.text=['text']",
-        "task.label='label'", "trainer.max_epochs=2", "objective=hinton",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        (b"{", 400, "the body is no JSON"),
-        (b"x" * 20_001, 413, "the body has more than 20,000 bytes, the limit"),
-        ([], 422, "got [], expected an object with overrides or form, and perhaps name"),
-        ({"overrides": TRAINING, "form": {}}, 422, "expected one of overrides and form"),
-        ({"overrides": []}, 422, "got no overrides, expected those of the command line, such as +teacher=NAME"),
-        ({"overrides": "+teacher=minilm"}, 422, "got overrides='+teacher=minilm', expected a list of texts"),
-        ({"overrides": TRAINING, "name": "a\nb"}, 422, "got name='a\\nb', expected a text of one line"),
-        ({"overrides": TRAINING, "more": 1}, 422, "got {'overrides'"),
-        ({"overrides": ["hydra.run.dir=/tmp"]}, 422, "the option hydra.run.dir cannot be set here"),
-        ({"overrides": ["task.data_dir=data:nothing"]}, 404, "there is no data set nothing"),
-        ({"overrides": ["teacher.path=teacher:nothing"]}, 422, "there is no teacher:nothing, expected one of none"),
-        ({"overrides": ["cache_dir=/tmp"]}, 422, "the option cache_dir is for the administrator of the service"),
-        ({"form": []}, 422, "got the form"),
-        ({"form": {"teacher": "minilm", "depth": 3}}, 422, "got the form"),
-        ({"form": {"teacher": "../x", "task": "mrpc"}}, 422, "got teacher='../x' in the form, expected the name of"),
-        ({"form": {"teacher": "minilm", "task": "mrpc", "columns": []}}, 201, ""),
-        ({"form": {"teacher": "minilm", "task": "mrpc", "columns": [1]}}, 422, "got columns or options of the form"),
-    ],
-)  # fmt: skip
-def test_a_job_that_cannot_be_is_refused(start: Start, body: object, status: int, message: str) -> None:
-    running = start()
-    answer = running.ask("POST", "/jobs", body)
-    assert answer.status == status
-    assert message in str(answer.body.get("error"))
-    assert len(running.service.queue.jobs()) == (status == 201)
-
-
-def test_what_the_dry_run_refuses_is_not_submitted(start: Start) -> None:
-    running = start()
+    for body, status, message in BAD:
+        answer = running.ask("POST", "/jobs", body)
+        assert answer.status == status, body
+        assert message in answer.body["error"]
     running.planner.result = RefusedError(422, "there is no student lstm")
     for path in ("/jobs", "/plan"):
         answer = running.ask("POST", path, {"overrides": TRAINING})
         assert (answer.status, answer.body) == (422, {"error": "there is no student lstm"})
+    missing = running.ask("GET", "/nothing")
+    assert (missing.status, missing.body) == (404, {"error": "GET /nothing: Not Found"})
+    assert running.ask("GET", "/jobs", headers={"Host": "evil.example"}).status == 403
+    assert "/jobs/{id}/bundle.zip" in running.ask("GET", "/docs").body
     assert running.service.queue.jobs() == []
-
-
-def test_an_administrator_names_paths(start: Start) -> None:
-    running = start(administrators=("local",))
-    assert running.submit(*TRAINING, "teacher.id=owner/name").overrides[-1] == "teacher.id='owner/name'"
+    administered = start(directory=running.service.directory.with_name("own"), administrators=("local",))
+    assert administered.submit(*TRAINING, "teacher.id=owner/name").overrides[-1] == "teacher.id='owner/name'"
 
 
 def test_data_is_not_deleted_while_the_job_that_reads_it_is_checked(
@@ -203,15 +203,6 @@ def test_data_is_not_deleted_while_the_job_that_reads_it_is_checked(
     assert refused == [409, 409]
 
 
-def test_a_full_queue_is_refused_with_a_time_to_try_again(start: Start) -> None:
-    running = start(waiting=1)
-    running.wait(running.submit().id, State.RUNNING)
-    running.submit()
-    answer = running.ask("POST", "/jobs", {"overrides": TRAINING})
-    assert (answer.status, answer.headers["retry-after"]) == (503, "60")
-    assert answer.body == {"error": "1 jobs are queued, which is the limit: submit it again later"}
-
-
 def test_a_job_is_cancelled_and_tried_again_under_its_id(start: Start) -> None:
     running = start()
     job = running.wait(running.submit().id, State.RUNNING)
@@ -225,16 +216,6 @@ def test_a_job_is_cancelled_and_tried_again_under_its_id(start: Start) -> None:
     assert running.job(job.id).attempt == 2
     # The time of both attempts counts.
     assert len((running.service.directory / "spent.jsonl").read_text().splitlines()) == 1
-
-
-def test_a_job_is_pinned(start: Start) -> None:
-    running = start()
-    job = running.submit()
-    assert running.ask("PUT", f"/jobs/{job.id}/pin", {"pinned": True}).body["pinned"] is True
-    assert running.ask("PUT", f"/jobs/{job.id}/pin", {"pinned": "yes"}).body == {
-        "error": """got {'pinned': 'yes'}, expected {"pinned": true} or {"pinned": false}"""
-    }
-    assert running.job(job.id).pinned
 
 
 def test_accounts_have_their_own_jobs_and_data_and_limits(start: Start) -> None:
@@ -288,82 +269,29 @@ def test_jobs_that_are_submitted_together_stay_within_the_limit(start: Start) ->
     assert sorted(statuses) == [201] * 2 + [409] * 6
 
 
-def test_hours_count_after_a_job_is_removed(start: Start) -> None:
-    running = start()
-    job = running.end(running.submit().id)
-    before = running.service.usage.hours("local")
-    running.ask("DELETE", f"/jobs/{job.id}")
-    assert running.service.usage.hours("local") == pytest.approx(before)
-    excess = running.service.usage.find_excess(Account("local", hours=0.0))
-    assert excess is not None
-    assert excess.startswith("local has used 0.0 of 0 hours in 30 days")
-
-
-def test_a_log_is_read_from_a_byte_on(start: Start) -> None:
-    running = start()
-    job = running.wait(running.submit().id, State.RUNNING)
-    directory = running.service.directory / "jobs" / job.id / "attempts" / "1"
-    wait_for(directory.is_dir)
-    (directory / "log").write_text("<b>one</b>\ntwo\n")
-    answer = running.ask("GET", f"/jobs/{job.id}/log?offset=11")
-    assert (answer.body, answer.headers["content-type"]) == ("two\n", "text/plain; charset=utf-8")
-    assert running.ask("GET", f"/jobs/{job.id}/log?offset=-1").body == {
-        "error": "got offset='-1', expected a number of bytes of at least 0"
-    }
-
-
 def test_a_form_is_offered_what_there_is(start: Start, tmp_path: Path) -> None:
     (tmp_path / "teachers" / "small").mkdir(parents=True)
     offered = start(teachers=tmp_path / "teachers", upload=1000).ask("GET", "/options").body
-    names = {group: [one["name"] for one in offered[group]] for group in ("teachers", "students", "tasks", "options")}
+    names = {group: {one["name"] for one in offered[group]} for group in ("teachers", "students", "options")}
     assert "teacher:small" in names["teachers"]
-    assert not {"pretrained", "ensemble"} & {*names["teachers"]}
+    assert not {"pretrained", "ensemble"} & names["teachers"]
     assert "bilstm" in names["students"]
     assert "trainer.max_epochs" in names["options"]
     assert offered["upload"] == 1000
-    assert names["tasks"][0] == "classification"
-    tasks = {task["name"]: task for task in offered["tasks"]}
-    assert [column["name"] for column in tasks["classification"]["columns"]] == ["text", "label"]
-    assert [column["name"] for column in tasks["mlm"]["columns"]] == ["text"]  # Of all tasks on raw text.
-    assert not tasks["sst2"]["columns"]  # A data set has its own.
-    text, label = tasks["classification"]["columns"]
-    assert (text["many"], text["optional"], text["default"]) == (True, False, "text")
-    assert (label["many"], label["optional"], label["default"]) == (False, True, "label")
-
-
-def test_prometheus_reads_the_state_of_jobs(start: Start) -> None:
-    running = start()
-    running.wait(running.submit().id, State.RUNNING)
-    running.submit()
-    lines = running.ask("GET", "/metrics").body.splitlines()
-    for line in (
-        'distill_service_jobs{state="running"} 1.0', 'distill_service_jobs{state="finished"} 0.0',
-        "distill_service_queue_length 1.0", 'distill_service_requests_total{status="201"} 2.0',
-        "distill_service_children 0.0",
-    ):  # fmt: skip
-        assert line in lines
-    assert any(line.startswith('distill_service_disk_bytes{folder="jobs"}') for line in lines)
-
-
-def test_a_page_a_description_and_the_health_are_there(start: Start) -> None:
-    running = start()
-    page = running.ask("GET", "/")
-    assert page.body.startswith("<!doctype html>")
-    assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert running.ask("GET", "/healthz").body == {"status": "ok"}
-    assert "/jobs/{id}/bundle.zip" in running.ask("GET", "/docs").body
-    missing = running.ask("GET", "/nothing")
-    assert (missing.status, missing.body) == (404, {"error": "GET /nothing: Not Found"})
-    assert running.ask("GET", "/jobs", headers={"Host": "evil.example"}).status == 403
+    assert offered["tasks"][0]["name"] == "classification"
+    columns = {task["name"]: task["columns"] for task in offered["tasks"]}
+    text, label = columns["classification"]
+    assert (text["name"], text["many"], text["optional"], text["default"]) == ("text", True, False, "text")
+    assert (label["name"], label["many"], label["optional"], label["default"]) == ("label", False, True, "label")
+    assert [column["name"] for column in columns["mlm"]] == ["text"]  # Of all tasks on raw text.
+    assert not columns["sst2"]  # A data set has its own.
 
 
 def test_a_second_service_on_a_directory_is_refused(start: Start) -> None:
     running = start()
-    upload = running.service.data.directory / ".uploads" / "half"
-    upload.mkdir()
     service = running.service
+    upload = service.data.directory / ".uploads" / "half"
+    upload.mkdir()
     with pytest.raises(UserError, match="is in use by another service: stop it, or give another directory"):
-        Service(
-            service.directory, service.queue, running.engine, settings=Settings(), accounts=service.accounts
-        )  # fmt: skip
+        Service(service.directory, service.queue, running.engine, settings=Settings(), accounts=service.accounts)
     assert upload.is_dir()  # Of the first one, which has not lost it.
