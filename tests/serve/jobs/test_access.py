@@ -73,9 +73,6 @@ def test_beyond_this_machine_nobody_enters_without_an_account(accounts: Accounts
         assert service.get(path)[:2] == (200, {"account": None})
     for path in ("//", "/healthz/", "/jobs", "/data/x", "/metrics", "/docs", "/openapi.json"):
         assert service.get(path)[0] == 401
-
-
-def test_a_damaged_file_of_accounts_lets_nobody_in(accounts: Accounts) -> None:
     token = accounts.add(Account("ada"))
     accounts.path.write_text("{")
     status, body, _ = Asked(accounts).get(authorization=f"Bearer {token}")
@@ -83,29 +80,24 @@ def test_a_damaged_file_of_accounts_lets_nobody_in(accounts: Accounts) -> None:
     assert "is damaged" in body["error"]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8080", "[::1]:80", "BOX:1", "box."])
-def test_known_hosts_are_served(accounts: Accounts, host: str) -> None:
-    assert Asked(accounts).get(host=host)[0] == 200
+def test_other_hosts_are_refused(accounts: Accounts) -> None:
+    for host in ("127.0.0.1", "localhost:8080", "BOX:1"):
+        assert Asked(accounts).get(host=host)[0] == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "\xe9"):
+        status, body, headers = Asked(accounts).get(host=host)
+        assert status == 403
+        assert "is not served: start the service with --allow-host NAME" in body["error"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert Asked(accounts).get()[2]["x-frame-options"] == "SAMEORIGIN"  # That of the path itself stays.
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil", "box.evil", "\xe9"])
-def test_other_hosts_are_refused(accounts: Accounts, host: str) -> None:
-    status, body, _ = Asked(accounts).get(host=host)
-    assert status == 403
-    assert "is not served: start the service with --allow-host NAME" in body["error"]
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_page_of_another_address_is_refused(accounts: Accounts, method: str) -> None:
     service = Asked(accounts)
     for origin in (
-        "https://evil.example",
-        "http://127.0.0.1:9",
-        "null",
-        "",
-        "http://[",
-        "http://127.0.0.1:8080.evil.example",
-    ):
+        "https://evil.example", "http://127.0.0.1:9", "null", "", "http://[", "http://127.0.0.1:8080.evil.example",
+    ):  # fmt: skip
         status, body, _ = service.get(method=method, origin=origin)
         assert status == 403, origin
         assert "may not use the service" in body["error"]
@@ -113,31 +105,16 @@ def test_a_page_of_another_address_is_refused(accounts: Accounts, method: str) -
         assert service.get(method=method, sec_fetch_site=site)[0] == 403
     assert service.get(method=method, origin="http://127.0.0.1:8080", sec_fetch_site="same-origin")[0] == 200
     assert service.get(method=method, sec_fetch_site="none")[0] == 200
-
-
-def test_a_link_of_another_page_is_followed(accounts: Accounts) -> None:
+    # A link of another page is followed.
     headers = {"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
-    assert Asked(accounts).get("/", **headers)[0] == 200
-    assert Asked(accounts).get("/jobs", method="POST", **headers)[0] == 403
-
-
-def test_no_answer_is_taken_for_a_page_or_read_by_another_one(accounts: Accounts) -> None:
-    for given in ({}, {"host": "evil.example"}):
-        _, _, headers = Asked(accounts).get(**given)
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["cross-origin-resource-policy"] == "same-origin"
-    assert Asked(accounts).get()[2]["x-frame-options"] == "SAMEORIGIN"  # That of the path itself stays.
+    assert service.get("/", method=method, **headers)[0] == (200 if method == "GET" else 403)
 
 
 def test_a_reason_is_one_short_line() -> None:
     scope = {
-        "type": "http",
-        "method": "GET",
-        "path": f"/a\n\x1c\ud800{'b' * 10_000}",
-        "headers": [],
-        "query_string": b"",
-    }
-    scope |= {"server": ("127.0.0.1", 80), "scheme": "http", "root_path": ""}
+        "type": "http", "method": "GET", "path": f"/a\n\x1c\ud800{'b' * 10_000}", "headers": [], "query_string": b"",
+        "server": ("127.0.0.1", 80), "scheme": "http", "root_path": "",
+    }  # fmt: skip
     answer = asyncio.run(refuse_path(Request(scope), HTTPException(404)))
     reason = json.loads(bytes(answer.body))["error"]
     assert reason.startswith("GET /a")

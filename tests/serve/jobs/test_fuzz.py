@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks import service_fuzz
 
 
 def test_no_drawn_request_fails_or_leads_outside() -> None:
-    count = os.environ.get("DISTILL_FUZZ", "60")
+    count = os.environ.get("DISTILL_FUZZ", "40")
     command = [sys.executable, service_fuzz.__file__, "--requests", count, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     outcome = json.loads(done.stdout)
@@ -23,34 +21,31 @@ def test_no_drawn_request_fails_or_leads_outside() -> None:
     assert len(outcome["statuses"]) > 3
 
 
-@pytest.mark.parametrize(
-    ("line", "event"),
-    [
-        ("open('/etc/passwd')", "open /etc/passwd"),
-        ("open('secret.txt/../../outside/x', 'w')", "open ../outside/x"),
-        ("os.remove('/etc/nothing')", "os.remove /etc/nothing"),
-        ("os.rename('INSIDE/a', '/etc/nothing')", "os.rename /etc/nothing"),
-        ("os.mkdir('/etc/nothing/x')", "os.mkdir /etc/nothing/x"),
-        ("os.remove('nothing', dir_fd=os.open('/etc', os.O_RDONLY))", "os.remove /etc/nothing"),
-        ("subprocess.Popen(['true'])", "subprocess.Popen ['true']"),
-        ("open('INSIDE/a')", None),
-        ("os.remove('INSIDE/a')", None),
-    ],
-)
-def test_the_audit_notices_what_leads_outside(tmp_path: Path, line: str, event: str | None) -> None:
-    (tmp_path / "service").mkdir()
-    (tmp_path / "log").touch()
+NOTICED = {
+    "open('/etc/passwd')": "open /etc/passwd",
+    "open('secret.txt/../../outside/x', 'w')": "open ../outside/x",
+    "os.remove('/etc/nothing')": "os.remove /etc/nothing",
+    "os.rename('INSIDE/a', '/etc/nothing')": "os.rename /etc/nothing",
+    "os.mkdir('/etc/nothing/x')": "os.mkdir /etc/nothing/x",
+    "os.remove('nothing', dir_fd=os.open('/etc', os.O_RDONLY))": "os.remove /etc/nothing",
+    "subprocess.Popen(['true'])": "subprocess.Popen ['true']",
+}
+
+
+def test_the_audit_notices_what_leads_outside(tmp_path: Path) -> None:
+    service, log = tmp_path / "service", tmp_path / "log"
+    service.mkdir()
+    log.touch()
     environment = {
-        **os.environ, "FUZZ_INSIDE": str(tmp_path / "service"), "FUZZ_LOG": str(tmp_path / "log"),
-        "FUZZ_READABLE": sys.prefix,
+        **os.environ, "FUZZ_INSIDE": str(service), "FUZZ_LOG": str(log), "FUZZ_READABLE": sys.prefix,
     }  # fmt: skip
-    program = (
-        f"import contextlib, os, subprocess\n{service_fuzz.HOOK}\nwith contextlib.suppress(OSError):\n    {line}\n"
+    lines = ["open('INSIDE/a')", "os.remove('INSIDE/a')", f"assert not os.path.getsize({str(log)!r})", *NOTICED]
+    program = f"import contextlib, os, subprocess\n{service_fuzz.HOOK}\n" + "".join(
+        f"with contextlib.suppress(OSError):\n    {line}\n" for line in lines
     )
-    program = program.replace("INSIDE/", f"{tmp_path}/service/")
+    program = program.replace("INSIDE/", f"{service}/")
     subprocess.run([sys.executable, "-I", "-c", program], env=environment, check=True)
-    noticed = (tmp_path / "log").read_text().splitlines()
-    assert (event in noticed) if event else noticed == []
+    assert set(NOTICED.values()) <= set(log.read_text().splitlines())
 
 
 def test_wrong_answers_are_noticed() -> None:

@@ -17,7 +17,6 @@ from tests.fuzzing import damages, fuzz
 
 ROWS = "text,label\n" + "a film,good\n" * 20
 LINK = 0o120777 << 16
-FIFO = 0o010644 << 16
 
 
 def make_zip(*entries: tuple[str | zipfile.ZipInfo, str], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -36,8 +35,8 @@ def make_entry(name: str, mode: int) -> zipfile.ZipInfo:
 
 def open_zip(tmp_path: Path, content: bytes, limits: ZipLimits | None = None) -> list[str]:
     path, target = tmp_path / "upload.zip", tmp_path / "inside" / "target"
-    path.write_bytes(content)
     target.mkdir(parents=True)
+    path.write_bytes(content)
     return unpack(path, target, limits or ZipLimits())
 
 
@@ -69,26 +68,19 @@ def overlong_name() -> bytes:
     ("content", "reason"),
     [
         (make_zip(("../evil.csv", "x")), "an entry with the name '../evil.csv', which is no plain one"),
-        (make_zip(("a/../../evil.csv", "x")), "which is no plain one"),
         (make_zip(("/etc/evil.csv", "x")), "which is no plain one"),
-        (make_zip(("C:evil.csv", "x")), "which is no plain one"),
         (make_zip(("a\\evil.csv", "x")), "which is no plain one"),
-        (make_zip(("a\nb.csv", "x")), "which is no plain one"),
         (make_zip(("a" * 10_000 + ".csv", "x")), "which is no plain one"),
         (overlong_name(), "which is no plain one"),
         (make_zip(("a/" * 9 + "x.csv", "x")), "in 9 directories, the limit is 7"),
         (make_zip((make_entry("link.csv", LINK), "/etc/passwd")), "is a link or a device and no file"),
-        (make_zip((make_entry("link", LINK), "/etc"), ("link/x.csv", "x")), "is a link or a device"),
-        (make_zip((make_entry("pipe.csv", FIFO), "")), "is a link or a device"),
         (make_zip(("a.csv", "x"), ("A.CSV", "y")), "twice, or names that differ in case alone"),
         (make_zip(("a.csv", "x"), ("a.csv/b.csv", "y")), "as a file and as a directory"),
         (make_zip(("README.md", "x")), "has no file of data: expected .csv"),
-        (make_zip(("empty/", "")), "has no file of data"),
         (make_zip(("x.csv", "x" * 100), compression=zipfile.ZIP_LZMA), "a method of compression that is not deflate"),
         (make_zip(("x.csv", "a" * 10_000_000)), "which is over 200 times as large unpacked"),
         (make_zip(*((f"{n}.csv", "x" * 400) for n in range(4))), "more than 1,500 bytes when it is unpacked"),
         (make_zip(*((f"{n}.csv", "x") for n in range(12))), "has 12 entries, the limit is 10"),
-        (b"PK\x03\x04 and nothing else", "the zip cannot be read"),
         (b"text,label\n", "the zip cannot be read: File is not a zip file"),
         (make_zip(("x.csv", ROWS))[:-30], "the zip cannot be read"),
     ],
@@ -106,23 +98,19 @@ def test_a_hostile_zip_is_refused_in_one_line(tmp_path: Path, content: bytes, re
     assert all(name == "upload.zip" or name.startswith("inside/target/") for name in list_all(tmp_path))
 
 
-def test_a_zip_with_a_password_is_refused(tmp_path: Path) -> None:
+def test_a_zip_with_a_password_or_a_wrong_size_is_refused(tmp_path: Path) -> None:
     content = bytearray(make_zip(("x.csv", ROWS)))
     for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(signature) + place] |= 1
     with pytest.raises(UserError, match=r"'x.csv', which needs a password: pack it without one"):
-        open_zip(tmp_path, bytes(content))
-
-
-def test_the_sizes_that_a_zip_tells_are_not_believed(tmp_path: Path) -> None:
-    content = make_zip(("x.csv", "a,b\n" * 1_000_000))
-    size = struct.pack("<I", 4_000_000)
-    assert content.count(size) == 2
+        open_zip(tmp_path / "locked", bytes(content))
+    wrong, size = make_zip(("x.csv", "a,b\n" * 1_000_000)), struct.pack("<I", 4_000_000)
+    assert wrong.count(size) == 2
     with pytest.raises(UserError, match="the zip cannot be read"):  # Its CRC is of more bytes.
-        open_zip(tmp_path, content.replace(size, struct.pack("<I", 10)))
+        open_zip(tmp_path / "wrong", wrong.replace(size, struct.pack("<I", 10)))
 
 
-@fuzz(150)
+@fuzz(50)
 @given(st.data())
 def test_a_damaged_zip_is_unpacked_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     content = make_zip(
@@ -137,14 +125,6 @@ def test_a_damaged_zip_is_unpacked_or_refused(tmp_path_factory: pytest.TempPathF
     assert not any(path.is_symlink() for path in directory.rglob("*"))
 
 
-def test_gzip_is_unpacked_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    for content in (ROWS.encode(), gzip.compress(ROWS.encode())):
-        path.write_bytes(content)
-        unpack_gzip(path, 1_000)
-        assert path.read_text() == ROWS
-
-
 @pytest.mark.parametrize(
     ("damage", "limit", "reason"),
     [
@@ -154,10 +134,14 @@ def test_gzip_is_unpacked_in_place(tmp_path: Path) -> None:
         (lambda content: gzip.compress(bytes(10**7)), 10**9, "is over 200 times as large when it is unpacked"),
     ],
 )
-def test_damaged_and_hostile_gzip_is_refused(
+def test_gzip_is_unpacked_in_place_or_refused(
     tmp_path: Path, damage: Callable[[bytes], bytes], limit: int, reason: str
 ) -> None:
     path = tmp_path / "x.csv"
+    for content in (ROWS.encode(), gzip.compress(ROWS.encode())):
+        path.write_bytes(content)
+        unpack_gzip(path, 1_000)
+        assert path.read_text() == ROWS
     path.write_bytes(damage(gzip.compress(ROWS.encode())))
     with pytest.raises(UserError, match=reason):
         unpack_gzip(path, limit)
