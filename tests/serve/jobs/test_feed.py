@@ -3,8 +3,8 @@
 import asyncio
 import http.client
 import json
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,7 @@ from tests.serve.jobs.conftest import Running
 from tests.serve.jobs.programs import wait_for
 
 Start = Callable[..., Running]
-WATCHERS, EVENTS = 16, 1200
-
-
-def read_stream(response: http.client.HTTPResponse) -> list[tuple[int, str, dict[str, Any]]]:
-    """Returns the events of a stream until its end: number, kind and data."""
-    return parse(response.read())
+WATCHERS, EVENTS = 4, 600
 
 
 def parse(content: bytes) -> list[tuple[int, str, dict[str, Any]]]:
@@ -32,85 +27,61 @@ def parse(content: bytes) -> list[tuple[int, str, dict[str, Any]]]:
     return found
 
 
+def open_stream(running: Running, id: str) -> http.client.HTTPResponse:
+    connection = running.connect()
+    connection.request("GET", f"/jobs/{id}/events")
+    return connection.getresponse()
+
+
 def test_watchers_get_every_event_in_order_and_go_on_after_the_last_one(start: Start) -> None:
     running = start()
     job = running.wait(running.submit().id, State.RUNNING)
-    received: list[list[tuple[int, str, dict[str, Any]]]] = []
-
-    def watch() -> None:
-        connection = running.connect()
-        connection.request("GET", f"/jobs/{job.id}/events")
-        received.append(read_stream(connection.getresponse()))
-        connection.close()
-
-    threads = [threading.Thread(target=watch) for _ in range(WATCHERS)]
-    for thread in threads:
-        thread.start()
-    for first in range(0, EVENTS, 100):
-        running.write_events(job.id, *({"kind": "step", "step": first + i, "loss": 0.5} for i in range(100)))
-    running.end(job.id)
-    for thread in threads:
-        thread.join(60)
-    assert len(received) == WATCHERS
-    for events in received:
-        assert [number for number, _, _ in events] == list(range(1, EVENTS + 4))
+    with ThreadPoolExecutor(WATCHERS) as pool:
+        watchers = [pool.submit(lambda: parse(open_stream(running, job.id).read())) for _ in range(WATCHERS)]
+        directory = str(running.service.runs_directory(job) / "toy" / "1")
+        running.write_events(job.id, {"kind": "run", "directory": directory, "run": directory})
+        for first in range(0, EVENTS, 100):
+            running.write_events(job.id, *({"kind": "step", "step": first + i, "loss": 0.5} for i in range(100)))
+        running.end(job.id)
+    for watcher in watchers:
+        events = watcher.result()
+        assert [number for number, _, _ in events] == list(range(1, EVENTS + 5))
         assert [data["step"] for _, kind, data in events if kind == "step"] == list(range(EVENTS))
         assert [data["state"] for _, kind, data in events if kind == "state"] == ["queued", "running", "finished"]
+        [named] = [data for _, kind, data in events if kind == "run"]
+        assert (named["directory"], named["run"]) == ("toy/1", "toy/1")
     wait_for(lambda: not running.service.feeds.watched)
     # A watcher whose connection broke goes on; one that has seen the end gets nothing more.
     path = f"/jobs/{job.id}/events"
-    after = parse(running.ask("GET", path, headers={"Last-Event-ID": str(EVENTS)}).body.encode())
-    assert [number for number, _, _ in after] == [EVENTS + 1, EVENTS + 2, EVENTS + 3]
-    assert running.ask("GET", path, headers={"Last-Event-ID": str(EVENTS + 3)}).status == 204
+    after = parse(running.ask("GET", path, headers={"Last-Event-ID": str(EVENTS + 1)}).body.encode())
+    assert [number for number, _, _ in after] == [EVENTS + 2, EVENTS + 3, EVENTS + 4]
+    assert running.ask("GET", path, headers={"Last-Event-ID": str(EVENTS + 4)}).status == 204
     for unknown in ("99999", "x", "-1", "9" * 40):
         assert running.ask("GET", path, headers={"Last-Event-ID": unknown}).body.startswith("id: 1\n")
 
 
-def test_the_run_of_an_event_is_named_as_in_its_job(start: Start) -> None:
-    running = start()
-    job = running.wait(running.submit().id, State.RUNNING)
-    directory = running.service.runs_directory(job) / "toy" / "1"
-    running.write_events(job.id, {"kind": "run", "directory": str(directory), "run": str(directory)})
-    running.end(job.id)
-    [event] = [
-        data for _, kind, data in parse(running.ask("GET", f"/jobs/{job.id}/events").body.encode()) if kind == "run"
-    ]
-    assert (event["directory"], event["run"]) == ("toy/1", "toy/1")
-
-
-def test_a_job_that_is_tried_again_goes_on_for_its_watchers(start: Start) -> None:
+def test_watchers_go_on_with_a_retry_and_are_let_go_when_the_service_stops(start: Start) -> None:
     running = start()
     job = running.end(running.submit().id, code=2, error="there is no teacher")
     running.ask("POST", f"/jobs/{job.id}/retry")
-    connection = running.connect()
-    connection.request("GET", f"/jobs/{job.id}/events")
-    response = connection.getresponse()
+    response = open_stream(running, job.id)
     running.end(job.id)
-    states = [(data["state"], data["error"]) for _, _, data in read_stream(response)]
-    connection.close()
+    states = [(data["state"], data["error"]) for _, _, data in parse(response.read())]
     assert states == [
         ("queued", None), ("running", None), ("failed", "there is no teacher"), ("queued", None), ("running", None),
         ("finished", None),
     ]  # fmt: skip
-
-
-def test_watchers_are_let_go_when_the_service_stops(start: Start) -> None:
-    running = start()
-    job = running.wait(running.submit().id, State.RUNNING)
-    connection = running.connect()
-    connection.request("GET", f"/jobs/{job.id}/events")
-    response = connection.getresponse()
-    assert response.readline() == b"id: 1\n"
+    live = open_stream(running, running.wait(running.submit().id, State.RUNNING).id)
+    assert live.readline() == b"id: 1\n"
     running.stop()
-    response.read()
-    connection.close()
+    live.read()
     assert running.service.feeds.watched == 0
 
 
-def test_a_watcher_who_is_far_behind_reads_from_the_queue(tmp_path: Path) -> None:
+def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_job_is_let_go(tmp_path: Path) -> None:
     """The events that are kept in memory are few, and a watcher that takes its time still gets all of them."""
     queue = Queue(tmp_path / "jobs.sqlite")
-    job = queue.add("local", ["task=mrpc"])
+    job, removed = queue.add("local", ["task=mrpc"]), queue.add("local", [])
     queue.claim()
 
     async def watch() -> list[int]:
@@ -127,22 +98,12 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue(tmp_path: Path) -> Non
         async for content in stream:
             numbers += [number for number, _, _ in parse(content)]
         assert feeds.watched == 0
+        other = feeds.watch(removed.id, 0, lambda: True)
+        await anext(other)
+        queue.cancel(removed.id)
+        queue.remove(removed.id)
+        assert [content async for content in other] == []
         return numbers
 
     assert asyncio.run(watch()) == list(range(1, 3 * results.RECENT + 4))
-    queue.close()
-
-
-def test_a_watcher_of_a_job_that_is_removed_is_let_go(tmp_path: Path) -> None:
-    queue = Queue(tmp_path / "jobs.sqlite")
-    job = queue.add("local", ["task=mrpc"])
-
-    async def watch() -> None:
-        stream = Feeds(queue, tmp_path).watch(job.id, 0, lambda: True)
-        await anext(stream)
-        queue.cancel(job.id)
-        queue.remove(job.id)
-        assert [content async for content in stream] == []
-
-    asyncio.run(watch())
     queue.close()

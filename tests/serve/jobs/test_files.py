@@ -47,6 +47,13 @@ def fail_gates() -> dict[str, Any]:
     }
 
 
+def write_bundle(run: Path, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Path:
+    """Writes the bundle of a run."""
+    (run / "bundle").mkdir()
+    write_toy_bundle(run / "bundle", tokenizer, **options)
+    return run / "bundle"
+
+
 @pytest.fixture
 def finished(start: Start) -> tuple[Running, str, Path]:
     """A service with a job that has finished, and the directory of its runs."""
@@ -93,17 +100,24 @@ def test_several_runs_are_called_by_the_options_in_which_they_differ(tmp_path: P
     assert name_runs(tmp_path, ["first", "third"]) == {"first": "first", "third": "third"}  # Nothing tells them apart.
 
 
-def test_a_bundle_is_streamed_as_a_zip(finished: tuple[Running, str, Path], tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_bundle_is_streamed_as_a_zip_and_one_without_a_passed_file_with_force_alone(
+    finished: tuple[Running, str, Path], tokenizer: PreTrainedTokenizerBase
+) -> None:
     running, id, root = finished
     path = f"/jobs/{id}/bundle.zip"
     assert running.ask("GET", path).body == {"error": "the job has no run yet: wait until it has finished"}
-    run = write_run(root)
+    run = write_run(root, export=fail_gates())
     assert running.ask("GET", path).body == {"error": "the run has no bundle: its student was not exported"}
-    (run / "bundle").mkdir()
-    write_toy_bundle(run / "bundle", tokenizer)
+    write_bundle(run, tokenizer)
     (run / "bundle" / "large").write_bytes(bytes(range(256)) * 3000)
     (run / "bundle" / "link").symlink_to("/etc/passwd")
-    answer = running.ask("GET", path)
+    refused = running.ask("GET", path)
+    reason = "failed its gate: agreement 0.9, the limit is 0.97"
+    assert (refused.status, refused.body) == (
+        409, {"error": f"no file passed its gate: model.onnx {reason}; model.int8.onnx {reason}; force=1 gives the "
+                       "bundle all the same"},
+    )  # fmt: skip
+    answer = running.ask("GET", f"{path}?force=1")
     assert (answer.status, answer.headers["content-disposition"]) == (200, f'attachment; filename="{id}.bundle.zip"')
     with zipfile.ZipFile(io.BytesIO(answer.body)) as archive:
         assert archive.testzip() is None
@@ -113,22 +127,9 @@ def test_a_bundle_is_streamed_as_a_zip(finished: tuple[Running, str, Path], toke
     (run / "student" / "config.json").write_text("{}")
     with zipfile.ZipFile(io.BytesIO(running.ask("GET", f"/jobs/{id}/student.zip").body)) as archive:
         assert archive.namelist() == ["config.json"]
-
-
-def test_a_bundle_of_which_no_file_passed_is_given_with_force(
-    finished: tuple[Running, str, Path], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    running, id, root = finished
-    run = write_run(root, export=fail_gates())
-    (run / "bundle").mkdir()
-    write_toy_bundle(run / "bundle", tokenizer)
-    answer = running.ask("GET", f"/jobs/{id}/bundle.zip")
-    reason = "failed its gate: agreement 0.9, the limit is 0.97"
-    assert (answer.status, answer.body) == (
-        409, {"error": f"no file passed its gate: model.onnx {reason}; model.int8.onnx {reason}; force=1 gives the "
-                       "bundle all the same"},
-    )  # fmt: skip
-    assert running.ask("GET", f"/jobs/{id}/bundle.zip?force=1").status == 200
+    undeployed = running.ask("POST", f"/jobs/{id}/deploy?force=1")
+    message = "there is no server to deploy to: start the service with --serve URL=DIRECTORY"
+    assert (undeployed.status, undeployed.body) == (409, {"error": message})
 
 
 def test_one_of_several_runs_is_named(finished: tuple[Running, str, Path]) -> None:
@@ -158,33 +159,22 @@ def test_one_of_several_runs_is_named(finished: tuple[Running, str, Path]) -> No
     assert answer.headers["content-security-policy"].startswith("sandbox allow-scripts")
 
 
-def test_a_student_is_tried_in_a_child_that_ends_when_idle(start: Start, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_student_is_tried_in_a_child_that_ends_when_idle_and_with_the_service(
+    start: Start, tokenizer: PreTrainedTokenizerBase
+) -> None:
     running = start(idle_seconds=0.5)
     job = running.wait(running.submit().id, State.RUNNING)
-    bundle = write_run(running.service.runs_directory(job)) / "bundle"
-    bundle.mkdir()
-    write_toy_bundle(bundle, tokenizer)
-    path = f"/jobs/{job.id}/predict"
+    bundle = write_bundle(write_run(running.service.runs_directory(job)), tokenizer)
+    path, children = f"/jobs/{job.id}/predict", running.service.children
     answer = running.ask("POST", path, {"inputs": ["a film", "dull"]})
     assert (answer.status, answer.body) == (200, {"predictions": Bundle(bundle).predict(["a film", "dull"])})
     refused = running.ask("POST", path, {"inputs": [3]})
     assert (refused.status, refused.body) == (422, {"error": "record 1: got 3, expected a text"})
     assert running.ask("POST", f"/jobs/{job.id}/rank", {"query": "a", "documents": ["b"]}).status == 422
-    [child] = list(running.service.children._children.values()) or [None]
-    if child is not None:  # It may have ended already.
-        wait_for(lambda: not is_running(child.process.pid))
-    wait_for(lambda: running.service.children.running == 0)
-
-
-def test_children_end_with_the_service_and_a_damaged_bundle_is_named(
-    finished: tuple[Running, str, Path], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    running, id, root = finished
-    bundle = write_run(root) / "bundle"
-    bundle.mkdir()
-    write_toy_bundle(bundle, tokenizer)
-    assert running.ask("POST", f"/jobs/{id}/predict", {"inputs": ["a"]}).status == 200
-    [child] = running.service.children._children.values()
+    wait_for(lambda: children.running == 0)
+    children.idle = 600.0
+    assert running.ask("POST", path, {"inputs": ["a"]}).status == 200
+    [child] = children._children.values()
     running.stop()
     assert not is_running(child.process.pid)
 
@@ -201,20 +191,15 @@ def test_a_child_ends_when_its_service_is_killed(tmp_path: Path, tokenizer: PreT
 
 
 def test_a_bundle_is_deployed_and_answered_for_once_it_is_served(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    start: Start,
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start,
     start_server: Callable[..., Server],  # noqa: F811
-) -> None:
-    served = tmp_path / "served"
-    served.mkdir()
-    write_toy_bundle(served, tokenizer, task="films")
+) -> None:  # fmt: skip
+    served = write_bundle(tmp_path, tokenizer, task="films")
     server = start_server(served, reload_seconds=0.01)
     running = start(target=Target.parse(f"http://127.0.0.1:{server.port}={served}"))
     job = running.wait(running.submit().id, State.RUNNING)
-    bundle = write_run(running.service.runs_directory(job)) / "bundle"
-    bundle.mkdir()
-    write_toy_bundle(bundle, tokenizer, task="films", labels=["much", "little"])
+    run = write_run(running.service.runs_directory(job))
+    bundle = write_bundle(run, tokenizer, task="films", labels=["much", "little"])
     answer = running.ask("POST", f"/jobs/{job.id}/deploy")
     assert answer.status == 200, answer.body
     assert answer.body["model"]["labels"] == ["much", "little"]
@@ -243,15 +228,3 @@ def test_a_bundle_that_is_not_loaded_leaves_the_old_one(tmp_path: Path, tokenize
 def test_a_server_that_cannot_be_one_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected URL=DIRECTORY|is no bundle that a server could serve"):
         Target.parse(text.format(tmp_path))
-
-
-def test_without_a_server_nothing_is_deployed(
-    finished: tuple[Running, str, Path], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    running, id, root = finished
-    bundle = write_run(root) / "bundle"
-    bundle.mkdir()
-    write_toy_bundle(bundle, tokenizer)
-    answer = running.ask("POST", f"/jobs/{id}/deploy")
-    message = "there is no server to deploy to: start the service with --serve URL=DIRECTORY"
-    assert (answer.status, answer.body) == (409, {"error": message})
