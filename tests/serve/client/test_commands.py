@@ -70,12 +70,6 @@ def test_a_directory_of_each_key_of_data_is_uploaded(key: str, run: Run, service
     assert service.asked("POST /jobs")[0].body == {"overrides": ["task=sst2", f"{key}=data:{name}"]}
 
 
-def test_the_plan_is_printed_and_nothing_submitted(run: Run, service: FakeService) -> None:
-    service.answer("POST /plan", Answer({"plan": "Teacher  minilm\nStudent  \x1b[2Jcnn", "seconds": 60}))
-    assert run("submit", "+teacher=minilm", "--plan") == (0, "Teacher  minilm\nStudent  \\x1b[2Jcnn\n", "")
-    assert [request.path for request in service.requests] == ["/plan"]
-
-
 @pytest.mark.parametrize(
     ("state", "code", "last"),
     [
@@ -104,27 +98,22 @@ def test_an_interrupt_of_watch_leaves_the_job(run: Run, service: FakeService, mo
     assert service.requests == []
 
 
-def test_a_bundle_is_fetched_and_a_refusal_is_printed(run: Run, service: FakeService, tmp_path: Path) -> None:
+def test_a_bundle_is_fetched_and_a_refusal_has_the_words_of_the_shell(
+    run: Run, service: FakeService, tmp_path: Path
+) -> None:
     service.answer("GET /jobs/j1/bundle.zip", Answer(pack(**{"bundle.json": "{}"})))
     assert run("fetch", "j1", "--to", "films") == (0, "films\n", "")
     assert (tmp_path / "films" / "bundle.json").read_text() == "{}"
-    service.answer("GET /jobs/j1/report", Answer({"error": "job j1 is running"}, 409))
-    assert run("fetch", "j1", "report") == (2, "", "error: job j1 is running\n")
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("the job has 2 runs: add run=NAME, one of a, b", "the job has 2 runs: add --run NAME, one of a, b"),
-        ("no file passed; force=1 gives the bundle all the same", "no file passed; --force fetches the bundle all the "
-                                                                  "same"),
-        ("the bearer token is missing or wrong", "the token is missing or wrong: give --token, or set "
-                                                 "DISTILL_SERVICE_TOKEN"),
-    ],
-)  # fmt: skip
-def test_a_refusal_has_the_words_of_the_shell(line: str, shown: str, run: Run, service: FakeService) -> None:
-    service.answer("GET /jobs/j1/bundle.zip", Answer({"error": line}, 409))
-    assert run("fetch", "j1") == (2, "", f"error: {shown}\n")
+    for line, shown in {
+        "job j1 is running": "job j1 is running",
+        "the job has 2 runs: add run=NAME, one of a, b": "the job has 2 runs: add --run NAME, one of a, b",
+        "no file passed; force=1 gives the bundle all the same": "no file passed; --force fetches the bundle all the "
+                                                                 "same",
+        "the bearer token is missing or wrong": "the token is missing or wrong: give --token, or set "
+                                                "DISTILL_SERVICE_TOKEN",
+    }.items():  # fmt: skip
+        service.answer("GET /jobs/j1/report", Answer({"error": line}, 409))
+        assert run("fetch", "j1", "report") == (2, "", f"error: {shown}\n")
 
 
 def test_texts_of_the_service_name_files_as_they_were_given(run: Run, service: FakeService, tmp_path: Path) -> None:
@@ -148,19 +137,7 @@ def test_texts_of_the_service_name_files_as_they_were_given(run: Run, service: F
     ]  # fmt: skip
 
 
-def test_a_job_is_cancelled(run: Run, service: FakeService) -> None:
-    service.answer("DELETE /jobs/j1", Answer({"id": "j1", "state": "cancelling"}, 202))
-    assert run("cancel", "j1") == (0, "Job j1 is cancelling\n", "")
-
-
-def test_a_model_of_this_machine_is_not_uploaded(run: Run, service: FakeService, tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    service.answer("POST /jobs", Answer({"error": "teacher.path is for the administrator"}, 422))
-    assert run("submit", "teacher.path=model") == (2, "", "error: teacher.path is for the administrator\n")
-    assert len(service.requests) == 1
-
-
-def test_jobs_are_a_table(run: Run, service: FakeService) -> None:
+def test_jobs_are_a_table_and_a_plan_and_a_cancel_are_printed(run: Run, service: FakeService, tmp_path: Path) -> None:
     running = {"id": "j2", "state": "running", "stage": "training", "progress": 0.5, "overrides": ["task=" + "x" * 60]}
     failed = {"id": "j1", "state": "failed", "stage": "data", "progress": 0.1, "error": "no column", "name": "films"}
     service.answer("GET /jobs", Answer({"jobs": [running, failed]}))
@@ -169,6 +146,13 @@ def test_jobs_are_a_table(run: Run, service: FakeService) -> None:
         f"j2  running  training  50%   task={'x' * 42}...",
         "j1  failed   data            no column",
     ]
+    service.answer("DELETE /jobs/j1", Answer({"id": "j1", "state": "cancelling"}, 202))
+    assert run("cancel", "j1") == (0, "Job j1 is cancelling\n", "")
+    service.answer("POST /plan", Answer({"plan": "Teacher  minilm\nStudent  \x1b[2Jcnn", "seconds": 60}))
+    (tmp_path / "model").mkdir()  # A model of this machine is not uploaded.
+    printed = run("submit", "+teacher=pretrained", "teacher.path=model", "--plan")
+    assert printed == (0, "Teacher  minilm\nStudent  \\x1b[2Jcnn\n", "")
+    assert [request.path.partition("?")[0] for request in service.requests] == ["/jobs", "/jobs/j1", "/plan"]
 
 
 def test_the_address_and_the_token_are_options_too(
