@@ -18,7 +18,7 @@ from distill.edge import Bundle
 from distill.edge.bundle_files import fingerprint, read_manifest
 from distill.serve.bundles.served_models import load_models
 from distill.serve.limits import Limits
-from tests.edge.conftest import write_mask_bundle, write_ranking_bundle, write_toy_bundle
+from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
 from tests.serve.bundles.conftest import PATIENCE, Running, hold
 
 Start = Callable[..., Running]
@@ -44,13 +44,6 @@ def test_predictions_are_those_of_the_bundle_in_the_order_of_the_texts(bundle: P
             answer = running.ask(body, path)
             assert (answer.status, answer.body) == (200, {"predictions": expected})
     assert running.ask({"texts": []}).body == {"predictions": []}
-
-
-def test_pairs_are_read(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start) -> None:
-    write_toy_bundle(tmp_path, tokenizer, pair=True, task="films")
-    running, pairs = start(tmp_path), [["a film", "dull"], ["film", ""]]
-    assert running.ask({"pairs": pairs}).body == {"predictions": Bundle(tmp_path).predict(pairs)}
-    assert running.ask({"texts": ["film"]}).body == {"error": "record 1: got 'film', expected two texts"}
 
 
 def test_documents_are_ranked(bundle: Path, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start) -> None:
@@ -349,19 +342,6 @@ def test_a_text_that_is_cut_is_marked_or_refused(bundle: Path, start: Start) -> 
     assert (answer.status, answer.body) == (
         413, {"error": "record 2: it has more tokens than the 8 that the bundle reads: cut it"},
     )  # fmt: skip
-
-
-def test_a_text_whose_masks_are_all_cut_away_is_refused(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, start: Start
-) -> None:
-    write_mask_bundle(tmp_path, tokenizer, task="text", max_length=8)
-    running = start(tmp_path)
-    answer = running.ask({"texts": ["a [MASK]", "a dull film and a moving film " * 3 + "[MASK]"]})
-    assert (answer.status, answer.body) == (
-        413, {"error": "record 2: its masks are beyond the 8 tokens that the bundle reads: shorten the text"},
-    )  # fmt: skip
-    assert running.ask({"texts": ["a [MASK]"]}).status == 200
-    assert running.said.empty()  # It is no failure of the model.
 
 
 def test_a_record_that_gives_no_input_is_refused(bundle: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.core.errors import install_command
-from distill.serve.__main__ import TOKEN, main
+from distill.core.errors import UserError, install_command
+from distill.serve.__main__ import TOKEN, main, read_token, write_log
 from tests.serve.bundles.conftest import PATIENCE
 
 CLIENTS = 8
@@ -24,7 +24,6 @@ CLIENTS = 8
     ("options", "message"),
     [
         (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines: set DISTILL_SERVE_TOKEN to a secret that"),
-        (["--host", "::"], ":: can be reached from other machines: set"),
         (["--host", "example.org"], "example.org can be reached from other machines: set"),
         (["--port", "70000"], "got --port 70000, expected 0 to 65535"),
         (["--waiting", "0"], "got --waiting 0, expected at least 1"),
@@ -34,15 +33,12 @@ CLIENTS = 8
         (["--model", "int4"], "{bundle} has no model int4, expected one of fp32"),
         (["{bundle}"], "{bundle} and {bundle} have one name, films: give NAME=DIR"),
         (["nowhere"], "nowhere is no bundle: it has no bundle.json"),
+        (["--characters", "9", "--total", "8"], "got --characters 9 and --total 8, expected --total to be no less"),
         (["a/b={bundle}"], "got the name 'a/b' of {bundle}, expected letters and digits: give NAME=DIR"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
-    bundle: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    options: list[str],
-    message: str,
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     assert main([str(bundle), *(option.format(bundle=bundle) for option in options)]) == 2
@@ -113,3 +109,22 @@ def test_every_request_is_answered_without_torch_when_a_signal_stops_the_server(
         client.join(PATIENCE)
     _, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, lost, errors) == (0, [], "")
+
+
+def test_a_token_that_no_request_could_bear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for token, message in (("  ", "has nothing but spaces"), ("a\x01b", "has a control character")):
+        monkeypatch.setenv(TOKEN, token)
+        with pytest.raises(UserError, match=message):
+            read_token()
+    monkeypatch.setenv(TOKEN, "secret\n")  # As a file ends.
+    assert read_token() == "secret"
+
+
+def test_the_server_goes_on_when_nobody_reads_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        write_log("films changed and was loaded again")
+        write_log("and again")
+        monkeypatch.undo()

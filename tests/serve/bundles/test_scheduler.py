@@ -100,35 +100,16 @@ def run(work: Callable[[Scheduler], Coroutine[Any, Any, None]], *, waiting: int 
     asyncio.run(asyncio.wait_for(start(), PATIENCE))
 
 
-def test_a_text_joins_between_two_steps_and_the_short_one_leaves_first() -> None:
-    stepper = Counter(steps=1)
-
-    async def work(scheduler: Scheduler) -> None:
-        long, short = job(stepper, 6), job(stepper, 2)
-        scheduler.submit(long)
-        pieces = long.pieces()
-        assert [(await anext(pieces)).text, (await anext(pieces)).text] == ["0 ", "1 "]
-        scheduler.submit(short)
-        stepper.allowed.release(9)
-        assert await collect(short) == [count(2)]
-        assert [piece.text async for piece in pieces] == ["2 ", "3 ", "4 ", "5 "]
-
-    run(work)
-    # The second step began before the short text came.
-    assert [note for note in stepper.notes if note[0] == "start"] == [("start", [0])] * 2
-    assert [size for name, size in stepper.notes if name == "step"].count(2) == 1
-
-
-def test_a_cancelled_job_is_dropped_before_the_next_step() -> None:
+def test_a_job_joins_between_two_steps_and_a_cancelled_one_is_dropped_before_the_next() -> None:
     stepper = Counter(steps=1)
 
     async def work(scheduler: Scheduler) -> None:
         gone, stays = job(stepper, 50, 60), job(stepper, 4)
         scheduler.submit(gone)
-        scheduler.submit(stays)
         pieces = gone.pieces()
         for _ in range(4):  # Two of each text, so that the only step that may run is over.
             await anext(pieces)
+        scheduler.submit(stays)
         gone.cancel()
         assert [piece async for piece in pieces] == []
         stepper.allowed.release(9)
@@ -161,31 +142,19 @@ def test_texts_beyond_the_rows_wait_in_order_and_cancelled_ones_never_start() ->
     assert [note for note in stepper.notes if note[0] == "start"] == [("start", [0])] * 3
 
 
-def test_a_panic_at_the_start_fails_its_job_alone() -> None:
-    stepper = Counter()
-
-    async def work(scheduler: Scheduler) -> None:
-        bad, good = job(stepper, -1), job(stepper, 3, beams=2)
-        scheduler.submit(bad)
-        scheduler.submit(good)
-        assert await collect(good) == [count(3)]
-        with pytest.raises(ModelError, match="no such token"):
-            await collect(bad)
-
-    run(work)
-
-
-def test_a_step_that_fails_ends_the_texts_of_its_stepper_and_others_go_on() -> None:
+def test_a_failure_ends_its_job_or_the_texts_of_its_stepper_and_others_go_on() -> None:
     broken, whole = Counter(), Counter()
     broken.error = ValueError("logits are not finite")
 
     async def work(scheduler: Scheduler) -> None:
-        jobs = [job(broken, 9), job(whole, 5)]
+        jobs = [job(broken, 9), job(whole, 5), job(whole, -1, beams=2)]
         for each in jobs:
             scheduler.submit(each)
         assert await collect(jobs[1]) == [count(5)]
         with pytest.raises(ValueError, match="not finite"):
             await collect(jobs[0])
+        with pytest.raises(ModelError, match="no such token"):
+            await collect(jobs[2])
         broken.error = None
         again = job(broken, 3)
         scheduler.submit(again)

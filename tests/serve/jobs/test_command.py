@@ -1,11 +1,9 @@
 """Tests of the command: what it refuses, its accounts, and what its process has imported."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from distill.core.errors import install_command
 from distill.serve.jobs.accounts import Account, Accounts
 from distill.service import main
 
@@ -33,14 +31,6 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     assert main([str(tmp_path / "service"), *options]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
-
-
-def test_a_missing_extra_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: distill.service needs prometheus_client: {install_command('service')}\n"
 
 
 def test_an_account_is_added_with_its_limits_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
