@@ -31,6 +31,20 @@ class Answer:
     headers: dict[str, str]
 
 
+def send(port: int, method: str, path: str, body: object, headers: dict[str, str]) -> Answer:
+    """Sends a request with bytes or a value as JSON, and returns what came: JSON, text, or the bytes of a zip."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    connection.request(method, path, content, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    received: Any = response.read()
+    connection.close()
+    kind = response.getheader("content-type") or ""
+    if "zip" not in kind:
+        received = json.loads(received) if "json" in kind and received else received.decode()
+    return Answer(response.status, received, dict(response.getheaders()))
+
+
 @dataclass
 class Running:
     """A server with its address and what it said."""
@@ -45,16 +59,7 @@ class Running:
         self, body: object, path: str = "/predict", *, method: str = "POST", headers: dict[str, str] | None = None
     ) -> Answer:
         """Sends a request over a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(
-            method, path, content if method == "POST" else None, {"Content-Type": "application/json", **(headers or {})}
-        )
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        is_json = "json" in (response.getheader("content-type") or "")
-        return Answer(response.status, json.loads(text) if is_json and text else text, dict(response.getheaders()))
+        return send(self.port, method, path, body if method == "POST" else None, headers or {})
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask(None, path, method="GET", headers=headers)

@@ -21,7 +21,7 @@ from distill.serve.jobs.paths import create_app
 from distill.serve.jobs.queue import Queue, QueuedJob, State
 from distill.serve.jobs.results import DryRun
 from distill.serve.limits import Limits
-from tests.serve.bundles.conftest import PATIENCE, Answer
+from tests.serve.bundles.conftest import PATIENCE, Answer, send
 from tests.serve.jobs.programs import wait_for
 
 
@@ -93,18 +93,8 @@ class Running:
         headers: dict[str, str] | None = None,
     ) -> Answer:  # fmt: skip
         """Sends a request over a connection of its own."""
-        connection = self.connect()
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         bearer = {} if token is None else {"Authorization": f"Bearer {token}"}
-        connection.request(method, path, content, {"Content-Type": "application/json", **bearer, **(headers or {})})
-        response = connection.getresponse()
-        received = response.read()
-        connection.close()
-        kind = response.getheader("content-type") or ""
-        answer: Any = received if "zip" in kind else received.decode()
-        return Answer(
-            response.status, json.loads(answer) if "json" in kind and answer else answer, dict(response.getheaders())
-        )
+        return send(self.port, method, path, body, {**bearer, **(headers or {})})
 
     def submit(self, *overrides: str, **more: Any) -> QueuedJob:
         """Adds a job."""

@@ -35,28 +35,29 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return move
 
 
-def make_ended(running: Running, owner: str) -> QueuedJob:
-    """Returns a job that was cancelled before it began."""
-    queue = running.service.queue
-    return queue.cancel(queue.add(owner, []).id)
-
-
 def test_old_jobs_and_data_are_removed_and_others_stay(start: Start, later: Callable[[float], None]) -> None:
     running = start()
-    for name in ("read", "pinned", "unused"):
+    for name in ("read", "pinned", "unused", "used"):
         assert running.ask("PUT", f"/data/{name}?format=csv", FILMS).status == 201
+    about = running.service.data.directory / "local" / "used" / "about.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"created": time.time() - 31 * DAY_SECONDS}))
     training = ("+teacher=minilm", "+student=bilstm", "task=classification")
     old = end_job(running)
     pinned = end_job(running, *training, "task.data_dir=data:pinned")
     running.ask("PUT", f"/jobs/{pinned.id}/pin", {"pinned": True})
+    used = end_job(running, *training, "task.data_dir=data:used")
     live = running.wait(running.submit(*training, "task.data_dir=data:read").id, State.RUNNING)
     keeping = Keeping(days=30)
-    assert running.service.cleanup.run(keeping) == []
+    assert running.service.cleanup.run(keeping) == []  # A job has used the old data lately.
     later(31)
-    assert sorted(running.service.cleanup.run(keeping)) == ["data set unused of local", f"job {old.id}"]
+    assert sorted(running.service.cleanup.run(keeping)) == [
+        "data set unused of local", "data set used of local", f"job {old.id}", f"job {used.id}",
+    ]  # fmt: skip
     assert [job.id for job in running.service.queue.jobs()] == [pinned.id, live.id]
     assert [found["name"] for found in running.ask("GET", "/data").body["data"]] == ["pinned", "read"]
     assert not (running.service.directory / "jobs" / old.id).exists()
+    running.service.queue.remove(pinned.id)  # As if its removal had been interrupted.
+    assert running.service.cleanup.run(Keeping()) == [f"what was left of job {pinned.id}"]
     assert running.service.cleanup.run(Keeping()) == []
 
 
@@ -72,29 +73,10 @@ def test_the_oldest_are_removed_where_there_is_too_much(start: Start) -> None:
 
 
 def test_hours_are_those_of_the_last_days_and_of_one_owner(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, now = start(), 100 * DAY_SECONDS
+    service, now = start().service, 100 * DAY_SECONDS
     monkeypatch.setattr("distill.serve.jobs.accounts.time.time", lambda: now)
     for owner, first, last in (("ada", 60, 71), ("ada", 98, 99), ("ada", 50, 60), ("ben", 99, 100)):
-        job = replace(make_ended(running, owner), started=first * DAY_SECONDS, ended=last * DAY_SECONDS)
-        running.service.usage.note(job)
-    assert running.service.usage.hours("ada") == pytest.approx(48.0)
-    assert running.service.usage.hours("ben") == pytest.approx(24.0)
-
-
-def test_what_an_interrupted_removal_left_is_removed(start: Start) -> None:
-    running = start()
-    job = end_job(running)
-    running.service.queue.remove(job.id)
-    assert running.service.cleanup.run(Keeping()) == [f"what was left of job {job.id}"]
-    assert not (running.service.directory / "jobs" / job.id).exists()
-
-
-def test_an_old_data_set_stays_for_as_long_as_a_job_has_used_it_lately(start: Start) -> None:
-    running = start()
-    running.ask("PUT", "/data/films?format=csv", FILMS)
-    about = running.service.data.directory / "local" / "films" / "about.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"created": time.time() - 31 * DAY_SECONDS}))
-    job = end_job(running, "+teacher=minilm", "+student=bilstm", "task=classification", "task.data_dir=data:films")
-    assert running.service.cleanup.run(Keeping(days=30)) == []
-    running.ask("DELETE", f"/jobs/{job.id}")
-    assert running.service.cleanup.run(Keeping(days=30)) == ["data set films of local"]
+        job = service.queue.cancel(service.queue.add(owner, []).id)
+        service.usage.note(replace(job, started=first * DAY_SECONDS, ended=last * DAY_SECONDS))
+    assert service.usage.hours("ada") == pytest.approx(48.0)
+    assert service.usage.hours("ben") == pytest.approx(24.0)
