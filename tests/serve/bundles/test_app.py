@@ -230,6 +230,7 @@ def test_a_request_that_takes_too_long_is_given_up(bundle: Path, start: Start) -
     answers = [running.ask({"texts": [text]}) for text in ("running", "waiting")]
     assert [answer.status for answer in answers] == [504, 504]
     assert answers[0].body == {"error": "no answer within 0.2 s: send fewer or shorter texts"}
+    wait_until(lambda: running.get("/ready").status == 503)
     gate.is_open.set()
     assert running.ask({"texts": ["next"]}).status == 200
     assert gate.batches == [["running"], ["next"]]  # The one that waited is not computed.

@@ -1,7 +1,6 @@
 """Tests of the queue: turns, shares, failures, and its end."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -75,43 +74,6 @@ def test_an_error_of_a_record_has_its_number_in_the_request() -> None:
         batcher.start()
         with pytest.raises(RecordError, match="^record 5: it is bad$"):
             await answer
-        await batcher.stop(PATIENCE)
-
-    run(work)
-
-
-def test_the_end_does_not_wait_for_a_task_that_has_ended() -> None:
-    async def work() -> None:
-        batcher = Batcher(echo, waiting=9, records=9)
-        batcher.start()
-        await batcher.submit(["a"])
-        assert batcher._worker is not None
-        batcher._worker.cancel()
-        await asyncio.wait({batcher._worker})
-        assert not batcher.is_alive()
-        batcher.submit(["nobody answers"])
-        await batcher.stop(PATIENCE)
-
-    run(work)
-
-
-def test_a_batch_that_takes_too_long_is_not_ready() -> None:
-    entered, go_on = threading.Event(), threading.Event()
-
-    def predict(records: list[Any]) -> list[Any]:
-        entered.set()
-        assert go_on.wait(PATIENCE)
-        return echo(records)
-
-    async def work() -> None:
-        batcher = Batcher(predict, waiting=9, records=9)
-        batcher.start()
-        answer = batcher.submit(["a"])
-        await asyncio.get_running_loop().run_in_executor(None, entered.wait)
-        assert batcher.is_working(PATIENCE)
-        assert not batcher.is_working(0.0)
-        go_on.set()
-        await answer
         await batcher.stop(PATIENCE)
 
     run(work)

@@ -1,6 +1,7 @@
 """Tests of the progress of a job, redrawn and in lines."""
 
 import io
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,12 +37,6 @@ def test_lines_have_stages_evaluations_notices_and_the_end() -> None:
     ]
 
 
-def test_a_finished_job_is_done_whatever_was_expected() -> None:
-    output = Terminal()
-    show_progress([EVENTS[1], Event(8, "state", {"state": "finished", "error": None})], output)
-    assert output.getvalue().rpartition("\r")[2].split() == ["[####################]", "100%", "finished", "training"]
-
-
 def test_lines_have_a_step_after_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "EVERY_SECONDS", 0.0)
     output = io.StringIO()
@@ -56,17 +51,13 @@ def test_a_terminal_redraws_one_line_and_keeps_notices(monkeypatch: pytest.Monke
     kept = [line.rpartition("\r")[2].rstrip() for line in output.getvalue().split("\n")]
     assert kept == ["Notice: a\\x1b[2Jb", "[##########..........]  50%  failed: no room  training  ste", ""]
     assert all(len(drawn.rstrip("\n")) <= 60 for drawn in output.getvalue().split("\r"))
+    finished = Event(8, "state", {"state": "finished", "error": None})
+    for other in (Terminal(), type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()):
+        show_progress([EVENTS[1], finished], other)  # It is done whatever was expected.
+        shown = ["[####################]", "100%", "finished", "training"]
+        assert other.getvalue().rpartition("\r")[2].split() == shown
 
-
-def test_a_notebook_redraws_too() -> None:
-    kernel = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
-    output = kernel()
-    show_progress(EVENTS[:2], output)
-    assert output.getvalue().split("\r")[2].rstrip() == "[#####...............]  25%  training  1.7 min left"
-
-
-def test_the_line_ends_where_watching_fails() -> None:
-    def fail():
+    def fail() -> Iterator[Event]:
         yield EVENTS[1]
         raise KeyboardInterrupt
 
