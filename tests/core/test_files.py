@@ -154,6 +154,9 @@ def test_a_temporary_directory_of_another_machine_is_not_known_to_be_abandoned(
     [directory] = (tmp_path / "run").glob(".bundle.*")
     monkeypatch.setattr(files.socket, "gethostname", lambda: "another")
     assert files.is_abandoned(directory) is None
+    with files.atomic_directory(tmp_path / "run" / "bundle"):
+        assert directory.exists()  # The other machine may be writing it.
+    shutil.rmtree(tmp_path / "run" / "bundle")
     files.sweep(tmp_path)  # Nobody else writes here.
     assert list((tmp_path / "run").iterdir()) == []
 

@@ -2,11 +2,11 @@
 
 import http.client
 import json
-import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -82,7 +82,7 @@ class Running:
     planner: FakePlanner
     server: Server
     thread: threading.Thread
-    said: "queue.Queue[str]"
+    said: SimpleQueue[str]
     port: int
 
     def connect(self) -> http.client.HTTPConnection:
@@ -136,6 +136,14 @@ class Running:
         self.service.queue.close()
 
 
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    """An empty queue."""
+    queue = Queue(tmp_path / "jobs.sqlite")
+    yield queue
+    queue.close()
+
+
 async def look(path: Path, format: str, limit: int) -> dict[str, Any]:
     """Looks through an upload in this process, which is quicker than one with limits."""
     return uploads.answer(path, format, limit)
@@ -149,7 +157,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     def run(*, directory: Path | None = None, waiting: int = 100, **settings: Any) -> Running:
         directory = directory or tmp_path / "service"
         jobs, engine, planner = Queue(directory / "jobs.sqlite", limit=waiting), FakeEngine(directory), FakePlanner()
-        said: queue.Queue[str] = queue.Queue()
+        said: SimpleQueue[str] = SimpleQueue()
         service = Service(
             directory, jobs, engine, settings=Settings(**settings), accounts=Accounts(directory / "accounts.json"),
             hosts=(), limits=Limits(body=20_000), log=said.put,

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,6 @@ from tests.serve.jobs.conftest import FakeEngine
 from tests.serve.jobs.programs import run_override
 
 Create = Callable[..., Dispatcher]
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    queue = Queue(tmp_path / "jobs.sqlite")
-    yield queue
-    queue.close()
 
 
 @pytest.fixture

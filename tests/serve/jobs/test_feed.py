@@ -78,9 +78,10 @@ def test_watchers_go_on_with_a_retry_and_are_let_go_when_the_service_stops(start
     assert running.service.feeds.watched == 0
 
 
-def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_job_is_let_go(tmp_path: Path) -> None:
+def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_job_is_let_go(
+    queue: Queue, tmp_path: Path
+) -> None:
     """The events that are kept in memory are few, and a watcher that takes its time still gets all of them."""
-    queue = Queue(tmp_path / "jobs.sqlite")
     job, removed = queue.add("local", ["task=mrpc"]), queue.add("local", [])
     queue.claim()
 
@@ -106,4 +107,3 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_j
         return numbers
 
     assert asyncio.run(watch()) == list(range(1, 3 * results.RECENT + 4))
-    queue.close()

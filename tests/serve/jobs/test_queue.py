@@ -3,7 +3,6 @@
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from distill.core.files import is_full_disk
 from distill.serve.jobs.queue import (
     LOSSES,
-    FullQueueError,
     LiveJobError,
     Queue,
     QueuedJob,
@@ -19,13 +17,6 @@ from distill.serve.jobs.queue import (
     State,
     UnknownJobError,
 )
-
-
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    queue = Queue(tmp_path / "jobs.sqlite")
-    yield queue
-    queue.close()
 
 
 def claim(queue: Queue) -> QueuedJob:
@@ -62,17 +53,6 @@ def test_jobs_are_listed_by_owner_and_state(queue: Queue) -> None:
     assert [job.id for job in queue.jobs("ada")] == [first, third]
     assert [job.id for job in queue.jobs(states=[State.QUEUED])] == [second, third]
     assert [job.id for job in queue.jobs("ada", [State.RUNNING, State.CANCELLING])] == [first]
-
-
-def test_a_full_queue_refuses_jobs_until_one_has_begun(tmp_path: Path) -> None:
-    queue = Queue(tmp_path / "jobs.sqlite", limit=2)
-    queue.add("ada", [])
-    queue.add("ada", [])
-    with pytest.raises(FullQueueError, match="2 jobs are queued, which is the limit: submit it again later"):
-        queue.add("bob", [])
-    claim(queue)
-    queue.add("bob", [])
-    queue.close()
 
 
 @pytest.mark.parametrize(("end", "error"), [(State.FINISHED, None), (State.FAILED, "error of the run")])

@@ -19,13 +19,6 @@ WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    queue = Queue(tmp_path / "jobs.sqlite")
-    yield queue
-    queue.close()
-
-
-@pytest.fixture
 def dispatcher(tmp_path: Path, queue: Queue) -> Iterator[Dispatcher]:
     """A dispatcher that has begun, and that ends with all jobs."""
     running = Dispatcher(queue, LocalEngine(tmp_path), tmp_path, 4, build_command=run_override)
