@@ -12,16 +12,13 @@ from starlette.requests import Request
 from starlette.types import Message
 from transformers import PreTrainedTokenizerBase
 
-from distill.edge import Bundle
 from distill.serve import http
-from distill.serve.bundles.served_models import load_models
 from distill.serve.http import is_allowed
 from distill.serve.limits import Limits, is_known_host
 from tests.edge.conftest import (
     write_choice_bundle,
     write_mask_bundle,
     write_tag_bundle,
-    write_toy_bundle,
     write_vector_bundle,
 )
 from tests.serve.bundles.conftest import PATIENCE, Running, hold
@@ -222,22 +219,3 @@ def test_a_server_whose_queue_has_ended_is_not_ready(bundle: Path, start: Start)
     answer = running.get("/ready")
     assert (answer.status, answer.body) == (503, {"error": "films does not answer"})
     assert running.ask({"texts": ["film"]}).body == {"error": "the model films does not answer: restart the server"}
-
-
-@pytest.mark.parametrize(
-    "write", [write_toy_bundle, write_choice_bundle, write_mask_bundle, write_tag_bundle, write_vector_bundle]
-)
-def test_a_bundle_of_any_kind_predicts_before_it_is_served(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, write: Any
-) -> None:
-    write(tmp_path, tokenizer, task="films")
-    records: list[object] = []
-    predict = Bundle.predict
-
-    def note(self: Bundle, given: list[Any]) -> list[Any]:
-        records.extend(given)
-        return predict(self, given)
-
-    monkeypatch.setattr(Bundle, "predict", note)
-    load_models([str(tmp_path)], model=None, threads=1, limits=Limits())
-    assert len(records) == 1
