@@ -171,6 +171,8 @@ def test_a_table_of_probabilities_is_a_data_set() -> None:
         ("task.text=$\\{oc.env:HOME}", "cannot be read"),
         ("task.text=\"$\\{oc.env:HOME}\"", "has a backslash"),
         ("task.text=a\nb", "has a character that does not print"),
+        ("seed=range(1,1)", "has no values, or more than 1,000"),
+        ("task.splits={train:[../../secret]}", "got task.splits='../../secret', expected names of files"),
         ("task.text='a", "opens a quote that is never closed"),
         ("task.max_lenght=3", r"there is no option 'task.max_lenght': did you mean task.max_length\?"),
         ("", "expected key=value"),

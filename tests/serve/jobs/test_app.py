@@ -104,6 +104,9 @@ def test_the_overrides_of_a_job_name_its_data_and_its_plan_is_not_submitted(star
         "+teacher=minilm", "+student=bilstm", "task=classification", "task.data_dir='data:films'", "task.text=['text']",
         "task.label='label'", "trainer.max_epochs=2", "objective=hinton",
     ]  # fmt: skip
+    own = running.ask("POST", "/plan", {"form": form | {"teacher": "teacher:small"}})
+    assert own.status == 200, own.body
+    assert running.planner.asked[-1][0][:2] == ("+teacher=pretrained", f"teacher.path='{tmp_path}/teachers/small'")
     running.end(answer.body["id"])
     assert running.ask("DELETE", "/data/films").status == 204
     for more, is_sweep in (("-m", 1), ("+experiment=depth", 1), ("+experiment=spanbert_recipe", 0)):
@@ -146,6 +149,7 @@ def test_a_job_whose_data_is_gone_shows_no_path_and_is_not_tried_again(start: St
 
 BAD: list[tuple[object, int, str]] = [
     (b"{", 400, "the body is no JSON"),
+    (b"[" * 19_000, 400, "the body has lists or objects in too many others"),
     (b"x" * 20_001, 413, "the body has more than 20,000 bytes, the limit"),
     ([], 422, "got [], expected an object with overrides or form, and perhaps name"),
     ({"overrides": TRAINING, "form": {}}, 422, "expected one of overrides and form"),

@@ -114,24 +114,17 @@ def test_attempts_run_fail_are_found_by_a_new_engine_and_end_with_all_processes(
     wait_for(lambda: second.list() == [])
 
 
-def test_an_unknown_engine_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_engine_or_one_without_its_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="got --engine cloud, expected one of local, ray, slurm, kubernetes"):
         create_engine("cloud", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "package", "words"),
-    [("ray", "ray", "Ray"), ("slurm", "submitit", "submitit"), ("kubernetes", "kubeflow", "Kubeflow's SDK")],
-)
-def test_an_engine_without_its_package_names_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, words: str
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == package else find(wanted))
-    with pytest.raises(UserError) as caught:
-        create_engine(name, tmp_path)
-    assert str(caught.value) == f"--engine {name} needs {words}, which is not installed: {install_command(name)}"
-    assert name in ENGINES
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None)
+    for name, words in {"ray": "Ray", "slurm": "submitit", "kubernetes": "Kubeflow's SDK"}.items():
+        with pytest.raises(UserError) as caught:
+            create_engine(name, tmp_path)
+        assert str(caught.value) == f"--engine {name} needs {words}, which is not installed: {install_command(name)}"
+        assert name in ENGINES
 
 
 def test_ray_and_slurm_need_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_j
         async for content in stream:
             numbers += [number for number, _, _ in parse(content)]
         assert feeds.watched == 0
-        other = feeds.watch(removed.id, 0, lambda: True)
+        other = Feeds(queue, tmp_path).watch(removed.id, 0, lambda: True)
         await anext(other)
         queue.cancel(removed.id)
         queue.remove(removed.id)
