@@ -2,15 +2,13 @@
 
 import functools
 import http.server
-import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from transformers import PreTrainedTokenizerBase
 
 from distill.core.files import CHECKSUMS, hash_file, write_json
@@ -54,8 +52,18 @@ def open_page(browser: Any, address: str) -> Any:
     return page
 
 
-def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
-    """Writes a bundle with the logits [number of tokens, 4], or of one label [number of tokens].
+def save_graph(path: Path, graph: str) -> None:
+    """Writes a model of a graph in the textual form of ONNX."""
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {graph}'), str(path))
+
+
+TEXTS = "int64[batch, length] input_ids, int64[batch, length] attention_mask"
+
+
+def write_toy_bundle(
+    directory: Path, tokenizer: PreTrainedTokenizerBase, *, graph: str | None = None, **changes: Any
+) -> None:
+    """Writes a bundle of this graph, or with the logits [number of tokens, 4], or of one label [number of tokens].
 
     `changes` replace values of bundle.json.
     """
@@ -66,7 +74,16 @@ def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **chan
         "padding_side": "right", "models": {"fp32": "model.onnx"}, "recommended": "fp32",
         "metrics": {}, "gates": {}, "thresholds": {}, "targets": {}, "batch_sizes": {},
     } | changes  # fmt: skip
-    _write_model(directory / "model.onnx", classes=len(content["labels"]))
+    classes = len(content["labels"])
+    save_graph(directory / "model.onnx", graph or f"""toy ({TEXTS}) => (float[batch, {classes}] logits)
+        <int64[1] axis = {{1}}, float[1] zero = {{0}}, float[1] four = {{4}}> {{
+            mask = Cast<to = 1>(attention_mask)
+            count = ReduceSum<keepdims = 1>(mask, axis)
+            nothing = Mul(count, zero)
+            fours = Add(nothing, four)
+            logits = Concat<axis = 1>({"count, fours" if classes == 2 else "count"})
+            unused = Identity(input_ids)
+        }}""")  # fmt: skip
     tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
     content["files"] = {name: hash_file(directory / name) for name in ("model.onnx", "tokenizer.json")}
     write_json(directory / "bundle.json", content)
@@ -74,160 +91,89 @@ def write_toy_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **chan
 
 def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle in which the logit of a choice is its number of tokens, with those of its question."""
-    write_toy_bundle(
-        directory, tokenizer, kind="multiple_choice", decoder="choices", labels=[], pair=True,
-        **{"max_length": 24} | changes,
-    )  # fmt: skip
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-            helper.make_node("ReduceSum", ["mask", "axis"], ["logits"], keepdims=0),
-            helper.make_node("Identity", ["input_ids"], ["unused"]),
-        ],
-        "toy",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "choices", "length"])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "choices"])],
-        [helper.make_tensor("axis", TensorProto.INT64, [1], [2])],
-    )
-    _save(graph, directory / "model.onnx")
-    content = json.loads((directory / "bundle.json").read_text())
-    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
-    write_json(directory / "bundle.json", content)
+    graph = f"""toy ({TEXTS.replace("batch,", "batch, choices,")}) => (float[batch, choices] logits)
+        <int64[1] axis = {{2}}> {{
+            mask = Cast<to = 1>(attention_mask)
+            logits = ReduceSum<keepdims = 0>(mask, axis)
+            unused = Identity(input_ids)
+        }}"""
+    values = {"kind": "multiple_choice", "decoder": "choices", "labels": [], "pair": True, "max_length": 24}
+    write_toy_bundle(directory, tokenizer, graph=graph, **values | changes)
 
 
 def write_ranking_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle in which the score of a document is its number of tokens, with those of its query."""
-    write_toy_bundle(
-        directory, tokenizer, kind="reranking", decoder="ranking", labels=["score"], pair=True,
-        **{"max_length": 24} | changes,
-    )  # fmt: skip
+    values = {"kind": "reranking", "decoder": "ranking", "labels": ["score"], "pair": True, "max_length": 24}
+    write_toy_bundle(directory, tokenizer, **values | changes)
 
 
 def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle that tags a token by its id modulo the number of labels, with a logit of 4."""
-    labels = changes.get("labels", ["O", "B-film", "I-film", "B-cast"])
-    write_toy_bundle(
-        directory, tokenizer, **{"kind": "token_classification", "decoder": "tags", "labels": labels,
-        "max_length": 24, "decoding": {"splitter": {"name": "punctuation"}}} | changes,
-    )  # fmt: skip
-    graph = helper.make_graph(
-        [
-            helper.make_node("Mod", ["input_ids", "size"], ["tags"]),
-            helper.make_node("OneHot", ["tags", "size", "values"], ["logits"]),
-            helper.make_node("Identity", ["attention_mask"], ["unused"]),
-        ],
-        "toy",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "length", len(labels)])],
-        [
-            helper.make_tensor("size", TensorProto.INT64, [], [len(labels)]),
-            helper.make_tensor("values", TensorProto.FLOAT, [2], [0.0, 4.0]),
-        ],
-    )
-    _save(graph, directory / "model.onnx")
-    content = json.loads((directory / "bundle.json").read_text())
-    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
-    write_json(directory / "bundle.json", content)
+    values = {
+        "kind": "token_classification", "decoder": "tags", "labels": ["O", "B-film", "I-film", "B-cast"],
+        "max_length": 24, "decoding": {"splitter": {"name": "punctuation"}},
+    } | changes  # fmt: skip
+    size = len(values["labels"])
+    graph = f"""toy ({TEXTS}) => (float[batch, length, {size}] logits)
+        <int64 size = {{{size}}}, float[2] values = {{0, 4}}> {{
+            tags = Mod(input_ids, size)
+            logits = OneHot(tags, size, values)
+            unused = Identity(attention_mask)
+        }}"""
+    write_toy_bundle(directory, tokenizer, graph=graph, **values)
 
 
 def write_vector_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle in which the vector of a text is its number of tokens and 1."""
-    write_toy_bundle(directory, tokenizer, kind="embedding", decoder="vectors", labels=[], max_length=24, **changes)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-            helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
-            helper.make_node("Div", ["count", "count"], ["one"]),
-            helper.make_node("Concat", ["count", "one"], ["logits"], axis=1),
-            helper.make_node("Identity", ["input_ids"], ["unused"]),
-        ],
-        "toy",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])],
-        [helper.make_tensor("axis", TensorProto.INT64, [1], [1])],
-    )
-    _save(graph, directory / "model.onnx")
-    content = json.loads((directory / "bundle.json").read_text())
-    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
-    write_json(directory / "bundle.json", content)
+    graph = f"""toy ({TEXTS}) => (float[batch, 2] logits) <int64[1] axis = {{1}}> {{
+            mask = Cast<to = 1>(attention_mask)
+            count = ReduceSum<keepdims = 1>(mask, axis)
+            one = Div(count, count)
+            logits = Concat<axis = 1>(count, one)
+            unused = Identity(input_ids)
+        }}"""
+    values = {"kind": "embedding", "decoder": "vectors", "labels": [], "max_length": 24}
+    write_toy_bundle(directory, tokenizer, graph=graph, **values | changes)
+
+
+def write_mask_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
+    """Writes a bundle that fills each mask with the token before it, whose logit is 10, and that of the others 0."""
+    size = len(tokenizer)
+    graph = f"""toy ({TEXTS}, int64[tokens] positions) => (float[tokens, {size}] logits)
+        <int64[1] flat = {{-1}}, int64 one = {{1}}, int64 size = {{{size}}}, float[2] values = {{0, 10}}> {{
+            tokens = Reshape(input_ids, flat)
+            before = Sub(positions, one)
+            best = Gather(tokens, before)
+            logits = OneHot(best, size, values)
+            unused = Identity(attention_mask)
+        }}"""
+    values = {
+        "kind": "masked_lm", "decoder": "masks", "labels": [], "max_length": 16,
+        "decoding": {"mask_token": "[MASK]", "top_k": 2},
+    }  # fmt: skip
+    write_toy_bundle(directory, tokenizer, graph=graph, **values | changes)
+
+
+WRITERS: dict[str, Callable[..., None]] = {
+    "classes": write_toy_bundle, "choices": write_choice_bundle, "ranking": write_ranking_bundle,
+    "tags": write_tag_bundle, "vectors": write_vector_bundle, "masks": write_mask_bundle,
+}  # fmt: skip
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Write:
+    """A function that writes a toy bundle, that of `WRITERS`, and returns its directory."""
+
+    def write_one(toy: str = "classes", /, *, name: str = "bundle", **changes: Any) -> Path:
+        (tmp_path / name).mkdir(exist_ok=True)
+        WRITERS[toy](tmp_path / name, **{"tokenizer": tokenizer} | changes)
+        return tmp_path / name
+
+    return write_one
 
 
 def add_checksums(directory: Path) -> None:
     """Writes the file of checksums that the bundle of a run has."""
     names = ("bundle.json", "model.onnx", "tokenizer.json")
     (directory / CHECKSUMS).write_text("".join(f"{hash_file(directory / name)}  {name}\n" for name in names))
-
-
-def _write_model(path: Path, *, classes: int) -> None:
-    columns = ["count", "fours"] if classes == 2 else ["count"]
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-            helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
-            helper.make_node("Mul", ["count", "zero"], ["nothing"]),
-            helper.make_node("Add", ["nothing", "four"], ["fours"]),
-            helper.make_node("Concat", columns, ["logits"], axis=1),
-            helper.make_node("Identity", ["input_ids"], ["unused"]),
-        ],
-        "toy",
-        [
-            helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
-            for name in ("input_ids", "attention_mask")
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
-        [
-            helper.make_tensor("axis", TensorProto.INT64, [1], [1]),
-            helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]),
-            helper.make_tensor("four", TensorProto.FLOAT, [1], [4.0]),
-        ],
-    )
-    _save(graph, path)
-
-
-def _save(graph: onnx.GraphProto, path: Path) -> None:
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
-
-
-def write_mask_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
-    """Writes a bundle that fills each mask with the token before it, whose logit is 10, and that of the others 0."""
-    write_toy_bundle(
-        directory, tokenizer, kind="masked_lm", decoder="masks", labels=[],
-        **{"max_length": 16, "decoding": {"mask_token": "[MASK]", "top_k": 2}} | changes,
-    )  # fmt: skip
-    graph = helper.make_graph(
-        [
-            helper.make_node("Reshape", ["input_ids", "flat"], ["tokens"]),
-            helper.make_node("Sub", ["positions", "one"], ["before"]),
-            helper.make_node("Gather", ["tokens", "before"], ["best"]),
-            helper.make_node("OneHot", ["best", "size", "values"], ["logits"]),
-            helper.make_node("Identity", ["attention_mask"], ["unused"]),
-        ],
-        "toy",
-        [
-            *(
-                helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "length"])
-                for name in ("input_ids", "attention_mask")
-            ),
-            helper.make_tensor_value_info("positions", TensorProto.INT64, ["tokens"]),
-        ],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["tokens", len(tokenizer)])],
-        [
-            helper.make_tensor("flat", TensorProto.INT64, [1], [-1]),
-            helper.make_tensor("one", TensorProto.INT64, [], [1]),
-            helper.make_tensor("size", TensorProto.INT64, [], [len(tokenizer)]),
-            helper.make_tensor("values", TensorProto.FLOAT, [2], [0.0, 10.0]),
-        ],
-    )
-    _save(graph, directory / "model.onnx")
-    content = json.loads((directory / "bundle.json").read_text())
-    content["files"]["model.onnx"] = hash_file(directory / "model.onnx")
-    write_json(directory / "bundle.json", content)

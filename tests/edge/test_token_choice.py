@@ -107,6 +107,7 @@ def test_ends_that_are_not_among_the_best_candidates_are_no_texts_of_a_beam_sear
         ({"temperature": 0}, "got temperature=0, expected a number above 0, or none for the most probable token"),
         ({"temperature": float("nan")}, "got temperature=nan, expected a number above 0"),
         ({"temperature": float("inf")}, "got temperature=inf, expected a number above 0"),
+        ({"temperature": 10**400}, "got temperature=10000.*, expected a number above 0"),
         ({"temperature": "hot"}, "got temperature='hot', expected a number above 0"),
         ({"temperature": 1, "top_p": 0}, "got top_p=0, expected a number above 0 and at most 1"),
         ({"temperature": 1, "top_p": 1.01}, "got top_p=1.01, expected a number above 0 and at most 1"),
