@@ -1,5 +1,6 @@
 """A small model that fills the masks of targets, and its bundle."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from distill.core.files import hash_file, write_json
-from distill.export.onnx import export_mask_predictor
 from distill.models.architectures.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
 
 WORDS = 30
@@ -39,25 +39,27 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_model(most_tokens: int = 12) -> MaskPredictForConditionalGeneration:
+def make_model(most_tokens: int = 12, *, layers: int = 2) -> MaskPredictForConditionalGeneration:
     torch.manual_seed(0)
-    model = MaskPredictForConditionalGeneration(MaskPredictConfig(**SIZES, most_tokens=most_tokens)).eval()
+    sizes = SIZES | {"encoder_layers": layers, "decoder_layers": layers}
+    model = MaskPredictForConditionalGeneration(MaskPredictConfig(**sizes, most_tokens=most_tokens)).eval()
     model.model.decoder.embed_positions.weight.data.mul_(3)  # Else all masks of a target have the same token.
     return model
 
 
-def write_fill_bundle(directory: Path, model: MaskPredictForConditionalGeneration, **decoding: Any) -> None:
-    """Writes the bundle of a model; `decoding` replaces values of that key of bundle.json."""
-    path = directory / "model.onnx"
-    export_mask_predictor(model, path)
-    make_tokenizer().backend_tokenizer.save(str(directory / "tokenizer.json"))
-    files = (path, directory / "model.encoder.onnx", directory / "tokenizer.json")
+def write_fill_bundle(directory: Path, source: Path, **decoding: Any) -> None:
+    """Writes the bundle of a model in `source`; `decoding` replaces values of that key of bundle.json."""
+    names = ("model.onnx", "model.encoder.onnx", "tokenizer.json")
+    if directory != source:
+        for name in names[:2]:
+            shutil.copyfile(source / name, directory / name)
+    make_tokenizer().backend_tokenizer.save(str(directory / names[2]))
     content = {
         "format": 1, "kind": "mask_predict", "decoder": "mask_predict", "labels": [], "pair": False, "max_length": 16,
         "decoding": {"before": [START], "after": [END], "mask": MASK, "max_target": 12} | decoding,
         "truncation_side": "right", "doc_stride": None, "inputs": ["input_ids", "attention_mask"],
-        "padding": {"input_ids": PAD, "attention_mask": 0}, "padding_side": "right", "models": {"fp32": path.name},
+        "padding": {"input_ids": PAD, "attention_mask": 0}, "padding_side": "right", "models": {"fp32": names[0]},
         "recommended": "fp32", "metrics": {}, "gates": {}, "thresholds": {}, "targets": {}, "batch_sizes": {},
-        "files": {file.name: hash_file(file) for file in files},
+        "files": {name: hash_file(directory / name) for name in names},
     }  # fmt: skip
     write_json(directory / "bundle.json", content)

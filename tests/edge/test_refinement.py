@@ -8,14 +8,13 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerBase
 
-from distill.core.errors import UserError
 from distill.core.files import hash_file, write_json
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import MaskedTokens
 from distill.edge.text_decoders import refine_masks
 from distill.export.onnx import export_onnx
-from tests.edge.conftest import write_mask_bundle, write_toy_bundle
+from tests.edge.conftest import write_mask_bundle
 
 TEXTS = [
     "a [MASK] [MASK] and [MASK] [MASK] film",
@@ -29,7 +28,7 @@ TEXTS = [
 def model(tokenizer: PreTrainedTokenizerBase) -> BertForMaskedLM:
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
         max_position_embeddings=32, initializer_range=0.3,
     )  # fmt: skip
     model = BertForMaskedLM(config).eval()
@@ -70,7 +69,7 @@ def refine_in_torch(
     return tokens.tolist(), probabilities.tolist()
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 4, 10])
+@pytest.mark.parametrize("rounds", [1, 4])
 def test_rounds_equal_a_loop_in_torch(
     directory: Path, model: BertForMaskedLM, tokenizer: PreTrainedTokenizerBase, rounds: int
 ) -> None:
@@ -111,12 +110,6 @@ def test_each_round_masks_fewer_tokens_and_those_of_the_lowest_probability() -> 
         ([1, 1, 7, 9, 1], [2]),  # 1 of 4: those have 7 now.
     ]
     assert logits[:, 1].tolist() == [7, 7, 8, 6]
-
-
-def test_a_bundle_that_fills_no_masks_has_no_rounds(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
-    with pytest.raises(UserError, match="got rounds=4, and .* is of a classification, which fills no masks: use 1"):
-        Bundle(tmp_path).predict(["a film"], rounds=4)
 
 
 def test_the_command_refines(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
