@@ -110,11 +110,6 @@ def test_every_line_of_input_gives_one_line(
     assert all(len(line.splitlines()) <= 1 for line in lines)
 
 
-def test_every_argument_gives_one_line(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(bundle), "a\nfilm", "", "film"]) == 0
-    assert [line.split("\t")[-1] for line in capsys.readouterr().out.split("\n")] == ["a\\nfilm", "", "film", ""]
-
-
 def test_a_line_that_is_no_pair_is_named_after_the_answers_before_it(
     pairs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,22 +195,6 @@ def test_a_full_disk_is_reported_in_one_line(bundle: Path) -> None:
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == b"error: standard input or output failed: No space left on device\n"
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--threads", "0"], "got threads=0, expected a whole number from 1 to 1024"),
-        (["--model", "int9"], "has no model int9, expected one of fp32"),
-    ],
-)
-def test_invalid_options_are_reported_in_one_line(
-    bundle: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(bundle), "film", *options]) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert len(error.splitlines()) == 1
 
 
 def test_a_line_that_waits_alone_is_answered(bundle: Path) -> None:

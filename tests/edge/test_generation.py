@@ -169,13 +169,6 @@ def test_the_end_token_is_among_the_tokens_and_not_in_the_text(letters: Tokenize
     assert generator.running == []
 
 
-def test_without_an_end_token_only_the_length_ends_a_text(letters: Tokenizer) -> None:
-    generator = make_generator(letters, eos=[])
-    [writing] = generator.start(["zb"], GenerationOptions(max_new_tokens=5))
-    finish(generator)
-    assert (writing.tokens[0], len(writing.tokens), writing.finish) == (END, 5, "length")
-
-
 def test_classes_beyond_the_tokenizer_are_never_written(letters: Tokenizer) -> None:
     generator = make_generator(letters, Adder(classes=64))
     [writing] = generator.start(["hello"], GenerationOptions(max_new_tokens=6))
@@ -228,12 +221,6 @@ def test_an_empty_prompt_begins_with_the_start_or_the_end_token(letters: Tokeniz
         assert writing.text == write_by_hand(begin, 5)
     with pytest.raises(UserError, match="got '' as a prompt, and the model has no token that begins a text: give it"):
         make_generator(letters, eos=[]).start([""], GenerationOptions())
-
-
-def test_prompts_must_be_text(letters: Tokenizer) -> None:
-    with pytest.raises(UserError, match="got 3, expected a text"):
-        make_generator(letters).start([3], GenerationOptions())  # type: ignore[list-item]
-    assert make_generator(letters).start([], GenerationOptions()) == []
 
 
 def test_logits_that_are_not_finite_are_refused_and_no_row_stays(letters: Tokenizer) -> None:

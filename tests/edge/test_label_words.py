@@ -146,10 +146,6 @@ def test_equal_sources_are_encoded_once() -> None:
     assert TARGET == "decoder_input_ids"
 
 
-def test_a_bundle_of_labels_writes_texts_too(both: Bundle) -> None:
-    assert both.generate_all(["w10 w11: w20"], max_new_tokens=3)[0]["tokens"]
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [

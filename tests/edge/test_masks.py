@@ -170,15 +170,6 @@ def test_a_piece_that_continues_a_word_is_joined_to_it(text: str, piece: str, ex
     assert fill_masks(tokenizer, text, tokens, [tokenizer.token_to_id(piece)]) == expected
 
 
-def test_a_word_piece_is_joined_to_the_word_before_it(tokenizer: PreTrainedTokenizerBase) -> None:
-    backend = tokenizer.backend_tokenizer
-    continuing = next(name for name in tokenizer.get_vocab() if name.startswith("##"))
-    text = "a film [MASK] ."
-    tokens = MaskedTokens.find(backend.encode(text), text, tokenizer.mask_token_id)
-    filled = fill_masks(backend, text, tokens, [tokenizer.get_vocab()[continuing]])
-    assert filled == f"a film{continuing.removeprefix('##')} ."
-
-
 def test_rows_beyond_the_tokenizer_take_no_share(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """The embeddings of a model may be padded to a multiple of 64. Nothing trained the logits of these rows."""
     decoder, size = Bundle(directory).decoder, len(tokenizer)

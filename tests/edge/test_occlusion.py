@@ -29,14 +29,6 @@ def test_the_effect_of_a_word_is_the_difference_of_two_predictions(bundle: Path)
         assert "good, bad film"[word["start"] : word["end"]] == word["word"]
 
 
-def test_one_word_and_none(bundle: Path) -> None:
-    loaded = Bundle(bundle)
-    [word] = loaded.explain("good")["words"]
-    found = loaded.explain("good")
-    assert word["effect"] == pytest.approx(found["probability"] - loaded.predict(" ")["probabilities"][found["label"]])
-    assert loaded.explain("")["words"] == []
-
-
 def test_the_command_writes_the_largest_effect_first(bundle: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert __main__.main([str(bundle), "--explain", "good bad film", " "]) == 0
     first, second = capfdbinary.readouterr().out.decode().splitlines()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.core.errors import Overview, Shown, describe_call
+from distill.core.errors import Overview, Shown
 
 
 def test_the_table_is_plain_html_in_which_every_text_is_escaped() -> None:
@@ -26,8 +26,3 @@ def test_an_object_is_shown_as_its_overview() -> None:
     assert Box()._repr_html_() == Box().overview().html()
     with pytest.raises(TypeError, match=r"Shown has no overview\(\)"):
         Shown()._repr_html_()
-
-
-def test_a_call_leaves_out_what_is_not_given() -> None:
-    call = describe_call("Student", "small", layers=[0], depth=None, name="", count=0)
-    assert call == "Student('small', layers=[0], count=0)"

@@ -91,12 +91,6 @@ def test_the_command_writes_vectors(directory: Path, capsys: pytest.CaptureFixtu
     assert "text 1: got ['film', 3], expected a text or a list of texts, and no empty text" in capsys.readouterr().err
 
 
-def test_a_bundle_without_vectors_does_not_encode(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
-    with pytest.raises(UserError, match="is of a classification and has no vectors of texts: call predict instead"):
-        Bundle(tmp_path).encode(["a film"])
-
-
 def test_the_nearest_texts_are_found(directory: Path) -> None:
     """A cosine grows with the number of tokens that two texts have in common, which is all that a vector counts."""
     bundle, corpus = Bundle(directory), ["a b c d e f", "a", "a b c"]
