@@ -8,34 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.edge.__main__ import LINES_PER_CHUNK, main, read_chunks, split_lines
-from tests.edge.conftest import write_choice_bundle, write_toy_bundle
+from tests.edge.conftest import Write
 
 # Python would take UTF-8 for a C locale otherwise.
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    (tmp_path / "bundle").mkdir()
-    write_toy_bundle(tmp_path / "bundle", tokenizer)
-    return tmp_path / "bundle"
-
-
-@pytest.fixture
-def pairs(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    (tmp_path / "pairs").mkdir()
-    write_toy_bundle(tmp_path / "pairs", tokenizer, pair=True)
-    return tmp_path / "pairs"
-
-
-@pytest.fixture
-def choices(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    (tmp_path / "choices").mkdir()
-    write_choice_bundle(tmp_path / "choices", tokenizer)
-    return tmp_path / "choices"
+def bundle(write: Write) -> Path:
+    return write()
 
 
 def use_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -111,26 +94,28 @@ def test_every_line_of_input_gives_one_line(
 
 
 def test_a_line_that_is_no_pair_is_named_after_the_answers_before_it(
-    pairs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pairs = str(write(pair=True))
     use_input(monkeypatch, b"a\tb\n\nonly one\n")
-    assert main([str(pairs)]) == 2
+    assert main([pairs]) == 2
     out, error = capsys.readouterr()
     assert len(out.splitlines()) == 2
     assert error == "error: line 3: got 'only one', expected two texts with a tab between them\n"
-    assert main([str(pairs), "a\tb\tc"]) == 2
+    assert main([pairs, "a\tb\tc"]) == 2
     assert "text 1: got 'a\\tb\\tc', expected two texts with a tab" in capsys.readouterr().err
 
 
 def test_a_question_and_its_choices_are_one_line(
-    choices: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main([str(choices), "which film\ta dull film\ta film", "which\tfilm\ta film\ta dull film"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("\t")[0] for line in lines] == ["a dull film", "a dull film"]
-    assert lines[1].split("\t")[2:] == ["which", "film", "a film", "a dull film"]
+    choices = str(write("choices"))
+    assert main([choices, "which film\ta dull film\ta film", "which\tfilm\ta film\ta dull film"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["a dull film", "a dull film"]
+    assert lines[1][2:] == ["which", "film", "a film", "a dull film"]
     use_input(monkeypatch, b"which\tfilm\ta film\n\nwhich\ta film\n")
-    assert main([str(choices), "--json"]) == 2
+    assert main([choices, "--json"]) == 2
     out, error = capsys.readouterr()
     first, blank = map(json.loads, out.splitlines())
     assert first.keys() == {"text", "choice", "index", "probability", "probabilities"}
@@ -142,59 +127,47 @@ def test_a_question_and_its_choices_are_one_line(
 
 
 def test_records_are_read_as_json_lines(
-    choices: Path, pairs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = {"question": "which", "choices": ["film", "a\tfilm"], "context": "a dull film", "label": 3}
-    line = json.dumps(record)
-    assert main([str(choices), line, "--jsonl"]) == 0
-    prediction = json.loads(capsys.readouterr().out)
-    assert prediction.keys() == {"choice", "index", "probability", "probabilities"}
-    assert (prediction["choice"], prediction["index"], len(prediction["probabilities"])) == ("a\tfilm", 1, 2)
+    choices = str(write("choices"))
+    line = json.dumps({"question": "which", "choices": ["film", "a\tfilm"], "context": "a dull film", "label": 3})
     use_input(monkeypatch, f"{line}\n\n{{}}\n".encode())
-    assert main([str(choices), "--jsonl"]) == 2
+    assert main([choices, "--jsonl"]) == 2
     out, error = capsys.readouterr()
-    assert [json.loads(row)["choice"] for row in out.splitlines()] == ["a\tfilm", None]
+    found = [json.loads(row) for row in out.splitlines()]
+    assert found[0].keys() == {"choice", "index", "probability", "probabilities"}
+    assert [row["choice"] for row in found] == ["a\tfilm", None]
     assert error == 'error: line 3: got {}, expected {"question": ..., "choices": [...]}\n'
-    assert main([str(pairs), '["a film", "film"]', "--jsonl"]) == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"label", "probability", "probabilities"}
-    assert main([str(pairs), "a film", "--jsonl"]) == 2
+    assert main([choices, line, "--jsonl"]) == 0
+    assert json.loads(capsys.readouterr().out) == found[0]
+    assert main([choices, "a film", "--jsonl"]) == 2
     assert "error: text 1: got 'a film', expected JSON: Expecting value" in capsys.readouterr().err
 
 
-def test_labels_with_tabs_and_line_breaks_stay_on_their_line(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_with_tabs_and_line_breaks_stay_on_their_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     labels = ['a\t"long"\ntext', "short\u2028'one'"]
-    write_toy_bundle(tmp_path, tokenizer, labels=labels)
-    assert main([str(tmp_path), "film", "a dull film and a moving film"]) == 0
+    directory = str(write(labels=labels))
+    assert main([directory, "film", "a dull film and a moving film"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("\t")[0] for line in lines] == ["short\\u2028'one'", 'a\\t"long"\\ntext']
-    assert main([str(tmp_path), "film", "--json"]) == 0
+    assert main([directory, "film", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)["probabilities"]) == labels
 
 
-def test_a_closed_pipe_ends_the_command_without_a_word(bundle: Path) -> None:
-    command = [sys.executable, "-m", "distill.edge", str(bundle)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_closed_pipe_and_a_full_disk_end_the_command(bundle: Path) -> None:
+    command = [sys.executable, "-m", "distill.edge", str(bundle), "film"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.close()
-        process.stdin.write(b"a film\n" * 10)
-        process.stdin.close()
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_reported_in_one_line(bundle: Path) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "distill.edge", str(bundle), "film"], stdout=full, stderr=subprocess.PIPE,
-            check=False,
-        )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr == b"error: standard input or output failed: No space left on device\n"
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (
+        1, b"error: standard input or output failed: No space left on device\n"
+    )  # fmt: skip
 
 
 def test_a_line_that_waits_alone_is_answered(bundle: Path) -> None:
@@ -229,18 +202,13 @@ class Arriving(io.BufferedReader):
         return self.parts.pop(0) if self.parts else b""
 
 
-@pytest.mark.parametrize(
-    ("parts", "lines"),
-    [
-        ([b"a\n", b"b\nc", b"d", b"\n"], [[b"a"], [b"b"], [b"cd"]]),
-        ([b"a", b"b"], [[b"ab"]]),
-        ([b"a\r", b"\n\n"], [[b"a\r", b""]]),
-        ([b"\n"], [[b""]]),
-        ([], []),
-    ],
-)
-def test_a_line_is_complete_once_its_end_has_arrived(parts: list[bytes], lines: list[list[bytes]]) -> None:
-    assert list(split_lines(Arriving(parts))) == lines
+def test_a_line_is_complete_once_its_end_has_arrived() -> None:
+    cases: list[tuple[list[bytes], list[list[bytes]]]] = [
+        ([b"a\n", b"b\nc", b"d", b"\n"], [[b"a"], [b"b"], [b"cd"]]), ([b"a", b"b"], [[b"ab"]]),
+        ([b"a\r", b"\n\n"], [[b"a\r", b""]]), ([b"\n"], [[b""]]), ([], []),
+    ]  # fmt: skip
+    for parts, lines in cases:
+        assert list(split_lines(Arriving(parts))) == lines
 
 
 def test_a_text_that_is_cut_is_reported_or_refused(
@@ -262,21 +230,23 @@ def test_a_text_that_is_cut_is_reported_or_refused(
 
 
 def test_texts_are_cut_to_the_length_of_the_command(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(bundle), "--max-length", "4", "--json", "a film", "a dull film"]) == 0
+    assert main([str(bundle), "--max-length", "4", "--json", "a film", "a dull film", "--threads", "1"]) == 0
     out, error = capsys.readouterr()
     assert [row.get("truncated") for row in map(json.loads, out.splitlines())] == [None, True]
     assert error == "notice: texts of more than the 4 tokens that the bundle reads were cut: 1\n"
-    assert main([str(bundle), "--max-length", "400", "a film"]) == 2
-    assert capsys.readouterr().err == "error: got max_length=400, expected a whole number from 1 to 8\n"
+    for option, message in (
+        (["--max-length", "400"], "got max_length=400, expected a whole number from 1 to 8"),
+        (["--model", "int9"], f"{bundle} has no model int9, expected one of fp32"),
+    ):
+        assert main([str(bundle), "a film", *option]) == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_a_model_that_did_not_pass_its_gate_says_so(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_did_not_pass_its_gate_says_so(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     models = {"fp32": "model.onnx", "int8": "model.onnx"}
-    write_toy_bundle(tmp_path, tokenizer, models=models, gates={"int8": "undecided: dev has 20 examples"})
-    assert main([str(tmp_path), "a film", "--model", "int8"]) == 0
-    notice = "notice: int8 did not pass the gate of its export, undecided: dev has 20 examples\n"
-    assert capsys.readouterr().err == notice
-    assert main([str(tmp_path), "a film"]) == 0
-    assert capsys.readouterr().err == ""
+    directory = str(write(models=models, gates={"int8": "undecided: dev has 20 examples"}))
+    for model, notice in (
+        ("int8", "notice: int8 did not pass the gate of its export, undecided: dev has 20 examples\n"), ("fp32", "")
+    ):  # fmt: skip
+        assert main([directory, "a film", "--model", model]) == 0
+        assert capsys.readouterr().err == notice

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge import evaluation
@@ -19,10 +18,20 @@ from distill.edge.bundle import Bundle, RecordError
 from distill.edge.evaluation import read_labelled
 from distill.kinds import MultipleChoice
 from distill.rows.labels import LabelColumn
-from tests.edge.conftest import write_choice_bundle, write_tag_bundle, write_toy_bundle
+from tests.edge.conftest import Write
 
 LONG = "a dull film and a moving film"  # One token more than the bundle reads.
 TEXTS = ["film", LONG, "a film", LONG, "film", "a dull and moving film"]
+Output = pytest.CaptureFixture[str]
+
+
+def evaluate(directory: Path, file: Path, *options: str) -> int:
+    return main([str(directory), "--evaluate", str(file), *options])
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
 
 
 class Stub:
@@ -34,6 +43,11 @@ class Stub:
         self.labels, self.manifest, self.pair = labels, manifest, False
 
 
+def reader_of(name: str, bundle: Any, columns: evaluation.Columns | None = None, rows: Any = ()) -> Any:
+    """Returns the reader of rows of a name."""
+    return getattr(evaluation, name)(bundle, columns or evaluation.Columns(["text"]), list(rows))
+
+
 def convert(reader: Any, values: list[Any], notices: list[str] | None = None) -> list[Any]:
     """Returns the labels of the rows of a file, the first of which is line 2."""
     column = LabelColumn("dev.csv", values, lines=range(2, len(values) + 2))
@@ -41,30 +55,26 @@ def convert(reader: Any, values: list[Any], notices: list[str] | None = None) ->
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("seed", range(3))
-def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
-    random, labels = np.random.default_rng(seed), [f"label {number}" for number in range(classes)]
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_metrics_are_those_of_the_libraries(classes: int, is_constant: bool) -> None:
+    random, labels = np.random.default_rng(0), [f"label {number}" for number in range(classes)]
     expected, predicted = random.integers(0, classes, (2, 40))
-    if seed == 2:
-        predicted[:] = 0  # A constant.
+    if is_constant:
+        predicted[:] = 0
     predictions = [{"probabilities": dict(zip(labels, np.eye(classes)[of], strict=True))} for of in predicted]
     for positive in (None, *(labels if classes == 2 else ())):
-        reader = evaluation.ClassRows(Stub(labels, positive=positive), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
-        average = "macro" if positive is None else "binary"
-        metrics = reader.score(predictions, expected.tolist())
+        metrics = reader_of("ClassRows", Stub(labels, positive=positive)).score(predictions, expected.tolist())
+        of_one = {"pos_label": labels.index(positive) if positive else 1, "average": "binary" if positive else "macro"}
         assert metrics == pytest.approx(
             {
                 "accuracy": accuracy_score(expected, predicted),
-                "f1": f1_score(
-                    expected, predicted, pos_label=labels.index(positive) if positive else 1, average=average,
-                    zero_division=0.0,
-                ),
+                "f1": f1_score(expected, predicted, zero_division=0.0, **of_one),
                 "matthews": matthews_corrcoef(expected, predicted),
                 "macro_f1": f1_score(expected, predicted, average="macro", zero_division=0.0),
             }
-        )  # fmt: skip
+        )
     values, numbers = random.integers(0, 9, 40).astype(float), random.normal(size=40)
-    rows = evaluation.NumberRows(Stub(["score"]), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
+    rows = reader_of("NumberRows", Stub(["score"]))
     assert rows.score([{"value": value} for value in values], numbers.tolist()) == pytest.approx(
         {
             "pearson": pearsonr(values, numbers).statistic, "spearman": spearmanr(values, numbers).statistic,
@@ -76,19 +86,19 @@ def test_metrics_are_those_of_the_libraries(classes: int, seed: int) -> None:
 
 def test_the_mean_f1_of_a_file_is_that_of_the_classes_with_a_row_and_says_so() -> None:
     classes, notices = ["a", "b", "c"], list[str]()
-    rows = evaluation.ClassRows(Stub(classes), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
+    rows = reader_of("ClassRows", Stub(classes))
     labels = convert(rows, ["a", "a", "b", "b"], notices)
     predictions = [{"probabilities": dict(zip(classes, np.eye(3)[of], strict=True))} for of in (0, 0, 1, 2)]
     assert rows.score(predictions, labels)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
     assert notices == ["dev.csv has no row of c: the mean F1 is that of the other 2 classes"]
-    sets = evaluation.LabelRows(Stub(classes, decoding={}), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
+    sets = reader_of("LabelRows", Stub(classes, decoding={}))
     vectors, given = convert(sets, ["a", "a|b", "b", ""]), (["a"], ["a", "b"], ["c"], ["c"])
     found = [{"labels": [{"label": label} for label in of]} for of in given]
     assert sets.score(found, vectors)["macro_f1"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_vectors_are_compared_by_their_cosines() -> None:
-    rows = evaluation.VectorRows(Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    rows = reader_of("VectorRows", Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"))
     assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], "2.5")
     assert convert(rows, ["2.5", 1, "1e0"]) == [2.5, 1.0, 1.0]
     angles = np.array([0.1, 0.5, 1.2])
@@ -103,7 +113,7 @@ def test_vectors_are_compared_by_their_cosines() -> None:
 
 
 def test_words_may_be_scored_as_plain_text() -> None:
-    tags = evaluation.TagRows(Stub(["O", "B-city"]), evaluation.Columns(as_text=True), [])  # type: ignore[arg-type]
+    tags = reader_of("TagRows", Stub(["O", "B-city"]), evaluation.Columns(as_text=True))
     row = {"tokens": ["to", "St.Paul", "!"], "tags": ["O", "B-city", "O"]}
     read = [tags.read(row | given) for given in ({}, {"text": "to  St.Paul!"}, {"text": "another text"})]
     assert [text for text, _ in read] == ["to St.Paul !", "to  St.Paul!", "to St.Paul !"]
@@ -112,54 +122,36 @@ def test_words_may_be_scored_as_plain_text() -> None:
     assert tags.score(found, [{("city", 3, 10)}]) == {"text_f1": 0.0, "text_precision": 0.0, "text_recall": 0.0}
 
 
-def test_a_file_of_words_says_how_it_was_read(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_tag_bundle(tmp_path, tokenizer, decoding={"splitter": {"name": "spaces"}})
-    row = {"tokens": ["a", "lovely", "film!"], "tags": ["O", "B-film", "O"]}
-    (tmp_path / "dev.jsonl").write_text(json.dumps(row) + "\n")
-    arguments = [str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]
-    values = []
-    for options in ([], ["--as-text"]):
-        assert main([*arguments, *options, "--json"]) == 0
-        values.append(json.loads(capsys.readouterr().out))
-    assert [of["read_as"] for of in values] == ["words", "text"]
-    # The splitter finds the words of the file in their text.
-    assert values[0]["metrics"] == {name.removeprefix("text_"): of for name, of in values[1]["metrics"].items()}
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.endswith("read as\twords\n")
-
-
-def test_a_bundle_of_tags_is_scored_on_the_files_of_its_task(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_tag_bundle(tmp_path, tokenizer, decoding={"splitter": {"name": "spaces"}})
+def test_a_bundle_of_tags_is_scored_on_the_files_of_its_task(write: Write, tmp_path: Path, capsys: Output) -> None:
+    directory = write("tags", decoding={"splitter": {"name": "spaces"}})
     rows = [(["a", "lovely", "film"], ["O", "B-film", "O"]), (["dull"], ["B-cast"])]
-    lines = [json.dumps({"tokens": words, "tags": tags}) for words, tags in rows]
-    (tmp_path / "dev.jsonl").write_text("\n".join(lines))
-    sentences = ["".join(f"{word} {tag}\n" for word, tag in zip(*row, strict=True)) for row in rows]
-    (tmp_path / "dev.conll").write_text("\n".join(sentences))
+    write_lines(tmp_path / "dev.jsonl", [{"tokens": words, "tags": tags} for words, tags in rows])
+    for name, more in (("dev.conll", ""), ("dev.bio", " x")):
+        sentences = ["".join(f"{word} {tag}{more}\n" for word, tag in zip(*row, strict=True)) for row in rows]
+        (tmp_path / name).write_text("\n".join(sentences))
     classes = ["B-cast", "B-film", "O"]  # In another order than those of the bundle.
     features = datasets.Features({"tokens": datasets.List(datasets.Value("string")),
                                   "tags": datasets.List(datasets.ClassLabel(names=classes))})  # fmt: skip
     columns = {"tokens": [words for words, _ in rows], "tags": [tags for _, tags in rows]}
     datasets.Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "dev.parquet"))
+    named = ["--text-column", "0", "--label-column", "1"]
     outputs = []
-    for name in ("dev.jsonl", "dev.conll", "dev.parquet"):
-        assert main([str(tmp_path), "--evaluate", str(tmp_path / name), "--json"]) == 0
+    for name, options in (
+        ("jsonl", []), ("conll", []), ("parquet", []), ("bio", named), ("jsonl", ["--as-text"]),
+    ):  # fmt: skip
+        assert evaluate(directory, tmp_path / f"dev.{name}", *options, "--json") == 0
         outputs.append(json.loads(capsys.readouterr().out))
-    assert outputs[0] == outputs[1] == outputs[2]
-    assert outputs[0]["rows"] == 2
-    longer = ["".join(f"{word} {tag} x\n" for word, tag in zip(*row, strict=True)) for row in rows]
-    (tmp_path / "dev.bio").write_text("\n".join(longer))
-    named = ["--text-column", "0", "--label-column", "1", "--json"]
-    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.bio"), *named]) == 0
-    assert json.loads(capsys.readouterr().out) == outputs[0]
+    assert outputs[0] == outputs[1] == outputs[2] == outputs[3]
+    assert [(of["rows"], of["read_as"]) for of in (outputs[0], outputs[4])] == [(2, "words"), (2, "text")]
+    # The splitter finds the words of the file in their text.
+    assert outputs[0]["metrics"] == {name.removeprefix("text_"): of for name, of in outputs[4]["metrics"].items()}
+    assert evaluate(directory, tmp_path / "dev.jsonl") == 0
+    assert capsys.readouterr().out.endswith("read as\twords\n")
     for option, message in (
         ("tags", "got --label-column tags, expected the number of a column of CoNLL"),
         ("0", "the words and the tags are both in column 0: give --text-column N and --label-c"),
     ):
-        assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.conll"), "--label-column", option]) == 2
+        assert evaluate(directory, tmp_path / "dev.conll", "--label-column", option) == 2
         assert message in capsys.readouterr().err
 
 
@@ -169,7 +161,7 @@ def test_questions_are_read_from_the_json_of_squad(tmp_path: Path) -> None:
     content = {"data": [{"title": "x", "paragraphs": [{"context": "Alan Turing.", "qas": questions}]}]}
     (tmp_path / "dev.json").write_text(json.dumps(content))
     file = read_labelled("spans", tmp_path / "dev.json", evaluation.Columns(), print)
-    reader = evaluation.SpanRows(Stub([], decoding={"null_threshold": 0.0}), file.columns, [])  # type: ignore[arg-type]
+    reader = reader_of("SpanRows", Stub([], decoding={"null_threshold": 0.0}), file.columns)
     assert [(file.noun, number, *reader.read(row)) for number, row in file.rows] == [
         ("question", 1, {"question": "who?", "context": "Alan Turing."}, ["Turing"]),
         ("question", 2, {"question": "when?", "context": "Alan Turing."}, []),
@@ -183,7 +175,7 @@ def test_questions_are_read_from_the_json_of_squad(tmp_path: Path) -> None:
 
 def test_entities_answers_and_choices_are_compared() -> None:
     labels = ["O", "B-city", "I-city"]
-    tags = evaluation.TagRows(Stub(labels), evaluation.Columns(), [])  # type: ignore[arg-type]
+    tags = reader_of("TagRows", Stub(labels), evaluation.Columns())
     record, read = tags.read({"tokens": ["to", "new", "york"], "tags": ["O", "B-city", "I-city"]})
     assert record == {"tokens": ["to", "new", "york"]}
     [entities, indexed, none] = convert(tags, [read, (read[0], ["O", "B-city", "I-city"]), ([], [])])
@@ -193,7 +185,7 @@ def test_entities_answers_and_choices_are_compared() -> None:
         convert(tags, [([(0, 2)], ["O"]), ([(0, 4)], ["2"])])
     found = [{"entities": [{"type": "city", "start": 3, "end": 11}, {"type": "city", "start": 0, "end": 2}]}]
     assert tags.score(found, [entities]) == pytest.approx({"f1": 2 / 3, "precision": 0.5, "recall": 1.0})
-    spans = evaluation.SpanRows(Stub([], decoding={"null_threshold": 0.0}), evaluation.Columns(), [])  # type: ignore[arg-type]
+    spans = reader_of("SpanRows", Stub([], decoding={"null_threshold": 0.0}), evaluation.Columns())
     row = {"question": "who?", "context": "Alan Turing.", "answers": {"text": ["Alan Turing"], "answer_start": [0]}}
     none = {**row, "answers": None}
     answers = [spans.read(each)[1] for each in (row, row, none)]
@@ -208,85 +200,55 @@ def test_entities_answers_and_choices_are_compared() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "separator"), [("tsv", "\t"), ("csv", ","), ("jsonl", None)])
-def test_a_file_is_scored(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    capsys: pytest.CaptureFixture[str],
-    suffix: str,
-    separator: str | None,
-) -> None:
-    write_toy_bundle(tmp_path, tokenizer, metrics={"fp32": {"accuracy": 0.5, "test/accuracy": 0.5}})
+def test_a_file_is_scored(write: Write, tmp_path: Path, capsys: Output, suffix: str, separator: str | None) -> None:
+    directory = write(metrics={"fp32": {"accuracy": 0.5, "test/accuracy": 0.5}})
     labels = ["short", "long", "long", "short", "long", "long"]
-    predicted = [prediction["label"] for prediction in Bundle(tmp_path).predict(TEXTS)]
+    predicted = [prediction["label"] for prediction in Bundle(directory).predict(TEXTS)]
     expected = np.mean([of == label for of, label in zip(predicted, labels, strict=True)])
-    path = tmp_path / f"dev.{suffix}"
+    path, pairs = tmp_path / f"dev.{suffix}", list(zip(TEXTS, labels, strict=True))
     if separator is None:
-        rows = [json.dumps({"sentence": text, "label": label}) for text, label in zip(TEXTS, labels, strict=True)]
+        write_lines(path, [{"sentence": text, "label": label} for text, label in pairs])
     else:
-        pairs = [("sentence", "label"), *zip(TEXTS, labels, strict=True)]
-        rows = [separator.join(map(str, pair)) for pair in pairs]
-    path.write_text("\ufeff" * (suffix == "csv") + "\n".join(rows) + "\n", encoding="utf-8")
-    assert main([str(tmp_path), "--evaluate", str(path), "--json"]) == 0
+        lines = "".join(f"{text}{separator}{label}\n" for text, label in [("sentence", "label"), *pairs])
+        path.write_text("\ufeff" * (suffix == "csv") + lines, encoding="utf-8")
+    assert evaluate(directory, path, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "model": "fp32", "rows": 6, "truncated": 2, "metrics": {"accuracy": pytest.approx(expected)},
     }  # fmt: skip
-    assert main([str(tmp_path), "--evaluate", str(path), "--text-column", "sentence"]) == 0
+    zipped = tmp_path / f"dev.{suffix}.gz"
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    assert evaluate(directory, zipped, "--text-column", "sentence") == 0
     assert capsys.readouterr().out == f"accuracy\t{expected:.4f}\nrows\t6\ntruncated\t2\n"
-    (tmp_path / f"dev.{suffix}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    assert main([str(tmp_path), "--evaluate", f"{path}.gz"]) == 0
 
 
 @pytest.mark.parametrize("answers", [(1, 0), ("1", "0"), (2, 1), ("B", "a"), ("a dull film", "film")])
-def test_choices_are_scored(
-    answers: tuple[object, object],
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_choice_bundle(tmp_path, tokenizer)
-    rows = [{"question": "which", "choices": ["film", "a dull film"], "answer": answer} for answer in answers]
-    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
-    assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
-    names = {"question": "ask", "choices": "options", "answer": "key"}
-    (tmp_path / "own.jsonl").write_text(
-        "\n".join(json.dumps({names[name]: value for name, value in row.items()}) for row in rows)
-    )
+def test_choices_are_scored(answers: tuple[Any, Any], write: Write, tmp_path: Path, capsys: Output) -> None:
+    directory, values = write("choices"), [["which", ["film", "a dull film"], answer] for answer in answers]
     own = ["--text-column", "ask", "--text-column", "options", "--label-column", "key"]
-    assert main([str(tmp_path), "--evaluate", str(tmp_path / "own.jsonl"), *own]) == 0
-    assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
+    for names, options in ((("question", "choices", "answer"), []), (("ask", "options", "key"), own)):
+        file = write_lines(tmp_path / "dev.jsonl", [dict(zip(names, row, strict=True)) for row in values])
+        assert evaluate(directory, file, *options) == 0
+        assert capsys.readouterr().out == "accuracy\t0.5000\nrows\t2\ntruncated\t0\n"
 
 
-def test_each_choice_may_have_a_column(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_choice_bundle(tmp_path, tokenizer)
-    file = tmp_path / "dev.csv"
-    options = [f"--text-column={name}" for name in ("question", "a", "b", "c")] + ["--label-column=key"]
+def test_each_choice_may_have_a_column(write: Write, tmp_path: Path, capsys: Output) -> None:
+    directory, file = write("choices"), tmp_path / "dev.csv"
+    rows = ["question,a,b,c,key", "which,film,a dull film,,A", "which,film,a dull film,a film,C"]
 
-    def evaluate(*lines: str) -> tuple[int, str]:
-        file.write_text("\n".join(["question,a,b,c,key", *lines]))
-        status = main([str(tmp_path), "--evaluate", str(file), *options])
-        return status, "".join(capsys.readouterr())
+    def run(*lines: str, first: str = "a") -> tuple[int, str]:
+        file.write_text("\n".join([*rows, *lines]))
+        options = [f"--text-column={name}" for name in ("question", first, "b", "c")]
+        return evaluate(directory, file, *options, "--label-column=key"), "".join(capsys.readouterr())
 
-    rows = ["which,film,a dull film,,A", "which,film,a dull film,a film,C"]
-    status, printed = evaluate(*rows)
-    lists = [["film", "a dull film"], ["film", "a dull film", "a film"]]
-    examples = [
-        {"question": "which", "choices": choices, "answer": key} for choices, key in zip(lists, "AC", strict=True)
-    ]
-    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, examples)))
-    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.jsonl")]) == 0
-    assert (status, printed) == (0, capsys.readouterr().out)
-    assert evaluate(*rows, "which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
+    # The choices of both rows are read, of 2 and of 3, and the longest ones are the second ones.
+    assert run() == (0, "accuracy\t0.0000\nrows\t2\ntruncated\t0\n")
+    assert run("which,film,a dull film,a film,B")[1].startswith("accuracy\t0.3333\n")
+    assert run("which,,,,A") == (2, f"error: {file}, line 4: got '', expected at least two choices\n")
     found = "{'question': 'which', 'choices': ['film']}"
     message = f"error: {file}, line 4: got {found}, expected a list of at least two choices\n"
-    assert evaluate(*rows, "which,film,,,A") == (2, message)
-    options[1] = "--text-column=x"
-    missing = (
-        "error: there is no column x, the columns are question, a, b, c, key: give --text-column or --label-column\n"
-    )
-    assert evaluate(*rows) == (2, missing)
+    assert run("which,film,,,A") == (2, message)
+    missing = "there is no column x, the columns are question, a, b, c, key: give --text-column or --label-column"
+    assert run(first="x") == (2, f"error: {missing}\n")
 
 
 def test_answers_are_read_as_in_a_run() -> None:
@@ -300,27 +262,21 @@ def test_answers_are_read_as_in_a_run() -> None:
         task = MultipleChoice(question="question", choices="choices", answer="answer", train=questions, dev=questions)
         assert task.read(Path()).splits["dev"].labels.tolist() == expected
         rows = [{"question": "which", **row} for row in rows]
-        reader = evaluation.ChoiceRows(Stub([], decoding={}), evaluation.Columns(), rows)  # type: ignore[arg-type]
+        reader = reader_of("ChoiceRows", Stub([], decoding={}), evaluation.Columns(), rows)
         assert [reader.read(row)[1] for row in rows] == expected
     assert reader.read(rows[0])[0] == {"question": "which", "choices": ["x", "y"]}
 
 
-@pytest.mark.parametrize(
-    ("reading", "answers", "expected"),
-    [
+def test_answers_are_read_as_those_of_the_run_that_made_the_bundle() -> None:
+    """In some rows no answer tells an index from a number. Letters are those of another file."""
+    for reading, answers, expected in (
         ("number", [1, 2], [0, 1]),
         ("index", [1, 2], [1, 2]),
-        ("letter", [0, 2], [0, 2]),  # Those of another file.
-    ],
-)
-def test_answers_are_read_as_those_of_the_run_that_made_the_bundle(
-    reading: str | None, answers: list[int], expected: list[int]
-) -> None:
-    """In some rows no answer tells an index from a number."""
-    rows = [{"question": "which", "choices": ["x", "y", "z"], "answer": answer} for answer in answers]
-    bundle: Any = Stub([], decoding={} if reading is None else {"answers": reading})
-    reader = evaluation.ChoiceRows(bundle, evaluation.Columns(), rows)
-    assert [reader.read(row)[1] for row in rows] == expected
+        ("letter", [0, 2], [0, 2]),
+    ):
+        rows = [{"question": "which", "choices": ["x", "y", "z"], "answer": answer} for answer in answers]
+        reader = reader_of("ChoiceRows", Stub([], decoding={"answers": reading}), evaluation.Columns(), rows)
+        assert [reader.read(row)[1] for row in rows] == expected
 
 
 def test_a_language_is_read_from_the_column_that_is_named() -> None:
@@ -348,14 +304,14 @@ STARS = ["1", "2", "3", "4", "5"]
     ],
 )
 def test_labels_are_not_shifted_or_guessed(names: list[str], values: list[Any], message: str) -> None:
-    reader = evaluation.ClassRows(Stub(names), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
+    reader = reader_of("ClassRows", Stub(names))
     with pytest.raises(UserError, match=message) as caught:
         convert(reader, values)
     assert len(str(caught.value)) < 300
 
 
 def test_numbers_are_read_by_the_rules_of_a_run() -> None:
-    reader = evaluation.NumberRows(Stub(["score"]), evaluation.Columns(["text"]), [])  # type: ignore[arg-type]
+    reader = reader_of("NumberRows", Stub(["score"]))
     assert convert(reader, ["1.5", 2, " 3 "]) == [1.5, 2.0, 3.0]
     for value in ("nan", "1_0", "1e39", "9" * 5000, True, None):
         with pytest.raises(UserError, match=r"dev\.csv, line 3: label .* is no number"):
@@ -384,15 +340,14 @@ def test_each_label_may_have_a_column() -> None:
 
 
 def test_a_vector_of_length_0_has_a_cosine_of_0() -> None:
-    rows = evaluation.VectorRows(Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"), [])  # type: ignore[arg-type]
+    rows = reader_of("VectorRows", Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"))
     predictions = [{"vector": [[0.0, 0.0], [1.0, 0.0]]}, {"vector": [[1.0, 0.0], [1.0, 0.0]]}]
     assert rows.score(predictions, [0.0, 1.0]) == pytest.approx({"pearson": 1.0, "spearman": 1.0})
 
 
 def test_a_row_that_cannot_be_read_is_named_by_its_line(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
     monkeypatch.setattr(evaluation, "CHUNK", 2)
 
     def refuse(bundle: Bundle, records: list[Any], **options: Any) -> list[Any]:
@@ -404,7 +359,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
     path = tmp_path / "dev.csv"
     path.write_text("text,label\n" + "a,long\n" * 3 + "bad,long\n")
     with pytest.raises(UserError, match=r"dev\.csv, line 5: it has no tokens$"):
-        evaluation.evaluate(Bundle(tmp_path), path, evaluation.Columns())
+        evaluation.evaluate(Bundle(write()), path, evaluation.Columns())
 
 
 @pytest.mark.parametrize(
@@ -426,31 +381,20 @@ def test_a_row_that_cannot_be_read_is_named_by_its_line(
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_scored_is_refused(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    content: str | bytes | None,
-    options: list[str],
-    expected: str,
+    write: Write, tmp_path: Path, capsys: Output, name: str, content: str | None, options: list[str], expected: str
 ) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
     if content is not None:
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert main([str(tmp_path), *options, "--evaluate", str(tmp_path / name)]) == 2
+        (tmp_path / name).write_text(content)
+    assert main([str(write()), *options, "--evaluate", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
     assert expected in error
     assert len(error.splitlines()) == 1
 
 
-def test_a_long_field_is_read_and_damaged_metrics_are_refused(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
-    (tmp_path / "dev.csv").write_text(f"text,note,label\nfilm,{'x' * 140_000},long\n")
-    assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.csv"), "--text-column", "text"]) == 0
-    manifest = json.loads((tmp_path / "bundle.json").read_text())
+def test_a_long_field_is_read_and_damaged_metrics_are_refused(write: Write, tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "dev.csv"
+    file.write_text(f"text,note,label\nfilm,{'x' * 140_000},long\n")
+    assert evaluate(write(), file, "--text-column", "text") == 0
     for metrics in ([], {"fp32": []}):
-        (tmp_path / "bundle.json").write_text(json.dumps({**manifest, "metrics": metrics}))
-        assert main([str(tmp_path), "--evaluate", str(tmp_path / "dev.csv")]) == 2
+        assert evaluate(write(metrics=metrics), file) == 2
         assert "metrics is" in capsys.readouterr().err

@@ -34,7 +34,7 @@ from distill.export.onnx import export_onnx
 from distill.export.quantization import FORMATS, RECIPES, ExportSettings, RecipeInput, write_dynamic
 from distill.kinds import Classification, TokenClassification
 from distill.kinds.classification import OneClass
-from distill.training.module import evaluate, freeze
+from distill.training.module import evaluate
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
 
@@ -80,8 +80,7 @@ def test_graphs_have_the_inputs_of_their_models_plain_attention_and_no_paths(
 
 
 def test_a_bfloat16_model_is_exported_in_float32_and_left_as_it_is(exported: dict[str, Any], tmp_path: Path) -> None:
-    model = freeze(copy.deepcopy(exported["models"]["teacher"]).bfloat16())
-    model.train()
+    model = copy.deepcopy(exported["models"]["teacher"]).bfloat16().train()
     export_onnx(model, tmp_path / "model.onnx")
     assert (model.dtype, model.training) == (torch.bfloat16, True)
     feed = inputs(2, 7, padded=True, vocabulary=100)
