@@ -1,34 +1,26 @@
 """Tests of the most probable answers to a question, of a bundle whose logits can be worked out by hand."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge.answering import find_candidates
 from distill.edge.bundle import Bundle
-from tests.edge.conftest import write_tag_bundle
+from tests.edge.conftest import Write
 
 RECORD = {"question": "film", "context": " a dull film and a moving film"}
 
 
-def write(directory: Path, tokenizer: PreTrainedTokenizerBase, threshold: float | None) -> Bundle:
+def write_bundle(write: Write, threshold: float | None) -> Bundle:
     decoding = {"n_best": 6, "max_answer_length": 2, "null_threshold": threshold}
-    labels = ["start", "end"]
-    write_tag_bundle(
-        directory, tokenizer, decoder="spans", labels=labels, pair=True, doc_stride=0, decoding=decoding
+    return Bundle(
+        write("tags", decoder="spans", labels=["start", "end"], pair=True, doc_stride=0, decoding=decoding)
     )  # fmt: skip
-    return Bundle(directory)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.0, -20.0])
-def test_a_question_has_its_most_probable_answers(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, threshold: float | None
-) -> None:
-    bundle = write(tmp_path, tokenizer, threshold)
+def test_a_question_has_its_most_probable_answers(write: Write, threshold: float | None) -> None:
+    bundle = write_bundle(write, threshold)
     [prediction, few, plain] = bundle.predict([{**RECORD, "top_k": 6}, {**RECORD, "top_k": 2}, RECORD])
     answers = prediction.pop("answers")
     assert few.pop("answers") == answers[:2]
@@ -61,8 +53,9 @@ def test_probabilities_are_shared_between_spans_and_no_answer() -> None:
     assert (found.best().start[0], found.best().end[0], found.best().question[0]) == (5, 9, 7)
 
 
-@pytest.mark.parametrize("top_k", [0, 7, True, "2"])
-def test_the_number_of_answers_is_checked(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, top_k: Any) -> None:
-    bundle = write(tmp_path, tokenizer, None)
-    with pytest.raises(UserError, match=f"got top_k={top_k}, expected a whole number from 1 to 6, the spans that the"):
-        bundle.predict([{**RECORD, "top_k": top_k}])
+def test_the_number_of_answers_is_checked(write: Write) -> None:
+    bundle = write_bundle(write, None)
+    for top_k in (0, 7, True, "2"):
+        message = f"got top_k={top_k}, expected a whole number from 1 to 6, the spans that the"
+        with pytest.raises(UserError, match=message):
+            bundle.predict([{**RECORD, "top_k": top_k}])

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import Write
 
 count_cores = bundle_files.count_cores  # All other tests see one core.
 
@@ -79,16 +78,16 @@ def test_a_quota_limits_the_cores(machine: Path, files: dict[str, str], expected
 
 
 def test_a_bundle_has_as_many_threads_as_the_process_may_use_cores(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
+    directory = write()
     original, seen = bundle_files._onnx_session, list[int]()
     monkeypatch.setattr(bundle_files, "count_cores", lambda: 3)
     monkeypatch.setattr(
         bundle_files, "_onnx_session", lambda path, threads: seen.append(threads) or original(path, threads)
     )
-    assert (Bundle(tmp_path).threads, Bundle(tmp_path, threads=2).threads) == (3, 2)
-    bundle_files.session(tmp_path / "model.onnx")
+    assert (Bundle(directory).threads, Bundle(directory, threads=2).threads) == (3, 2)
+    bundle_files.session(directory / "model.onnx")
     assert seen == [3, 2, 3]
-    options = Bundle(tmp_path).session.get_session_options()  # type: ignore[attr-defined]
+    options = Bundle(directory).session.get_session_options()  # type: ignore[attr-defined]
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)

@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge import Bundle, __main__
-from tests.edge.conftest import write_tag_bundle, write_toy_bundle
+from tests.edge.conftest import Write
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    write_toy_bundle(tmp_path, tokenizer)
-    return tmp_path
+def bundle(write: Write) -> Path:
+    return write()
 
 
 def test_the_effect_of_a_word_is_the_difference_of_two_predictions(bundle: Path) -> None:
@@ -27,6 +25,7 @@ def test_the_effect_of_a_word_is_the_difference_of_two_predictions(bundle: Path)
         other = loaded.predict(without[word["word"]])["probabilities"][found["label"]]
         assert word["effect"] == pytest.approx(found["probability"] - other, abs=1e-6)
         assert "good, bad film"[word["start"] : word["end"]] == word["word"]
+    assert loaded.explain("")["words"] == []
 
 
 def test_the_command_writes_the_largest_effect_first(bundle: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -44,7 +43,6 @@ def test_the_command_writes_the_largest_effect_first(bundle: Path, capfdbinary: 
     assert f"{found['probability']:.4f}" == probability
 
 
-def test_a_bundle_without_classes_of_texts_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    write_tag_bundle(tmp_path, tokenizer)
+def test_a_bundle_without_classes_of_texts_is_refused(write: Write) -> None:
     with pytest.raises(UserError, match="a token_classification bundle has no words to explain: expected one that"):
-        Bundle(tmp_path).explain("good film")
+        Bundle(write("tags")).explain("good film")

@@ -1,14 +1,11 @@
 """Tests of the kinds of processor that int8 files are written for."""
 
-from pathlib import Path
-
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import Write
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +36,8 @@ def test_the_target_follows_from_the_processor(
 
 
 def test_seven_bits_are_right_everywhere_and_eight_where_dot_products_are() -> None:
-    assert {target: bundle_files.weight_bits(target) for target in bundle_files.TARGETS} == {
-        "vnni": 8,
-        "avx2": 7,
-        "arm64": 8,
-    }
+    bits = {target: bundle_files.weight_bits(target) for target in bundle_files.TARGETS}
+    assert bits == {"vnni": 8, "avx2": 7, "arm64": 8}
     right = {(target, device) for target in bundle_files.TARGETS for device in bundle_files.TARGETS
              if bundle_files.runs(target, device)}  # fmt: skip
     assert right == {(t, d) for t in bundle_files.TARGETS for d in bundle_files.TARGETS} - {
@@ -56,19 +50,17 @@ def test_numpy_names_the_features_where_linux_does_not() -> None:
 
 
 def test_a_file_for_another_processor_is_refused_with_the_one_to_take(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = {"fp32": "model.onnx", "int8": "model.onnx", "int8-avx2": "model.onnx"}
-    write_toy_bundle(
-        tmp_path, tokenizer, models=models, recommended="int8", targets={"int8": "vnni", "int8-avx2": "avx2"}
-    )
+    directory = write(models=models, recommended="int8", targets={"int8": "vnni", "int8-avx2": "avx2"})
     monkeypatch.setattr("distill.edge.bundle.this_target", lambda: "avx2")
     with pytest.raises(UserError) as error:
-        Bundle(tmp_path)
+        Bundle(directory)
     assert str(error.value) == (
-        f"{tmp_path}: the model int8 is for processors of the kind vnni, and this one is avx2, on which int8 sums of "
+        f"{directory}: the model int8 is for processors of the kind vnni, and this one is avx2, on which int8 sums of "
         "it overflow: choose int8-avx2 or fp32"
     )
-    assert len(Bundle(tmp_path, model="int8-avx2").predict(["a"])) == 1
+    assert len(Bundle(directory, model="int8-avx2").predict(["a"])) == 1
     monkeypatch.setattr("distill.edge.bundle.this_target", lambda: "arm64")
-    assert len(Bundle(tmp_path).predict(["a"])) == 1
+    assert len(Bundle(directory).predict(["a"])) == 1

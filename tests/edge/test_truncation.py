@@ -32,15 +32,15 @@ def bert() -> Tokenizer:
     return tokenizer
 
 
-def roberta(*, add_prefix_space: bool = False) -> Tokenizer:
+def roberta() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=330, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), add_prefix_space=add_prefix_space)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0), add_prefix_space=False)
     return tokenizer
 
 
@@ -49,20 +49,6 @@ def digits_in_threes() -> Tokenizer:
     pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)]
-    )
-    return tokenizer
-
-
-def albert() -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=["<unk>", "[CLS]", "[SEP]"], unk_token="<unk>")
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     return tokenizer
 
@@ -83,7 +69,7 @@ def second_text_first() -> Tokenizer:
     return tokenizer
 
 
-KINDS: list[Callable[[], Tokenizer]] = [bert, roberta, digits_in_threes, albert, one_word, second_text_first]
+KINDS: list[Callable[[], Tokenizer]] = [bert, digits_in_threes, one_word, second_text_first]
 
 
 def write(seed: random.Random, words: int) -> str:
@@ -105,10 +91,10 @@ def cut_as_tokenizers(tokenizer: Tokenizer, texts: Sequence[Any], *, max_length:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_tokens_are_those_of_tokenizers(kind: Callable[[], Tokenizer], side: str) -> None:
     tokenizer, seed = kind(), random.Random(0)
-    sizes = [0, 1, 2, 3, 5, 8, 13]
+    sizes = [0, 1, 2, 5, 13]
     short: list[Any] = [write(seed, size) for size in sizes]
     short += [(write(seed, first), write(seed, second)) for first in sizes for second in sizes]
-    long: list[Any] = [write(seed, 120) for _ in range(10)]  # They are tokenized in part.
+    long: list[Any] = [write(seed, 120) for _ in range(4)]  # They are tokenized in part.
     long += [(write(seed, first), write(seed, second)) for first, second in [(120, 3), (9, 120), (70, 60), (60, 70)]]
     for max_length, texts in ((4, short), (9, short), (23, long), (24, long)):
         expected = cut_as_tokenizers(tokenizer, texts, max_length=max_length, side=side)
@@ -116,12 +102,12 @@ def test_the_tokens_are_those_of_tokenizers(kind: Callable[[], Tokenizer], side:
         assert [(read(tokens), is_cut) for tokens, is_cut in found] == expected
 
 
-@pytest.mark.parametrize(("lengths", "room", "kept"), [
-    ([3], 5, [3]), ([7], 5, [5]), ([2, 9], 5, [2, 3]), ([9, 2], 5, [3, 2]), ([9, 8], 5, [3, 2]), ([8, 9], 5, [2, 3]),
-    ([9, 9], 5, [2, 3]), ([2, 2], 5, [2, 2]), ([9, 9], 0, [0, 0]),
-])  # fmt: skip
-def test_the_longer_text_loses_first(lengths: list[int], room: int, kept: list[int]) -> None:
-    assert cut_lengths(lengths, room) == kept
+def test_the_longer_text_loses_first() -> None:
+    for lengths, room, kept in (
+        ([3], 5, [3]), ([7], 5, [5]), ([2, 9], 5, [2, 3]), ([9, 2], 5, [3, 2]), ([9, 8], 5, [3, 2]),
+        ([8, 9], 5, [2, 3]), ([9, 9], 5, [2, 3]), ([2, 2], 5, [2, 2]), ([9, 9], 0, [0, 0]),
+    ):  # fmt: skip
+        assert cut_lengths(lengths, room) == kept
 
 
 class Counted:
@@ -137,25 +123,22 @@ class Counted:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("texts", ["a film " * 100_000, ("a film " * 100_000, "film"), ("a film " * 100_000,) * 2])
-def test_a_long_text_is_not_read_to_its_end(texts: Any, side: str) -> None:
-    counted = Counted(bert())
-    [(tokens, is_cut)] = Truncation(counted, max_length=15, side=side).encode([texts])  # type: ignore[arg-type]
-    assert (len(tokens.ids), is_cut) == (15, True)
-    assert counted.characters < 3_000
+def test_a_long_text_is_not_read_to_its_end(side: str) -> None:
+    for texts in ("a film " * 100_000, ("a film " * 100_000, "film"), ("a film " * 100_000,) * 2):
+        counted: Any = Counted(bert())
+        [(tokens, is_cut)] = Truncation(counted, max_length=15, side=side).encode([texts])
+        assert (len(tokens.ids), is_cut) == (15, True)
+        assert counted.characters < 3_000
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_more_is_read_where_few_tokens_are_in_many_characters(side: str) -> None:
-    text = " " * 3_000 + "a film " * 20 + "x" * 3_000 + " film" * 20 + " " * 3_000
-    [expected] = cut_as_tokenizers(bert(), [text], max_length=30, side=side)
-    [(tokens, is_cut)] = Truncation(bert(), max_length=30, side=side).encode([text])
-    assert (read(tokens), is_cut) == expected
-
-
-def test_a_pattern_that_looks_far_ahead_sees_the_whole_text() -> None:
-    tokenizer, text = roberta(), "a film b " * 2_000 + "!"
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("a(?=.*!)|film|b"), "isolated")
-    [expected] = cut_as_tokenizers(tokenizer, [text], max_length=9, side="right")
-    [(tokens, is_cut)] = Truncation(tokenizer, max_length=9, side="right").encode([text])
-    assert (read(tokens), is_cut) == expected
+def test_more_is_read_where_few_tokens_are_in_many_characters_or_a_pattern_looks_ahead(side: str) -> None:
+    looking = roberta()
+    looking.pre_tokenizer = pre_tokenizers.Split(Regex("a(?=.*!)|film|b"), "isolated")
+    for tokenizer, text, length in (
+        (bert(), " " * 3_000 + "a film " * 20 + "x" * 3_000 + " film" * 20 + " " * 3_000, 30),
+        (looking, "a film b " * 2_000 + "!", 9),
+    ):
+        [expected] = cut_as_tokenizers(tokenizer, [text], max_length=length, side=side)
+        [(tokens, is_cut)] = Truncation(tokenizer, max_length=length, side=side).encode([text])
+        assert (read(tokens), is_cut) == expected
