@@ -1,16 +1,34 @@
-"""Tests that all models are timed on the same inputs, each from its own runs."""
+"""Tests of timings: inputs and threads that all models share, work of others, and the seconds of a pass over dev."""
 
+import json
 import math
+import os
 import time
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from distill.builtin.students.distilbert import from_teacher
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.core.contracts import Examples, Task
 from distill.core.errors import UserError
+from distill.core.files import hash_file, write_json
 from distill.edge import bundle_files
-from distill.export import latency
-from distill.export.latency import BenchmarkSettings
+from distill.edge.bundle_files import OpenVinoSession, session
+from distill.edge.text_decoders import WholeTexts
+from distill.export import bundle_benchmark, latency
+from distill.export.bundle_benchmark import MeasuredBundle, measure_bundles
+from distill.export.latency import BenchmarkSettings, check_threads, count_threads, load_candidate, runtime_of
+from distill.export.quantization import RecipeInput, write_openvino
+from distill.kinds import Classification, MultipleChoice
+from tests.conftest import toy_bert
+from tests.edge.conftest import write_toy_bundle
+
+ONE = {"batches": [1], "lengths": [1], "threads": 2, "seconds": 0, "vocabulary": 9}
 
 
 def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...]) -> latency.Candidate:
@@ -59,15 +77,6 @@ def test_a_run_gives_the_timing_a_tenth_of_its_time_unless_the_seconds_are_given
     assert (BenchmarkSettings().longest(), BenchmarkSettings(seconds=2.0).longest()) == (1.0, 2.0)
 
 
-def test_percentiles_are_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "_time_in_turns", lambda *arguments: [[0.001, 0.002, 0.003]])
-    [row] = latency.measure_latency(
-        [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=1, seconds=0, vocabulary=9
-    )
-    assert (row["p50_ms"], row["runs"]) == (pytest.approx(2.0), 3)
-    assert row["p99_ms"] == pytest.approx(2.98)
-
-
 @pytest.mark.parametrize(
     ("times", "others", "is_disturbed"),
     [
@@ -84,10 +93,10 @@ def test_other_work_on_the_cores_is_recorded(
     monkeypatch.setattr(latency._OtherWork, "_read", staticmethod(lambda: next(readings)))
     monkeypatch.setattr(bundle_files, "usable_processors", lambda: frozenset({0, 1, 5, 6}))
     monkeypatch.setattr(latency, "_time_in_turns", lambda *arguments: [times])
-    [row] = latency.measure_latency(
-        [candidate("student", 0, [], ())], batches=[1], lengths=[1], threads=2, seconds=0, vocabulary=9
-    )
+    [row] = latency.measure_latency([candidate("student", 0, [], ())], **ONE)
     assert row["disturbed"] == is_disturbed
+    assert (row["p50_ms"], row["runs"]) == (pytest.approx(1.0), 10)
+    assert row["p99_ms"] == pytest.approx({0.0019: 1.819, 0.003: 3.0, 0.001: 1.0}[times[-1]])
 
 
 @pytest.mark.parametrize(
@@ -123,3 +132,123 @@ def test_processor_time_of_others_is_that_of_the_usable_processors_without_our_o
 def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}"):
         BenchmarkSettings(**{"batches": [1], "lengths": [8]} | options)
+
+
+@pytest.mark.parametrize("is_noisy", [False, True])
+def test_timings_of_a_busy_machine_come_with_a_notice(
+    is_noisy: bool, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    rows = [{"p50_ms": 1.0, "disturbed": False}, {"p50_ms": 1.0, "disturbed": is_noisy}]
+    monkeypatch.setattr(latency, "measure_latency", lambda *arguments, **options: rows)
+    settings = BenchmarkSettings(batches=[1], lengths=[8])
+    assert latency.compare_models({"teacher": (teacher, {})}, tokenizer=tokenizer, settings=settings) == rows
+    assert ("the machine was busy during 1 of 2 timings" in capsys.readouterr().out) == is_noisy
+
+
+# A pass over dev
+
+TEXTS = ["good", "good bad good bad good", "bad good", "good bad good bad good bad good bad good bad good bad"]
+
+
+def encode(task: Task, tokenizer: PreTrainedTokenizerBase) -> Examples:
+    dev = task.encode(task.read(Path()), tokenizer, None)["dev"]
+    assert isinstance(dev, Examples)
+    return dev
+
+
+def test_each_example_is_read_once_alone_and_in_its_own_length(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"text": TEXTS * 2, "label": [0, 1] * len(TEXTS)}
+    dev = encode(Classification(text="text", label="label", train=rows, dev=rows), tokenizer)
+    clock, shapes = [0.0], list[tuple[int, ...]]()
+
+    def create(name: str, model: PreTrainedModel, inputs: list[str]) -> latency.Candidate:
+        def run(feed: latency.Inputs) -> Any:
+            assert feed["attention_mask"].all()
+            shapes.append(feed["input_ids"].shape)
+            clock[0] += 1.0
+
+        return latency.Candidate(name, "torch", inputs, 0, run, lambda: 1)
+
+    monkeypatch.setattr(latency, "torch_candidate", create)
+    monkeypatch.setattr(latency.time, "perf_counter", lambda: clock[0])
+    found = latency.time_dev_pass({"student": (teacher, {})}, dev, tokenizer=tokenizer, threads=1)
+    lengths = [len(tokenizer(text)["input_ids"]) for text in TEXTS] * 2
+    assert found == [
+        {"model": "student", "format": "torch", "seconds": 8.0, "examples": 8, "tokens": sum(lengths), "threads": 1}
+    ]
+    # Each of the four turns begins with a warm-up, which is not counted.
+    expected = [length for start in range(0, 8, 2) for length in (lengths[start], *lengths[start : start + 2])]
+    assert shapes == [(1, length) for length in expected]
+
+
+def test_choices_are_read_in_the_length_of_the_longest_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    choices = ["a", "bad a good"]
+    rows = {"question": ["good"], "choices": [choices], "answer": [0]}
+    [feed] = latency._read_feeds(encode(MultipleChoice(train=rows, dev=rows), tokenizer), len(tokenizer))
+    short, long = (len(tokenizer("good", choice)["input_ids"]) for choice in choices)
+    assert feed["attention_mask"].tolist() == [[1] * short + [0] * (long - short), [1] * long]
+
+
+# Threads
+
+
+def test_the_threads_of_a_file_are_those_of_its_session(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    write_toy_bundle(tmp_path, tokenizer)
+    for threads in (1, 3):
+        loaded = session(tmp_path / "model.onnx", threads)
+        assert count_threads(loaded) == count_threads(WholeTexts(loaded, None)) == threads
+        assert load_candidate("toy", "fp32", tmp_path / "model.onnx", (), threads).count_threads() == threads
+
+
+def test_the_threads_of_torch_are_those_at_the_time_of_the_measurement() -> None:
+    before = torch.get_num_threads()
+    candidate = latency.torch_candidate("toy", from_teacher(toy_bert(64), layers=[0]), ["input_ids"])
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert candidate.count_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_runtimes_with_other_threads_are_refused() -> None:
+    assert list(map(runtime_of, ("torch", "onnx-int8-avx2", "openvino", "openvino-full"))) == [
+        "torch", "onnxruntime", "openvino", "openvino",
+    ]  # fmt: skip
+    assert check_threads([("torch", 2), ("onnxruntime", 2), ("onnxruntime", 2)], 2) == (
+        "Threads: 2 for each of onnxruntime, torch"
+    )
+    with pytest.raises(UserError) as error:
+        check_threads([("onnxruntime", 8), ("openvino", 4)], 8)
+    assert str(error.value) == (
+        "openvino computes with 4 thread(s), expected 8 as all others: set job.threads to at most the cores of this "
+        "machine, or leave its files out with job.formats"
+    )
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason="needs openvino, of the extra openvino")
+@pytest.mark.alone  # As the tests of OpenVINO's formats.
+def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes with at most as many threads as there are cores."""
+    write_toy_bundle(tmp_path, tokenizer)
+    content = json.loads((tmp_path / "bundle.json").read_text())
+    write_openvino(RecipeInput(tmp_path / content["models"]["fp32"], 8), tmp_path / "model.openvino.xml")
+    content["models"]["openvino"] = "model.openvino.xml"
+    content["files"] |= {path.name: hash_file(path) for path in tmp_path.glob("model.openvino.*")}
+    write_json(tmp_path / "bundle.json", content)
+    loaded = session(tmp_path / "model.openvino.xml", 1)
+    assert isinstance(loaded, OpenVinoSession)
+    assert count_threads(loaded) == 1
+    timed: list[int] = []
+    monkeypatch.setattr(bundle_benchmark, "measure_peak", timed.append)
+    measured = MeasuredBundle("toy", tmp_path, ["fp32", "openvino"])
+    settings = BenchmarkSettings(batches=[1], lengths=[4], seconds=0.001)
+    many = (os.cpu_count() or 1) + 1
+    with pytest.raises(UserError, match=f"openvino computes with .* expected {many} as all others"):
+        measure_bundles([measured], settings, threads=[1, many])
+    assert timed == []
