@@ -57,23 +57,14 @@ def shares_passed(examples: int, loss: float, confidences: Sequence[float] = (0.
     return list(map(float, shares))
 
 
-@pytest.mark.parametrize(("examples", "chance"), [(5, 0.774), (20, 0.358), (50, 0.077), (100, 0.037)])
-def test_a_file_that_loses_five_points_does_not_pass_by_luck(examples: int, chance: float) -> None:
-    """`chance` is that of a dev split on which nothing, or what `max_drop` allows, is lost."""
-    assert stats.binom.cdf(int(0.01 * examples), examples, 0.05) == pytest.approx(chance, abs=1e-3)
-    assert shares_passed(examples, 0.05) == [0]
+def test_a_file_that_loses_five_points_does_not_pass_by_luck() -> None:
+    """Nothing is lost on such a dev split in 36% of cases."""
+    assert shares_passed(20, 0.05) == [0]
 
 
-@pytest.mark.parametrize(
-    ("examples", "passed"),
-    [
-        (147, False),
-        (148, True),
-    ],
-)
+@pytest.mark.parametrize(("examples", "passed"), [(147, False), (148, True)])
 def test_a_file_that_loses_nothing_passes_where_dev_can_tell_twice_the_limit(examples: int, passed: bool) -> None:
     assert (shares_passed(examples, 0.0) == [1]) is passed
-    assert shares_passed(examples, 0.05)[0] < 1e-3
     assert shares_passed(examples, 0.02)[0] < 0.06
 
 
@@ -117,13 +108,11 @@ def test_an_undecided_file_says_how_many_examples_would_decide() -> None:
     verdict = judge(comparison, replace(DROP_ONLY, max_drop=0.009))
     needed = 800 * ((high - drop) / (0.018 - drop)) ** 2
     assert verdict.gate == "undecided"
-    assert verdict.reason is not None
-    said = int(verdict.reason.split(", about ")[1].removesuffix(" would decide").replace(",", ""))
+    said = int(str(verdict.reason).split(", about ")[1].removesuffix(" would decide").replace(",", ""))
     assert needed <= said < needed + 100
     lost = judge(comparison, replace(DROP_ONLY, max_drop=0.006))  # More than the limit, and luck may be behind it.
     assert lost.gate == "undecided"
-    assert lost.reason is not None
-    assert lost.reason.startswith("drop 0.0075, the limit is 0.006, and it may be noise (95% interval from -0")
+    assert str(lost.reason).startswith("drop 0.0075, the limit is 0.006, and it may be noise (95% interval from -0")
 
 
 def test_the_ends_of_an_interval_are_not_alike_and_less_is_better_turns_them() -> None:
@@ -147,16 +136,13 @@ def test_the_ends_of_an_interval_are_not_alike_and_less_is_better_turns_them() -
 # Tries
 
 
-@pytest.mark.parametrize(("examples", "alone", "one_of"), [(200, 0.117, 0.035), (400, 0.254, 0.059)])
-def test_a_file_that_loses_the_limit_passes_no_more_often_because_seven_are_tried(
-    examples: int, alone: float, one_of: float
-) -> None:
-    """The files lose 2 points, the limit, and gain nothing; `alone` is the chance of one of them at 95% for each."""
+def test_a_file_that_loses_the_limit_passes_no_more_often_because_seven_are_tried() -> None:
+    """The files lose 2 points, the limit, and gain nothing."""
     levels = split_error(7)
     assert sum(1 - level for level in levels) == pytest.approx(0.05)
-    at_95, *shares = shares_passed(examples, 0.02, [0.95, *levels])
-    assert 1 - (1 - at_95) ** 7 == pytest.approx(alone, abs=1e-3)
-    assert 1 - math.prod(1 - share for share in shares) == pytest.approx(one_of, abs=1e-3)
+    at_95, *shares = shares_passed(200, 0.02, [0.95, *levels])
+    assert 1 - (1 - at_95) ** 7 == pytest.approx(0.117, abs=1e-3)  # Where each is tried at 95%.
+    assert 1 - math.prod(1 - share for share in shares) == pytest.approx(0.035, abs=1e-3)
 
 
 CANNOT_MOVE = "the metric has the same value on dev whatever a model predicts: choose another metric, or another dev"
@@ -224,24 +210,16 @@ def spoilable() -> dict[str, tuple[Scoring, Scores]]:
 
 
 @pytest.mark.parametrize("name", spoilable())
-def test_spoiled_scores_have_the_worst_metric(name: str) -> None:
+def test_the_interval_of_every_metric_has_a_width_without_a_changed_prediction(name: str) -> None:
     scoring, scores = spoilable()[name]
     spoiled = scoring.spoil(scoring.condense(scores))
     assert spoiled is not None
     assert scoring.metrics(scores)[scoring.metric] == pytest.approx(1)
-    worst = -1 if name in ("pearson", "spearman") else 0
-    assert scoring.metrics(spoiled)[scoring.metric] == pytest.approx(worst)
+    assert scoring.metrics(spoiled)[scoring.metric] == pytest.approx(-1 if name in ("pearson", "spearman") else 0)
     assert scoring.example_metric(scores) is None
-
-
-@pytest.mark.parametrize("name", spoilable())
-def test_the_interval_of_every_metric_has_a_width_without_a_changed_prediction(name: str) -> None:
-    scoring, scores = spoilable()[name]
     found = judged(scoring, scores, scores)
-    assert found.gate == "undecided"
-    assert found.reason is not None
-    examples = len(np.unique(scores.example_id))
-    assert found.reason.startswith(f"dev has {examples} examples, at least ")
+    assert (found.gate, found.reason is not None) == ("undecided", True)
+    assert str(found.reason).startswith(f"dev has {len(np.unique(scores.example_id))} examples, at least ")
 
 
 def test_a_perplexity_needs_some_examples() -> None:
