@@ -3,10 +3,11 @@
 import functools
 import http.server
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -52,9 +53,11 @@ def open_page(browser: Any, address: str) -> Any:
     return page
 
 
-def save_graph(path: Path, graph: str) -> None:
-    """Writes a model of a graph in the textual form of ONNX."""
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {graph}'), str(path))
+def save_graph(path: Path, graph: str, constants: Mapping[str, np.ndarray] | None = None) -> None:
+    """Writes a model of a graph in the textual form of ONNX, with these constants too."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {graph}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(of, name) for name, of in (constants or {}).items())
+    onnx.save(model, str(path))
 
 
 TEXTS = "int64[batch, length] input_ids, int64[batch, length] attention_mask"

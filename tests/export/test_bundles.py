@@ -3,41 +3,26 @@
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.export import bundle_benchmark
 from distill.export.bundle_benchmark import MeasuredBundle, list_formats, measure_bundles
 from distill.export.latency import BenchmarkSettings
-from tests.edge.conftest import write_choice_bundle, write_toy_bundle
+from tests.edge.conftest import Write, save_graph
 
 QUICK = BenchmarkSettings(batches=[1, 3], lengths=[4, 8, 64], seconds=0.001)
 
 
 def write_products(path: Path) -> None:
     """Writes a product of 5 -> 6, and an LSTM of one direction, 5 -> 3."""
-    random = np.random.default_rng(0)
-    shapes = {"matrix": (5, 6), "w": (1, 12, 5), "r": (1, 12, 3)}
-    constants = [
-        onnx.numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "matrix"], ["logits"]),
-            helper.make_node("LSTM", ["x", "w", "r"], ["states"], hidden_size=3),
-        ],
-        "products", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["length", "batch", 5])],
-        [
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["length", "batch", 6]),
-            helper.make_tensor_value_info("states", TensorProto.FLOAT, ["length", 1, "batch", 3]),
-        ],
-        constants,
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), str(path))
+    random, shapes = np.random.default_rng(0), {"matrix": (5, 6), "w": (1, 12, 5), "r": (1, 12, 3)}
+    graph = """products (float[length, batch, 5] x)
+        => (float[length, batch, 6] logits, float[length, 1, batch, 3] states) {
+        logits = MatMul(x, matrix)
+        states = LSTM<hidden_size = 3>(x, w, r)
+    }"""
+    save_graph(path, graph, {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()})
 
 
 def test_operations_are_those_of_products_and_recurrent_layers(tmp_path: Path) -> None:
@@ -58,16 +43,13 @@ def test_the_peak_is_measured_in_both_formats(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_file_is_measured_at_every_size_and_on_texts(
-    tmp_path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
     monkeypatch.setattr("distill.export.latency.PAUSE_SECONDS", 0.0)
     teacher = {"name": "large", "metrics": {"accuracy": 0.9}}
-    write_toy_bundle(tmp_path, tokenizer, task="films", metrics={"fp32": {"accuracy": 0.5}}, teacher=teacher)
-    bundle = MeasuredBundle("toy", tmp_path, ["fp32"], ["film", "a dull film", "a film", "a moving film"])
+    directory = write(task="films", metrics={"fp32": {"accuracy": 0.5}}, teacher=teacher)
+    bundle = MeasuredBundle("toy", directory, ["fp32"], ["film", "a dull film", "a film", "a moving film"])
     result = measure_bundles([bundle], QUICK, threads=[1, 2])
     assert [row["threads"] for row in result["peak"]] == [1, 2]
     keys = [(row["threads"], row["batch"], row["length"]) for row in result["timings"]]
@@ -91,16 +73,11 @@ def test_every_file_is_measured_at_every_size_and_on_texts(
     assert start["peak_bytes"] is None or 20e6 < start["peak_bytes"] < 400e6  # Without torch.
 
 
-def test_bundles_that_cannot_be_measured_together_are_refused(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundles_that_cannot_be_measured_together_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
-    for name, write in (("texts", write_toy_bundle), ("choices", write_choice_bundle)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name, tokenizer)
-    bundles = [MeasuredBundle(name, tmp_path / name, ["fp32"]) for name in ("texts", "choices")]
-    with pytest.raises(UserError, match="texts and choices have inputs of different forms, with choices and without"):
+    bundles = [MeasuredBundle(toy, write(toy, name=toy), ["fp32"]) for toy in ("classes", "choices")]
+    with pytest.raises(UserError, match="classes and choices have inputs of different forms, with choices and without"):
         measure_bundles(bundles, QUICK, threads=[1])
-    with pytest.raises(UserError, match="texts has fp32 for this processor, and none of int8, fp16"):
-        list_formats(tmp_path / "texts", ["int8", "fp16"])
-    assert list_formats(tmp_path / "texts", None) == ["fp32"]
+    with pytest.raises(UserError, match="classes has fp32 for this processor, and none of int8, fp16"):
+        list_formats(write(name="classes"), ["int8", "fp16"])
+    assert list_formats(write(name="classes"), None) == ["fp32"]

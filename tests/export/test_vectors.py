@@ -1,20 +1,17 @@
 """Tests of the gate of smaller vectors."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 import distill as d
 from distill.core.contracts import Scores
 from distill.core.errors import UserError
-from distill.core.files import write_json
 from distill.data.retrieval import Judgements
 from distill.edge.bundle_files import read_manifest
 from distill.export.gate import judge_vectors, measure_vectors
 from distill.kinds.vector_scores import PairScores, RankingScores
-from tests.edge.conftest import write_vector_bundle
+from distill.training import statistics
+from tests.edge.conftest import Write
 
 
 def pairs(*, width: int = 8, number: int = 200) -> Scores:
@@ -27,7 +24,8 @@ def pairs(*, width: int = 8, number: int = 200) -> Scores:
     return Scores({"logits": vectors}, np.repeat(labels, 2), np.repeat(np.arange(number), 2))
 
 
-def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off() -> None:
+def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
     scoring, scores = PairScores(("spearman", "pearson")), pairs()
     settings = d.ExportSettings(dimensions=[1, 4, 8], max_vector_drop=0.1)
     narrow, best, whole = measure_vectors(
@@ -76,20 +74,15 @@ def test_the_gate_of_smaller_vectors() -> None:
     assert judge_vectors(float("nan"), [0.0, 0.0], 0.03)[0] == "failed"
 
 
-def test_a_bundle_names_the_dimensions_that_passed(tmp_path: Path, tokenizer: Any) -> None:
-    write_vector_bundle(tmp_path, tokenizer)
-    content = read_manifest(tmp_path)
+def test_a_bundle_names_the_dimensions_that_passed(write: Write) -> None:
+    content = read_manifest(write("vectors"))
     forms = [
         {"dimensions": size, "precision": precision, "rescore": 0, "gate": gate, "kept": 0.9}
         for size, precision, gate in (
             (2, "float32", "passed"), (1, "float32", "failed"), (2, "int8", "passed"), (3, "float32", "undecided"),
         )
     ]  # fmt: skip
-    write_json(tmp_path / "bundle.json", content | {"vectors": {content["recommended"]: forms}})
-    assert d.Bundle(tmp_path).dimensions == [2]
+    assert d.Bundle(write("vectors", vectors={content["recommended"]: forms})).dimensions == [2]
     for wrong in ([], {"fp32": [{"dimensions": "2"}]}, {"fp32": [{"dimensions": 2, "precision": "int8"}]}):
-        write_json(tmp_path / "bundle.json", content | {"vectors": wrong})
-        with pytest.raises(
-            UserError, match="is damaged: vectors is .*, expected the smaller forms of each model's vec"
-        ):
-            d.Bundle(tmp_path)
+        with pytest.raises(UserError, match="vectors is .*, expected the smaller forms of each model's vec"):
+            d.Bundle(write("vectors", vectors=wrong))

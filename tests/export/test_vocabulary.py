@@ -68,30 +68,31 @@ def unigram() -> PreTrainedTokenizerFast:
 KINDS = {"WordPiece": word_piece, "BPE": byte_bpe, "Unigram": unigram}
 
 
+def logits_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *texts: str) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(**tokenizer(list(texts), return_tensors="pt", padding=True)).logits
+    return logits
+
+
+def pieces_of(tokenizer: PreTrainedTokenizerBase, *texts: str) -> list[str]:
+    found: list[str] = tokenizer.convert_ids_to_tokens(tokenizer(*texts)["input_ids"])
+    return found
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_known_texts_have_the_same_pieces_and_the_same_logits(kind: str) -> None:
+def test_known_texts_have_the_same_pieces_and_logits_and_others_shorter_pieces(kind: str) -> None:
+    """The embeddings of many models are padded to a multiple of 64; rows beyond the tokenizer are cut too."""
     tokenizer = KINDS[kind]()
-    model = toy_bert(len(tokenizer)).eval()
+    model = toy_bert(len(tokenizer) + 64 - len(tokenizer) % 64).eval()
+    size = model.config.vocab_size
     smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
-    assert len(cut) < len(tokenizer)
-    assert smaller.config.vocab_size == smaller.get_input_embeddings().weight.shape[0] == len(cut)
+    assert smaller.config.vocab_size == smaller.get_input_embeddings().weight.shape[0] == len(cut) < len(tokenizer)
     for text in (TEXTS[0], "the mat"):
-        expected, actual = (each(text, return_tensors="pt") for each in (tokenizer, cut))
-        assert cut.convert_ids_to_tokens(actual["input_ids"][0]) == tokenizer.convert_ids_to_tokens(
-            expected["input_ids"][0]
-        )
-        with torch.no_grad():
-            torch.testing.assert_close(smaller(**actual).logits, model(**expected).logits)
+        assert pieces_of(cut, text) == pieces_of(tokenizer, text)
+        torch.testing.assert_close(logits_of(smaller, cut, text), logits_of(model, tokenizer, text))
     assert (cut.pad_token, cut.pad_token_id) == ("<pad>", 0)
-    assert model.config.vocab_size == len(tokenizer)  # The given model and tokenizer are left as they are.
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_texts_are_read_by_shorter_pieces_and_keep_their_characters(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    _, cut = cut_vocabulary(toy_bert(len(tokenizer)), tokenizer, TEXTS[:1])
-    text = "crocodiles eat zebras"
-    before, after = (each.tokenize(text) for each in (tokenizer, cut))
+    assert model.config.vocab_size == size  # The given model and tokenizer are left as they are.
+    before, after = (each.tokenize("crocodiles eat zebras") for each in (tokenizer, cut))
     assert len(after) > len(before)
     assert "<unk>" not in after
     joined = ["".join(pieces).replace("##", "").replace("▁", "").replace("Ġ", "") for pieces in (before, after)]
@@ -123,12 +124,11 @@ def test_a_student_without_attention_has_the_rows_of_its_vocabulary(
 
 def test_a_pair_has_its_separators(tokenizer: PreTrainedTokenizerBase) -> None:
     _, cut = cut_vocabulary(toy_bert(len(tokenizer)), tokenizer, ["one two three"])
-    expected, actual = (each.convert_ids_to_tokens(each("one two", "three")["input_ids"]) for each in (tokenizer, cut))
-    assert actual == expected
-    assert actual.count("[SEP]") == 2
+    assert pieces_of(cut, "one two", "three") == pieces_of(tokenizer, "one two", "three")
+    assert pieces_of(cut, "one two", "three").count("[SEP]") == 2
 
 
-def test_a_vocabulary_without_an_unknown_piece_is_refused() -> None:
+def test_vocabularies_that_cannot_be_cut_are_refused() -> None:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=60, special_tokens=["<pad>"]))
@@ -136,12 +136,11 @@ def test_a_vocabulary_without_an_unknown_piece_is_refused() -> None:
     with pytest.raises(UserError, match="export.vocabulary=task and a vocabulary without an unknown piece, so that"):
         check_cut(tokenizer)
     check_cut(byte_bpe())  # Its bytes cover every text.
-
-
-def test_a_vocabulary_of_words_is_refused() -> None:
-    backend = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "cat": 2}, unk_token="<unk>"))
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "cat": 2}, unk_token="<unk>"))
     with pytest.raises(UserError, match="a vocabulary of the kind WordLevel, expected one of WordPiece, BPE, Unigram"):
-        check_cut(wrap(backend, cls_token=None, sep_token=None))
+        check_cut(wrap(words, cls_token=None, sep_token=None))
+    with pytest.raises(OptionError, match=r"vocabulary_texts=\[a.txt\], expected \[\], because vocabulary=full keeps"):
+        ExportSettings(vocabulary_texts=("a.txt",))
 
 
 def roberta(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -154,35 +153,19 @@ def roberta(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("padding", ["<pad>", "middle", "last"])
-def test_positions_that_are_counted_by_the_padding_stay_as_they_are(kind: str, padding: str) -> None:
+@pytest.mark.parametrize("place", [None, 0.5, 1])
+def test_positions_that_are_counted_by_the_padding_stay_as_they_are(kind: str, place: float | None) -> None:
     """RoBERTa takes tokens with the id of the padding for padding, and counts positions from the one behind it."""
     tokenizer = KINDS[kind]()
-    if padding != "<pad>":  # A piece that no text holds, in the middle or at the end of the vocabulary.
-        piece = tokenizer.convert_ids_to_tokens(len(tokenizer) - 1 if padding == "last" else len(tokenizer) // 2)
-        tokenizer.pad_token = piece
+    if place is not None:  # A piece that no text holds, in the middle or at the end of the vocabulary.
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(int(place * (len(tokenizer) - 1)))
     model = roberta(tokenizer)
     smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
     assert cut.pad_token_id == tokenizer.pad_token_id == smaller.config.pad_token_id
-    if padding != "last":
-        assert len(cut) < len(tokenizer)
-    expected, actual = (each([TEXTS[0], "the mat"], return_tensors="pt", padding=True) for each in (tokenizer, cut))
-    for ids, other in zip(expected["input_ids"].tolist(), actual["input_ids"].tolist(), strict=True):
-        assert cut.convert_ids_to_tokens(other) == tokenizer.convert_ids_to_tokens(ids)
-    with torch.no_grad():
-        torch.testing.assert_close(smaller(**actual).logits, model(**expected).logits)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_beyond_the_tokenizer_are_cut_too(kind: str) -> None:
-    """The embeddings of many models are padded to a multiple of 64."""
-    tokenizer = KINDS[kind]()
-    model = toy_bert(len(tokenizer) + 64 - len(tokenizer) % 64).eval()
-    smaller, cut = cut_vocabulary(model, tokenizer, TEXTS[:1])
-    assert smaller.get_input_embeddings().weight.shape[0] == len(cut) < len(tokenizer)
-    with torch.no_grad():
-        expected, actual = (each(TEXTS[0], return_tensors="pt") for each in (tokenizer, cut))
-        torch.testing.assert_close(smaller(**actual).logits, model(**expected).logits)
+    assert place == 1 or len(cut) < len(tokenizer)
+    texts = (TEXTS[0], "the mat")
+    assert [pieces_of(cut, text) for text in texts] == [pieces_of(tokenizer, text) for text in texts]
+    torch.testing.assert_close(logits_of(smaller, cut, *texts), logits_of(model, tokenizer, *texts))
 
 
 def test_the_padding_of_the_embedding_stays_though_no_text_and_no_tokenizer_names_it() -> None:
@@ -209,8 +192,3 @@ def test_texts_of_every_column_of_every_file_are_read(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="export.vocabulary_texts=nowhere.txt does not exist, expected a file or a dir"):
         list(read_texts(["nowhere.txt"], "export.vocabulary_texts"))
-
-
-def test_texts_of_a_vocabulary_that_is_kept_whole_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"vocabulary_texts=\[a.txt\], expected \[\], because vocabulary=full keeps"):
-        ExportSettings(vocabulary_texts=("a.txt",))
