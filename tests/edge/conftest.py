@@ -154,7 +154,7 @@ def write_mask_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **cha
         "kind": "masked_lm", "decoder": "masks", "labels": [], "max_length": 16,
         "decoding": {"mask_token": "[MASK]", "top_k": 2},
     }  # fmt: skip
-    write_toy_bundle(directory, tokenizer, graph=graph, **values | changes)
+    write_toy_bundle(directory, tokenizer, **{"graph": graph} | values | changes)
 
 
 WRITERS: dict[str, Callable[..., None]] = {

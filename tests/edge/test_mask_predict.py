@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge.__main__ import main
@@ -123,45 +122,6 @@ def test_the_number_of_masks_is_uniform_and_their_places_follow_from_the_tokens(
     assert all(of == sorted(set(of)) for of in places)
     assert choose_masked([5]) == [0]
     assert choose_masked([]) == []
-
-
-@torch.no_grad()
-def fill_in_torch(
-    model: MaskPredictForConditionalGeneration, tokenizer: PreTrainedTokenizerBase, source: str, rounds: int,
-    lengths: int,
-) -> tuple[list[int], float]:  # fmt: skip
-    """Returns the tokens and the score of a source by itself."""
-    inputs = tokenizer(source, return_tensors="pt")
-    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-    states = model.get_encoder()(**inputs).last_hidden_state
-    order = model.model.predict_lengths(states)[0, 1:11].argsort(descending=True, stable=True)
-    best: tuple[list[int], float] = ([], -np.inf)
-    for length in (order[:lengths] + 1).tolist():
-        target = torch.tensor([[START, *[MASK] * length, END]])
-        tokens, probabilities = torch.zeros(length, dtype=torch.long), torch.zeros(length)
-        for number in range(rounds):
-            masked = probabilities.argsort(stable=True)[: length * (rounds - number) // rounds]
-            target[0, 1:-1] = tokens
-            target[0, 1 + masked] = MASK
-            found = model(**inputs, decoder_input_ids=target).logits[0, 1:-1].softmax(-1).max(-1)
-            tokens[masked], probabilities[masked] = found.indices[masked], found.values[masked]
-        score = float(probabilities.log().mean())
-        if score > best[1]:
-            best = tokens.tolist(), score
-    return best
-
-
-@pytest.mark.parametrize(("rounds", "lengths"), [(1, 1), (4, 3)])
-def test_texts_equal_a_loop_in_torch(
-    directory: Path, model: MaskPredictForConditionalGeneration, rounds: int, lengths: int
-) -> None:
-    tokenizer = make_tokenizer()
-    predictions = Bundle(directory).predict(SOURCES, rounds=rounds, lengths=lengths, batch_size=3)
-    for source, prediction in zip(SOURCES, predictions, strict=True):
-        tokens, score = fill_in_torch(model, tokenizer, source, rounds, lengths)
-        assert prediction["tokens"] == tokens
-        assert prediction["score"] == pytest.approx(score, abs=1e-4)
-        assert prediction["text"] == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_logits_of_targets_with_masks_equal_torch(directory: Path, model: MaskPredictForConditionalGeneration) -> None:

@@ -14,13 +14,13 @@ from distill.core.errors import UserError
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Example, MaskedTokens, fill_masks
-from tests.edge.conftest import write_mask_bundle
+from distill.edge.text_decoders import refine_masks
+from tests.edge.conftest import TEXTS, Write
 
 
 @pytest.fixture
-def directory(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    write_mask_bundle(tmp_path, tokenizer)
-    return tmp_path
+def directory(write: Write) -> Path:
+    return write("masks")
 
 
 def best(prediction: dict[str, Any]) -> list[str]:
@@ -40,14 +40,11 @@ def test_each_mask_has_its_pieces_and_the_text_is_filled(directory: Path, tokeni
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_padding_and_batches_leave_the_masks_where_they_are(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, side: str, batch_size: int
-) -> None:
-    write_mask_bundle(tmp_path, tokenizer, padding_side=side)
+def test_padding_and_batches_leave_the_masks_where_they_are(write: Write, side: str) -> None:
     texts = ["film [MASK]", "a lovely and moving [MASK] , a [MASK]", "lovely [MASK] [MASK] film"]
-    predictions = Bundle(tmp_path).predict(texts, batch_size=batch_size)
-    assert [best(prediction) for prediction in predictions] == [["film"], ["moving", "a"], ["lovely", "[MASK]"]]
+    for batch_size in (1, 2, 32):
+        predictions = Bundle(write("masks", padding_side=side)).predict(texts, batch_size=batch_size)
+        assert [best(prediction) for prediction in predictions] == [["film"], ["moving", "a"], ["lovely", "[MASK]"]]
 
 
 def test_the_number_of_pieces_is_that_of_the_record_or_of_the_bundle(
@@ -97,38 +94,31 @@ def test_a_record_of_another_form_is_refused(directory: Path, record: Any, messa
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("decoding", "message"),
-    [
-        ({"top_k": 2}, "is damaged: decoding has mask_token None, expected a token of tokenizer.json"),
-        ({"mask_token": "<mask>", "top_k": 2}, "is damaged: decoding has mask_token '<mask>', expected a token"),
-        ({"mask_token": "[MASK]", "top_k": "2"}, "is damaged: decoding has top_k '2', expected a whole number"),
-    ],
-)
-def test_a_damaged_decoding_is_refused(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, decoding: dict[str, Any], message: str
-) -> None:
-    write_mask_bundle(tmp_path, tokenizer, decoding=decoding)
-    with pytest.raises(UserError) as caught:
-        Bundle(tmp_path)
-    assert message in str(caught.value)
+def test_a_damaged_decoding_and_another_bundle_are_refused(write: Write) -> None:
+    for decoding, message in (
+        ({"top_k": 2}, "mask_token None, expected a token of tokenizer.json"),
+        ({"mask_token": "<mask>", "top_k": 2}, "mask_token '<mask>', expected a token"),
+        ({"mask_token": "[MASK]", "top_k": "2"}, "top_k '2', expected a whole number"),
+    ):
+        with pytest.raises(UserError, match=f"is damaged: decoding has {message}"):
+            Bundle(write("masks", decoding=decoding))
+    with pytest.raises(UserError, match="got top_k=3, and .* is of a classification, which fills no masks: leave it"):
+        Bundle(write(), top_k=3)
 
 
 def test_the_command_fills_masks(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    share = math.exp(10) / (math.exp(10) + Bundle(directory).tokenizer.get_vocab_size() - 1)
     assert main([str(directory), "a lovely [MASK]", "--top-k", "1"]) == 0
-    assert capsys.readouterr().out == "a lovely lovely\tlovely 0.9934\ta lovely [MASK]\n".replace(
-        "0.9934", f"{_probability(directory):.4f}"
-    )
+    assert capsys.readouterr().out == f"a lovely lovely\tlovely {share:.4f}\ta lovely [MASK]\n"
     assert main([str(directory), '{"text": "film [MASK]", "top_k": 1}', "--jsonl"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "film film"
-    assert main([str(directory), "a film"]) == 2
-    assert capsys.readouterr().err == (
-        "error: text 1: got 'a film' without a mask, expected [MASK] at each place to fill\n"
-    )
-
-
-def _probability(directory: Path) -> float:
-    return math.exp(10) / (math.exp(10) + Bundle(directory).tokenizer.get_vocab_size() - 1)
+    for arguments, message in (
+        (["a film"], "text 1: got 'a film' without a mask, expected [MASK] at each place to fill"),
+        (["film [MASK]", "--rounds", "0"], "got rounds=0, expected a whole number of at least 1"),
+        (["--evaluate", "dev.tsv", "--rounds", "4"], "got --evaluate and --rounds 4: the metrics are of one round, le"),
+    ):
+        assert main([str(directory), *arguments]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_the_accuracy_is_the_share_of_all_masks(
@@ -141,14 +131,6 @@ def test_the_accuracy_is_the_share_of_all_masks(
     assert json.loads(capsys.readouterr().out)["metrics"] == {"accuracy": pytest.approx(2 / 3)}
 
 
-def test_a_bundle_that_fills_no_masks_has_no_top_k(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    from tests.edge.conftest import write_toy_bundle
-
-    write_toy_bundle(tmp_path, tokenizer)
-    with pytest.raises(UserError, match="got top_k=3, and .* is of a classification, which fills no masks: leave it"):
-        Bundle(tmp_path, top_k=3)
-
-
 def byte_level() -> Tokenizer:
     """A byte-level tokenizer such as RoBERTa's, whose mask takes the space before it."""
     words = ["<s>", "</s>", "a", "Ġ", "f", "Ġf", "s", "Ġa"]
@@ -159,15 +141,16 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize(
-    ("text", "piece", "expected"),
-    [("a <mask> s", "Ġf", "a f s"), ("a <mask> s", "s", "as s"), ("a<mask>", "Ġf", "af"), ("<mask> a", "f", "f a")],
-)
-def test_a_piece_that_continues_a_word_is_joined_to_it(text: str, piece: str, expected: str) -> None:
-    tokenizer = byte_level()
-    tokens = MaskedTokens.find(tokenizer.encode(text), text, tokenizer.token_to_id("<mask>"))
-    assert [text[start:end] for start, end in tokens.spans] == ["<mask>"]
-    assert fill_masks(tokenizer, text, tokens, [tokenizer.token_to_id(piece)]) == expected
+def test_a_piece_that_continues_a_word_is_joined_to_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    wordpiece, tail = tokenizer.backend_tokenizer, next(of for of in tokenizer.get_vocab() if of.startswith("##"))
+    for backend, mask, text, piece, expected in (
+        (byte_level(), "<mask>", "a <mask> s", "Ġf", "a f s"), (byte_level(), "<mask>", "a <mask> s", "s", "as s"),
+        (byte_level(), "<mask>", "a<mask>", "Ġf", "af"), (byte_level(), "<mask>", "<mask> a", "f", "f a"),
+        (wordpiece, "[MASK]", "a film [MASK] .", tail, f"a film{tail.removeprefix('##')} ."),
+    ):  # fmt: skip
+        tokens = MaskedTokens.find(backend.encode(text), text, backend.token_to_id(mask))
+        assert [text[start:end] for start, end in tokens.spans] == [mask]
+        assert fill_masks(backend, text, tokens, [backend.token_to_id(piece)]) == expected
 
 
 def test_rows_beyond_the_tokenizer_take_no_share(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -178,3 +161,44 @@ def test_rows_beyond_the_tokenizer_take_no_share(directory: Path, tokenizer: Pre
     tokens = MaskedTokens([5], [0], [1], [0])
     [mask] = decoder.decode(Example("", tokens=tokens), [(tokens, logits)])["masks"]
     assert mask["pieces"][0]["probability"] == pytest.approx(math.e / (math.e + size - 1))
+
+
+def test_each_round_masks_fewer_tokens_and_those_of_the_lowest_probability() -> None:
+    row = MaskedTokens([9] * 5, [0] * 5, [1] * 5, [0, 1, 2, 4])
+    # Logits at [positions, 3 tokens and one beyond the vocabulary], with another token in each round.
+    first = np.array([[3.0, 0, 0, 9], [1, 0, 0, 9], [2, 0, 0, 9], [0.5, 0, 0, 9]])
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def predict(rows: object) -> list[np.ndarray]:
+        [masked] = rows  # type: ignore[misc]
+        seen.append((list(masked.ids), list(masked.positions)))
+        return [np.array([[0, 5.0 + len(seen), 0, 9]] * len(masked.positions))]
+
+    [logits] = refine_masks([row], [first], predict, rounds=4, mask_id=7, tokens=3)
+    assert seen == [
+        ([0, 7, 7, 9, 7], [1, 2, 4]),  # 3 of 4: the first keeps its token, 0, with a logit of 3.
+        ([7, 7, 1, 9, 1], [0, 1]),  # 2 of 4: it is the least certain, and the second the first of those with 6.
+        ([1, 1, 7, 9, 1], [2]),  # 1 of 4: those have 7 now.
+    ]
+    assert logits[:, 1].tolist() == [7, 7, 8, 6]
+
+
+def test_further_rounds_read_what_was_filled(write: Write, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A mask has the token before it, and is less certain of a mask: of three masks one more is known in each round."""
+    graph = f"""toy ({TEXTS}, int64[tokens] positions) => (float[tokens, {len(tokenizer)}] logits)
+        <int64[1] flat = {{-1}}, int64[1] last = {{1}}, int64 one = {{1}}, int64 size = {{{len(tokenizer)}}},
+         int64 mask = {{{tokenizer.mask_token_id}}}, float[2] values = {{0, 1}}, float low = {{5}},
+         float high = {{10}}> {{
+            tokens = Reshape(input_ids, flat)
+            before = Sub(positions, one)
+            best = Gather(tokens, before)
+            is_mask = Equal(best, mask)
+            certainty = Where(is_mask, low, high)
+            column = Unsqueeze(certainty, last)
+            chosen = OneHot(best, size, values)
+            logits = Mul(chosen, column)
+            unused = Identity(attention_mask)
+        }}"""
+    bundle, text = Bundle(write("masks", graph=graph)), "film [MASK] [MASK] [MASK]"
+    filled = {rounds: best(bundle.predict([text], rounds=rounds)[0]) for rounds in (1, 2, 3)}
+    assert filled == {1: ["film", "[MASK]", "[MASK]"], 2: ["film", "film", "[MASK]"], 3: ["film", "film", "film"]}
