@@ -1,17 +1,19 @@
-"""Tests of indexes of vectors in float32, 8 bits and one bit."""
+"""Tests of bundles of vectors, of the search among vectors, and of indexes in float32, 8 bits and one bit."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge import Bundle, Index, index
-from distill.edge.index import PRECISIONS, Precision, find_nearest, take_dimensions
-from tests.edge.conftest import write_vector_bundle
+from distill.edge.__main__ import main
+from distill.edge.index import PRECISIONS, Precision, find_nearest, similarity, take_dimensions
+from tests.edge.conftest import Write
 
 
 def clusters(*, rows: int = 400, queries: int = 20, width: int = 100) -> tuple[np.ndarray, np.ndarray]:
@@ -23,10 +25,8 @@ def clusters(*, rows: int = 400, queries: int = 20, width: int = 100) -> tuple[n
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Bundle:
-    (tmp_path / "bundle").mkdir()
-    write_vector_bundle(tmp_path / "bundle", tokenizer)
-    return Bundle(tmp_path / "bundle")
+def bundle(write: Write) -> Bundle:
+    return Bundle(write("vectors"))
 
 
 def test_an_index_in_float32_is_the_exact_search() -> None:
@@ -41,10 +41,9 @@ def test_an_index_in_float32_is_the_exact_search() -> None:
 def test_8_bits_have_nearly_the_cosines_of_float32() -> None:
     queries, corpus = clusters()
     corpus[:, 5] = 0.0  # A dimension without a range.
-    every, numbers = find_nearest(queries, corpus, 400)
-    exact = dict(zip(numbers[0].tolist(), every[0].tolist(), strict=True))
     cosines, rows = Index(corpus, precision="int8").search(queries, 10)
-    np.testing.assert_allclose(cosines[0], [exact[row] for row in rows[0].tolist()], atol=5e-3)
+    expected = np.take_along_axis(similarity(queries, corpus), rows, axis=1)
+    np.testing.assert_allclose(cosines, expected, atol=5e-3)
 
 
 def test_signs_by_hand() -> None:
@@ -100,16 +99,13 @@ def test_an_index_is_saved_and_read_again(precision: Precision, tmp_path: Path) 
         np.testing.assert_array_equal(first, second)
 
 
-def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_damaged_indexes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is no index: it has no index.json"):
+        Index.load(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is there and no index: name another directory"):
         Index(np.ones((1, 2))).save(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_damaged_indexes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no index: it has no index.json"):
-        Index.load(tmp_path)
     directory = tmp_path / "index"
     Index(np.ones((3, 2)), precision="binary").save(directory)
     np.save(directory / "bits.npy", np.zeros((2, 1), dtype=np.uint64))
@@ -124,30 +120,24 @@ def test_damaged_indexes_are_named(tmp_path: Path) -> None:
         Index.load(directory)
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda: Index(np.ones((2, 3)), precision="int4"), "got precision='int4', expected one of float32, int8, bin"),
+def test_what_cannot_be_indexed_or_searched_is_named() -> None:
+    vectors, query = np.ones((2, 3)), np.ones((1, 3))
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: Index(vectors, precision="int4"), "got precision='int4', expected one of float32"),  # type: ignore[arg-type]
         (lambda: Index(np.ones(3)), r"got vectors of shape \[3\] \(float64\), expected vectors \[n, D\]"),
-        (
-            lambda: Index(np.ones((2, 3)), dimensions=4),
-            "got dimensions=4, expected a whole number from 1 to 3, the wid",
-        ),
-        (
-            lambda: Index(np.ones((2, 3)), dimensions=0),
-            "got dimensions=0, expected a whole number from 1 to 3, the wid",
-        ),
-        (lambda: Index(np.ones((2, 3))).search(np.ones((1, 2))), "got queries 2 wide, expected at least the 3 dimensi"),
-        (lambda: Index(np.ones((2, 3))).search(np.ones((1, 3)), 0), "got k=0, expected a whole number of at least 1"),
-        (
-            lambda: Index(np.ones((2, 3))).search(np.ones((1, 3)), rescore=-1),
-            "got rescore=-1, expected a whole number of at least 0",
-        ),
-    ],
-)
-def test_what_cannot_be_indexed_or_searched_is_named(call: Any, expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
-        call()
+        (lambda: Index(vectors, dimensions=4), "got dimensions=4, expected a whole number from 1 to 3, the wid"),
+        (lambda: Index(vectors).search(np.ones((1, 2))), "got queries 2 wide, expected at least the 3 dimensi"),
+        (lambda: Index(vectors).search(query, 0), "got k=0, expected a whole number of at least 1"),
+        (lambda: Index(vectors).search(query, rescore=-1), "got rescore=-1, expected a whole number of at least 0"),
+        (lambda: find_nearest(np.ones(3), vectors, 1), r"got queries of shape \[3\] \(float64\), expected vectors"),
+        (lambda: find_nearest(query, np.array([["a", "b", "c"]]), 1), "got corpus of shape"),
+        (lambda: find_nearest(query, np.ones((2, 4)), 1), r"got vectors 3 and 4 wide \(corpus\), expected vectors of"),
+        (lambda: find_nearest(query, vectors * np.nan, 1), "got corpus with numbers that are not finite, expected vec"),
+        (lambda: find_nearest(query, vectors, 1.5), "got k=1.5, expected a whole number of at least 1"),  # type: ignore[arg-type]
+    ]
+    for call, message in calls:
+        with pytest.raises(UserError, match=message):
+            call()
 
 
 def test_prefixes_have_the_length_of_the_whole_vector() -> None:
@@ -186,3 +176,138 @@ def test_a_bundle_searches_in_an_index_of_its_own(bundle: Bundle, tmp_path: Path
     bundle.manifest["files"]["model.onnx"] = "the SHA-256 of other weights"
     with pytest.raises(UserError, match="the index is of another bundle"):
         bundle.search(["x"], made)
+
+
+def test_texts_are_encoded_in_their_order(bundle: Bundle) -> None:
+    vectors = bundle.encode(["a lovely film", "film", "a film"], batch_size=2)
+    assert vectors.tolist() == [[5.0, 1.0], [3.0, 1.0], [4.0, 1.0]]
+    assert vectors.dtype == np.float32
+    assert bundle.encode(iter(["film", "a film"])).tolist() == [[3.0, 1.0], [4.0, 1.0]]  # type: ignore[arg-type]
+    assert bundle.encode([]).shape == (0, 2)
+    assert bundle.predict(["film", ["film", "a film"]]) == [
+        {"vector": [3.0, 1.0]},
+        {"vector": [[3.0, 1.0], [4.0, 1.0]]},
+    ]
+    for texts, message in (
+        ("film", "expected a list of records"),
+        (["film", " "], "got ' ', expected a text or a list"),
+        ([["film", "a film"], "film"], "got \\['film', 'a film'\\], expected a text$"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bundle.encode(texts)
+
+
+def test_a_corpus_in_an_array_of_texts_is_encoded_and_tables_are_refused(bundle: Bundle) -> None:
+    texts = ["a lovely film", "film"]
+    expected = bundle.search(["film"], texts)
+    assert expected[0][0] == (1, pytest.approx(1.0))
+    for corpus in (np.array(texts), np.array(texts, dtype=object), pandas.Series(texts), iter(texts)):
+        assert bundle.search(np.array(["film"]), corpus) == expected
+    assert bundle.search(["film"], bundle.encode(texts)) == expected
+    with pytest.raises(UserError, match=r"got corpus of shape \[2\] \(int64\), expected vectors \[n, D\] of numbers"):
+        bundle.search(["film"], np.array([1, 2]))
+    frame = pandas.DataFrame({"text": texts})
+    for call in (
+        lambda: bundle.encode(frame),
+        lambda: bundle.search(["film"], frame),
+        lambda: bundle.search(frame, []),
+    ):
+        with pytest.raises(UserError, match=r"got a table \(DataFrame\), expected a list of records"):
+            call()
+    with pytest.raises(UserError, match="got None, expected a list of records"):
+        bundle.similarity(["film"], None)  # type: ignore[arg-type]
+
+
+def test_the_texts_of_a_list_run_in_batches_too(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = bundle._make_inputs
+
+    def make_inputs(batch: Any) -> Any:
+        inputs = original(batch)
+        sizes.append(len(inputs["input_ids"]))
+        return inputs
+
+    monkeypatch.setattr(bundle, "_make_inputs", make_inputs)
+    assert bundle.predict([["film", "a film", "a lovely film"], "film"], batch_size=2) == [
+        {"vector": [[3.0, 1.0], [4.0, 1.0], [5.0, 1.0]]}, {"vector": [3.0, 1.0]},
+    ]  # fmt: skip
+    assert sizes == [2, 2]
+
+
+def test_the_nearest_texts_are_found(bundle: Bundle) -> None:
+    """A cosine grows with the number of tokens that two texts have in common, which is all that a vector counts."""
+    corpus = ["a b c d e f", "a", "a b c"]
+    [found] = bundle.search(["x y z"], corpus, k=2)
+    assert [position for position, _ in found] == [2, 0]
+    assert found[0][1] == pytest.approx(1.0)
+    assert bundle.search(["x y z"], bundle.encode(corpus), k=2) == [found]
+    assert [len(rows) for rows in bundle.search(["x", "y"], corpus)] == [3, 3]
+    assert bundle.similarity(["x y z"], corpus)[0, [2, 0]].tolist() == [cosine for _, cosine in found]
+    assert bundle.search([], corpus) == []
+    assert bundle.search(["x"], []) == [[]]
+
+
+def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    queries, corpus = random.normal(size=(5, 8)), random.normal(size=(40, 8))
+    corpus[3] = 0.0
+    cosines = (queries @ corpus.T) / np.linalg.norm(queries, axis=1)[:, None]
+    cosines /= np.maximum(np.linalg.norm(corpus, axis=1), 1e-9)
+    np.testing.assert_allclose(similarity(queries, corpus), cosines, atol=1e-6)
+    expected = np.argsort(-cosines, axis=1, kind="stable")
+    for cosines_at_once in (2**24, 5 * 7, 1):
+        monkeypatch.setattr(index, "CHUNK_COSINES", cosines_at_once)
+        scores, rows = find_nearest(queries, corpus, 6)
+        assert rows.tolist() == expected[:, :6].tolist()
+        np.testing.assert_allclose(scores, np.take_along_axis(cosines, rows, axis=1), atol=1e-6)
+    equal = np.repeat([[1.0, 0.0]], 9, axis=0)
+    assert find_nearest(equal[:1], equal, 4)[1].tolist() == [[0, 1, 2, 3]]
+
+
+def test_the_command_writes_vectors_and_finds_the_nearest_lines(
+    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, corpus = str(bundle.directory), tmp_path / "corpus.txt"
+    assert main([directory, "a film", "film", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [{"text": "a film", "vector": [4.0, 1.0]}, {"text": "film", "vector": [3.0, 1.0]}]
+    assert main([directory, "film", " "]) == 0
+    assert capsys.readouterr().out == "3 1\tfilm\n\n"
+    corpus.write_text("a lovely film\n\nfilm\na film\n")
+    texts = ["a lovely film", "film", "a film"]
+    [expected] = bundle.search(["film"], texts, k=2)
+    command = [directory, "search", "film", "--corpus", str(corpus), "--top-k", "2"]
+    assert main([*command, "a film"]) == 0
+    found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert found[:2] == [["film", f"{cosine:.4f}", texts[row]] for row, cosine in expected]
+    assert [line[0] for line in found[2:]] == ["a film"] * 2
+    assert main([*command, "--json"]) == 0
+    [hits] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (hits["query"], [(hit["text"], hit["position"]) for hit in hits["results"]]) == (
+        "film", [("film", 1), ("a film", 2)]
+    )  # fmt: skip
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{cosine:.4f}\t{texts[row]}" for row, cosine in expected]
+
+
+def test_a_search_that_cannot_be_is_refused(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(write("vectors").parent)
+    Path("empty.txt").write_text("\n")
+    write(name="classes")
+    assert main(["classes", "search"]) == 0
+    assert capsys.readouterr().out.endswith("\tsearch\n")  # A text.
+    for arguments, message in (
+        (["bundle", '["film", 3]', "--jsonl"], "text 1: got ['film', 3], expected a text or a list of texts, and no"),
+        (["bundle", "search"], "got search without a query or its corpus, expected search TEXT --corpus FILE"),
+        (["bundle", "search", "film"], "got search without a query or its corpus"),
+        (["bundle", "search", "film", "--corpus", "empty.txt"], "empty.txt is empty, expected a text on each line"),
+        (["bundle", "search", "film", "--corpus", "missing.txt"], "missing.txt cannot be read: No such file"),
+        (["bundle", "film", "--corpus", "empty.txt"], "got --corpus without search, expected BUNDLE search TEXT --co"),
+        (["classes", "search", "--corpus", "x"], "gives no vectors to search with: leave it out"),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(UserError, match="is of a classification and has no vectors of texts: call predict instead"):
+        Bundle("classes").encode(["a film"])

@@ -7,23 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.evaluation import score_ranking
 from distill.kinds.vector_scores import score_rankings
-from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
+from tests.edge.conftest import Write
 
 QUERY = "film"
 DOCUMENTS = ["dull", "a dull and moving film", "film", "a dull film", "film"]  # The longest one has the highest score.
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Bundle:
-    write_ranking_bundle(tmp_path, tokenizer)
-    return Bundle(tmp_path)
+def bundle(write: Write) -> Bundle:
+    return Bundle(write("ranking"))
 
 
 def test_documents_are_ranked_by_their_scores_and_equal_ones_keep_their_order(bundle: Bundle) -> None:
@@ -38,56 +36,43 @@ def test_documents_are_ranked_by_their_scores_and_equal_ones_keep_their_order(bu
     assert bundle.predict(several) == [ranking, {"order": [0], "scores": lengths[:1]}]
 
 
-def test_a_document_that_is_cut_is_marked(bundle: Bundle) -> None:
-    ranking = bundle.rank(QUERY, ["film", "a dull and moving film " * 8])
-    assert (ranking["order"], ranking["scores"][1], ranking["truncated"]) == ([1, 0], 24.0, True)
-
-
 def test_the_logits_of_an_item_are_the_scores_of_its_documents(bundle: Bundle) -> None:
     records = [{"query": QUERY, "documents": documents} for documents in (DOCUMENTS, DOCUMENTS[:2])]
     logits = bundle.item_logits(records)
     assert [of.shape for of in logits] == [(1, 5), (1, 2)]
     assert logits[0][0].tolist() == bundle.rank(QUERY, DOCUMENTS)["scores"]
+    ranking = bundle.rank(QUERY, ["film", "a dull and moving film " * 8])
+    assert (ranking["order"], ranking["scores"][1], ranking["truncated"]) == ([1, 0], 24.0, True)
 
 
-REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "no documents": (QUERY, [], r"got the documents \[\], expected a list of at least one text"),
-    "one text": (QUERY, "film", "got documents='film', expected a list of records"),
-    "an empty query": (" ", ["film"], "got the query ' ', expected text"),
-    "a number as the query": (3, ["film"], "got the query 3, expected text"),
-    "an empty document": (QUERY, ["film", " "], "document 1 is ' ', expected text"),
-    "a document that is no text": (QUERY, [None], "document 0 is None, expected text"),
-}
-
-
-@pytest.mark.parametrize(("query", "documents", "expected"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_ranked_is_refused(bundle: Bundle, query: Any, documents: Any, expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
-        bundle.rank(query, documents)
-
-
-def test_another_record_and_another_bundle_are_refused(
-    bundle: Bundle, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_what_cannot_be_ranked_is_refused(bundle: Bundle, write: Write) -> None:
+    refused: list[tuple[Any, Any, str]] = [
+        (QUERY, [], r"got the documents \[\], expected a list of at least one text"),
+        (QUERY, "film", "got documents='film', expected a list of records"),
+        (" ", ["film"], "got the query ' ', expected text"),
+        (3, ["film"], "got the query 3, expected text"),
+        (QUERY, ["film", " "], "document 1 is ' ', expected text"),
+        (QUERY, [None], "document 0 is None, expected text"),
+    ]
+    for query, documents, expected in refused:
+        with pytest.raises(UserError, match=expected):
+            bundle.rank(query, documents)
     for record in ("film", ["film", "a film"], {"query": QUERY}):
         with pytest.raises(UserError, match=r'expected \{"query": ..., "documents": \[...\]\}'):
             bundle.predict([record])
-    other = tmp_path / "other"
-    other.mkdir()
-    write_toy_bundle(other, tokenizer)
-    with pytest.raises(UserError, match=r"other is of a classification and ranks no documents: call predict instead"):
-        Bundle(other).rank(QUERY, DOCUMENTS)
+    with pytest.raises(UserError, match=r"is of a classification and ranks no documents: call predict instead"):
+        Bundle(write(name="other")).rank(QUERY, DOCUMENTS)
 
 
-def test_lines_and_records_are_ranked(tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path), "\t".join([QUERY, *DOCUMENTS[:2]])]) == 0
+def test_lines_and_records_are_ranked(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(bundle.directory), "\t".join([QUERY, *DOCUMENTS[:2]])]) == 0
     first, second = bundle.rank(QUERY, DOCUMENTS[:2])["scores"]
     line = "\t".join([QUERY, *DOCUMENTS[:2]])
     assert capsys.readouterr().out == f"1: {second:.4f}; 0: {first:.4f}\t{line}\n"
     record = json.dumps({"query": QUERY, "documents": DOCUMENTS})
-    assert main([str(tmp_path), "--jsonl", record]) == 0
+    assert main([str(bundle.directory), "--jsonl", record]) == 0
     assert json.loads(capsys.readouterr().out) == bundle.rank(QUERY, DOCUMENTS)
-    assert main([str(tmp_path), QUERY]) == 2
+    assert main([str(bundle.directory), QUERY]) == 2
     assert "expected a query and its documents with tabs between them" in capsys.readouterr().err
 
 
@@ -107,7 +92,7 @@ def test_a_file_of_judged_documents_is_scored(
         {"query": QUERY, "documents": DOCUMENTS, "gains": gains},
         {"query": QUERY, "documents": DOCUMENTS[:2], "gains": [0, 1]},
     ]
-    assert main([str(tmp_path), "--evaluate", write_rows(tmp_path, rows)]) == 0
+    assert main([str(bundle.directory), "--evaluate", write_rows(tmp_path, rows)]) == 0
     ndcg = (1 / np.log2(3) + 3 / 2) / (3 + 1 / np.log2(3))
     assert capsys.readouterr().out == (
         f"ndcg@10\t{(ndcg + 1) / 2:.4f}\nmrr@10\t0.7500\nrecall@10\t1.0000\nrows\t2\ntruncated\t0\n"
@@ -116,7 +101,7 @@ def test_a_file_of_judged_documents_is_scored(
 
 def test_metrics_of_a_file_are_those_of_a_run() -> None:
     random = np.random.default_rng(0)
-    for _ in range(20):
+    for _ in range(5):
         gains = random.integers(0, 3, 30) * (random.random(30) < 0.3)
         gains[0] = 1
         order = random.permutation(30)
@@ -139,5 +124,5 @@ def test_rows_that_cannot_be_scored_are_named(
     tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str], change: dict[str, Any], expected: str
 ) -> None:
     row = {"query": QUERY, "documents": ["film", "a film"], "gains": [1, 0]}
-    assert main([str(tmp_path), "--evaluate", write_rows(tmp_path, [row, {**row, **change}])]) == 2
+    assert main([str(bundle.directory), "--evaluate", write_rows(tmp_path, [row, {**row, **change}])]) == 2
     assert f"dev.jsonl, line 2: {expected}" in capsys.readouterr().err
