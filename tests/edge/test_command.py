@@ -32,19 +32,6 @@ def run(arguments: list[str | bytes | Path], content: bytes = b"", **environment
     )  # fmt: skip
 
 
-def test_the_command_line_prints_a_line_for_each_text(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main([str(bundle), "a dull film and a moving film", "--threads", "1"]) == 0
-    assert capsys.readouterr().out == "long\t0.9820\ta dull film and a moving film\n"
-    use_input(monkeypatch, b"a film\n\nfilm\n")
-    assert main([str(bundle), "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["text"] for row in rows] == ["a film", "", "film"]
-    assert set(rows[0]["probabilities"]) == {"long", "short"}
-    assert rows[1] == {"text": "", "label": None, "probability": None, "probabilities": None}
-
-
 def test_a_c_locale_reads_and_writes_utf_8(bundle: Path) -> None:
     renamed = bundle.rename(bundle.with_name("Bündel für 日本"))
     text = "ein schöner Film 日本"

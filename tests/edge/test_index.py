@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
@@ -216,22 +215,6 @@ def test_a_corpus_in_an_array_of_texts_is_encoded_and_tables_are_refused(bundle:
             call()
     with pytest.raises(UserError, match="got None, expected a list of records"):
         bundle.similarity(["film"], None)  # type: ignore[arg-type]
-
-
-def test_the_texts_of_a_list_run_in_batches_too(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = bundle._make_inputs
-
-    def make_inputs(batch: Any) -> Any:
-        inputs = original(batch)
-        sizes.append(len(inputs["input_ids"]))
-        return inputs
-
-    monkeypatch.setattr(bundle, "_make_inputs", make_inputs)
-    assert bundle.predict([["film", "a film", "a lovely film"], "film"], batch_size=2) == [
-        {"vector": [[3.0, 1.0], [4.0, 1.0], [5.0, 1.0]]}, {"vector": [3.0, 1.0]},
-    ]  # fmt: skip
-    assert sizes == [2, 2]
 
 
 def test_the_nearest_texts_are_found(bundle: Bundle) -> None:

@@ -17,7 +17,6 @@ from distill.core.files import write_json
 from distill.edge.answering import LabelWords
 from distill.edge.bundle import Bundle
 from distill.edge.evaluation import Columns, evaluate
-from distill.edge.text_decoders import TARGET, WholeTexts
 from distill.models.decoding import score_words
 from tests.edge.test_text_bundles import END, START, make_tokenizer, write_text_bundle
 from tests.export.test_generator import make_model
@@ -124,24 +123,6 @@ def test_a_long_source_is_cut_at_its_end(both: Bundle) -> None:
     [cut, short] = both.predict([{"w11": " ".join(["w20"] * 40)}, {"w11": " ".join(["w20"] * 29)}])
     assert cut.pop("truncated")
     assert cut == short  # Two tokens stand before the text, and one behind it.
-
-
-def test_equal_sources_are_encoded_once() -> None:
-    rows: list[int] = []
-
-    class Counted:
-        def get_inputs(self) -> list[Any]:
-            return []
-
-        def run(self, names: list[str], feed: dict[str, Any]) -> list[Any]:
-            rows.append(len(feed["input_ids"]))
-            return [feed["input_ids"][:, :, None].astype(np.float32)]
-
-    ids = np.array([[1, 2], [1, 2], [3, 0], [1, 2]])
-    states = WholeTexts(Counted(), Counted())._encode(ids, (ids > 0).astype(np.int64))  # type: ignore[arg-type]
-    assert rows == [3]
-    np.testing.assert_array_equal(states[:, :, 0], ids)
-    assert TARGET == "decoder_input_ids"
 
 
 @pytest.mark.parametrize(

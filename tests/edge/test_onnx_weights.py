@@ -7,15 +7,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from transformers import PreTrainedTokenizerBase
 
 from distill.core.errors import UserError
 from distill.core.files import hash_file, write_json
 from distill.edge import Bundle
 from distill.edge import bundle_files as module
-from tests.edge.conftest import write_toy_bundle
-
-OTHER_ENTRIES = ("metadata_props", "initialization_binding", "update_binding")  # Of the type of an entry.
+from tests.edge.conftest import Write
 
 
 def external(name: str, location: str) -> TensorProto:
@@ -24,26 +21,6 @@ def external(name: str, location: str) -> TensorProto:
     tensor.external_data.add(key="offset", value="0")
     tensor.external_data.add(key="location", value=location)
     return tensor
-
-
-def write_model(path: Path, graph: onnx.GraphProto) -> Path:
-    path.write_bytes(helper.make_model(graph).SerializeToString())
-    return path
-
-
-def test_the_fields_are_those_of_onnx() -> None:
-    names = {
-        "model": "ModelProto", "training": "TrainingInfoProto", "graph": "GraphProto", "function": "FunctionProto",
-        "node": "NodeProto", "attribute": "AttributeProto", "sparse": "SparseTensorProto", "tensor": "TensorProto",
-        "entry": "StringStringEntryProto",
-    }  # fmt: skip
-    for kind, message in names.items():
-        expected = {
-            field.number: next((own for own, of in names.items() if of == field.message_type.name), None)
-            for field in getattr(onnx, message).DESCRIPTOR.fields
-            if field.message_type is not None and field.name not in OTHER_ENTRIES
-        }
-        assert module._FIELDS[kind] == {number: own for number, own in expected.items() if own is not None}, kind
 
 
 def test_every_place_of_a_tensor_is_found(tmp_path: Path) -> None:
@@ -86,13 +63,18 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> N
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
+def bundle(write: Write) -> Path:
     """A bundle whose model adds a number, which is in model.onnx.data, to both logits."""
-    directory = tmp_path / "task"
-    directory.mkdir()
-    write_toy_bundle(directory, tokenizer)
+    directory = write(name="task")
     set_location(directory, "model.onnx.data")
     return directory
+
+
+def list_file(directory: Path, name: str) -> None:
+    """Writes the SHA-256 of a file into bundle.json."""
+    manifest = json.loads((directory / "bundle.json").read_text())
+    manifest["files"][name] = hash_file(directory / name)
+    write_json(directory / "bundle.json", manifest)
 
 
 def set_location(directory: Path, location: str) -> None:
@@ -106,52 +88,38 @@ def set_location(directory: Path, location: str) -> None:
         model.graph.node.append(helper.make_node("Add", ["before", "added"], ["logits"]))
     model.graph.initializer.append(external("added", location))
     (directory / "model.onnx").write_bytes(model.SerializeToString())
-    manifest = json.loads((directory / "bundle.json").read_text())
-    manifest["files"]["model.onnx"] = hash_file(directory / "model.onnx")
-    write_json(directory / "bundle.json", manifest)
+    list_file(directory, "model.onnx")
 
 
-def write_weights(path: Path, *, listed_in: Path | None = None, as_name: str = "model.onnx.data") -> None:
-    path.write_bytes(np.float32([3]).tobytes())
-    if listed_in is not None:
-        manifest = json.loads((listed_in / "bundle.json").read_text())
-        manifest["files"][as_name] = hash_file(path)
-        write_json(listed_in / "bundle.json", manifest)
+def write_weights(bundle: Path, name: str = "model.onnx.data", *, is_listed: bool = False) -> None:
+    (bundle / name).write_bytes(np.float32([3]).tobytes())
+    if is_listed:
+        list_file(bundle, name)
 
 
 def test_listed_weights_are_loaded_from_the_directory_and_from_the_one_above(bundle: Path) -> None:
-    write_weights(bundle.parent / "model.onnx.data", listed_in=bundle, as_name="../model.onnx.data")
+    write_weights(bundle, "../model.onnx.data", is_listed=True)
     assert Bundle(bundle).predict(["a film"])[0]["label"] in ("long", "short")
+    write_weights(bundle)  # It would be taken before the listed one above.
+    with pytest.raises(UserError, match=r"reads weights from model.onnx.data, which bundle.json does not list"):
+        Bundle(bundle)
+    (bundle / "model.onnx.data").unlink()
     (bundle.parent / "model.onnx.data").unlink()
     with pytest.raises(UserError, match=r"is incomplete: ../model.onnx.data is missing"):
         Bundle(bundle)
-    write_weights(bundle / "model.onnx.data", listed_in=bundle)
-    write_weights(bundle.parent / "model.onnx.data")
+    write_weights(bundle, is_listed=True)
+    write_weights(bundle.parent)
     assert Bundle(bundle).predict(["a film"])[0]["label"] in ("long", "short")
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_weights_that_bundle_json_does_not_list_are_refused(bundle: Path, shared: bool) -> None:
-    if shared:  # The file in the directory itself would be taken before the listed one above.
-        write_weights(bundle.parent / "model.onnx.data", listed_in=bundle, as_name="../model.onnx.data")
-    write_weights(bundle / "model.onnx.data")
+def test_weights_of_a_file_that_is_not_listed_are_refused(bundle: Path) -> None:
+    write_weights(bundle)
     with pytest.raises(UserError, match=r"reads weights from model.onnx.data, which bundle.json does not list"):
         Bundle(bundle)
-
-
-@pytest.mark.parametrize("location", ["other.bin", "../model.onnx.data", "/etc/hostname", "sub/model.onnx.data", ""])
-def test_weights_of_another_file_are_refused(bundle: Path, location: str) -> None:
-    set_location(bundle, location)
-    for path in (bundle / "other.bin", bundle.parent / "model.onnx.data"):
-        write_weights(path)
-    write_weights(bundle / "model.onnx.data", listed_in=bundle)
-    with pytest.raises(UserError, match=rf"reads weights from {location!r}, expected model.onnx.data"):
-        Bundle(bundle)
-
-
-def test_a_file_beside_a_model_that_does_not_read_it_changes_nothing(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    write_toy_bundle(tmp_path, tokenizer)
-    (tmp_path / "model.onnx.data").write_bytes(b"anything")
-    assert Bundle(tmp_path).predict(["a film"])[0]["label"] in ("long", "short")
+    write_weights(bundle, is_listed=True)
+    for location in ("other.bin", "../model.onnx.data", "/etc/hostname", "sub/model.onnx.data", ""):
+        set_location(bundle, location)
+        for name in ("other.bin", "../model.onnx.data"):
+            write_weights(bundle, name)
+        with pytest.raises(UserError, match=rf"reads weights from {location!r}, expected model.onnx.data"):
+            Bundle(bundle)

@@ -287,48 +287,45 @@ def test_a_quantized_model_is_in_one_file_if_it_is_small_enough(
     assert np.array_equal(*logits)
 
 
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        ({"drop": 0.762 - 0.752}, "passed"),  # Five of 500, and in floating point a little more than 0.01.
-        ({"drop": 0.012, "interval": [0.001, 0.018]}, "failed"),
-        ({"drop": 0.012, "interval": [0.0, 0.018]}, "undecided"),  # It may be noise.
-        ({"drop": math.nan}, "failed"),
-        ({"interval": [0.0, 0.02]}, "passed"),
-        ({"interval": [-0.03, 0.021]}, "undecided"),
-        ({"agreement": 0.97}, "passed"),
-        ({"agreement": 0.969}, "failed"),
-        ({"max_probability_diff": 0.31}, "failed"),
-        ({"max_probability_diff": math.nan}, "failed"),
-        ({"ece_rise": 0.02}, "passed"),
-        ({"ece_rise": 0.021}, "failed"),
-        ({"ece_rise": None}, "passed"),
-    ],
-)
-def test_the_gate_passes_up_to_its_limits_and_fails_beyond(changes: dict[str, Any], verdict: str) -> None:
-    comparison: Any = {
+GATES: list[tuple[dict[str, Any], str]] = [
+    ({"drop": 0.762 - 0.752}, "passed"),  # Five of 500, and in floating point a little more than 0.01.
+    ({"drop": 0.012, "interval": [0.001, 0.018]}, "failed"),
+    ({"drop": 0.012, "interval": [0.0, 0.018]}, "undecided"),  # It may be noise.
+    ({"drop": math.nan}, "failed"),
+    ({"interval": [0.0, 0.02]}, "passed"),
+    ({"interval": [-0.03, 0.021]}, "undecided"),
+    ({"agreement": 0.97}, "passed"),
+    ({"agreement": 0.969}, "failed"),
+    ({"max_probability_diff": 0.31}, "failed"),
+    ({"max_probability_diff": math.nan}, "failed"),
+    ({"ece_rise": 0.02}, "passed"),
+    ({"ece_rise": 0.021}, "failed"),
+    ({"ece_rise": None}, "passed"),
+]
+FLOAT_GATES: list[tuple[dict[str, Any], str]] = [
+    ({"agreement": 0.998}, "failed"),
+    ({"agreement": 0.999}, "passed"),
+    ({"max_probability_diff": 1e-3}, "passed"),
+    ({"max_probability_diff": 2e-3}, "failed"),
+    ({"max_probability_diff": math.nan}, "failed"),
+    ({"drop": 0.011}, "failed"),
+]
+
+
+def test_the_gate_passes_up_to_its_limits_and_fails_beyond() -> None:
+    """A float32 file must have the predictions of torch."""
+    comparison: dict[str, Any] = {
         "drop": 0.0, "interval": [0.0, 0.0], "agreement": 0.999, "max_probability_diff": 1e-3, "ece_rise": 0.0,
         "examples": 500, "resolution": 0.006, "types": {},
-    } | changes  # fmt: skip
-    found = judge(comparison, ExportSettings(max_drop=0.01))
-    assert (found.gate, found.reason is None) == (verdict, verdict == "passed")
-
-
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        ({"agreement": 0.998}, "failed"),
-        ({"agreement": 0.999}, "passed"),
-        ({"max_probability_diff": 1e-3}, "passed"),
-        ({"max_probability_diff": 2e-3}, "failed"),
-        ({"max_probability_diff": math.nan}, "failed"),
-        ({"drop": 0.011}, "failed"),
-    ],
-)
-def test_a_float32_file_must_have_the_predictions_of_torch(changes: dict[str, float], verdict: str) -> None:
-    comparison: Any = {"drop": 0.0, "agreement": 1.0, "max_probability_diff": 1e-5, "ece_rise": 0.5} | changes
-    found = judge_float32(comparison, ExportSettings(max_drop=0.01, min_agreement=0, max_probability_diff=1))
-    assert (found.gate, found.reason is None) == (verdict, verdict == "passed")
+    }  # fmt: skip
+    exact = {"drop": 0.0, "agreement": 1.0, "max_probability_diff": 1e-5, "ece_rise": 0.5}
+    loose = ExportSettings(max_drop=0.01, min_agreement=0, max_probability_diff=1)
+    for cases, judge_file, start, settings in (
+        (GATES, judge, comparison, ExportSettings(max_drop=0.01)), (FLOAT_GATES, judge_float32, exact, loose),
+    ):  # fmt: skip
+        for changes, verdict in cases:
+            found = judge_file(start | changes, settings)  # type: ignore[arg-type]
+            assert (found.gate, found.reason is None) == (verdict, verdict == "passed"), changes
 
 
 def test_the_smallest_drop_is_0_and_failed_files_are_not_recommended() -> None:

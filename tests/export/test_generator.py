@@ -1,7 +1,6 @@
-"""Exported models that write text: their inputs, and their logits with and without caches against torch."""
+"""Exported models that write text: their inputs and outputs, and the tokens before a prompt."""
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedModel
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.edge.bundle_files import encoder_file, input_names, session
-from distill.export.onnx import export_generator
+from distill.edge.generation import CachedModel, Generator, Prompts
+from distill.edge.sampling import GenerationOptions, GenerationSettings
+from distill.export.onnx import describe_generation, export_generator
 
-TOLERANCE = 1e-4
 VOCABULARY = 97
 SIZES = {
     "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 48},
@@ -59,110 +60,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return export
 
 
-def draw(rows: int, length: int) -> np.ndarray:
-    return np.random.default_rng(length).integers(3, VOCABULARY, (rows, length))
-
-
-def empty(loaded: Any, rows: int) -> dict[str, np.ndarray]:
-    """Returns the caches without any token."""
-    return {
-        value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), dtype=np.float32)
-        for value in loaded.get_inputs()
-        if value.name.startswith("past")
-    }
-
-
-def step(loaded: Any, inputs: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns the logits and the caches for the next step."""
-    names = [value.name for value in loaded.get_outputs()]
-    outputs = dict(zip(names, loaded.run(names, dict(inputs)), strict=True))
-    logits = outputs.pop("logits")
-    return logits, {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
-
-
-def test_causal_logits_are_those_of_torch_with_and_without_caches(exported: Any) -> None:
-    loaded, rows, length = session(exported("gpt2"), 1), 3, 17
-    ids, mask = draw(rows, length), np.ones((rows, length), dtype=np.int64)
-    mask[1, :4] = 0
-    positions = (mask.cumsum(axis=1) - 1).clip(min=0)
-    with torch.no_grad():
-        expected = make_model("gpt2")(
-            input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask),
-            position_ids=torch.from_numpy(positions),
-        ).logits.numpy()  # fmt: skip
-
-    def run(begin: int, end: int, caches: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        inputs = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
-        return step(loaded, inputs | {"position_ids": positions[:, begin:end]} | dict(caches))
-
-    whole, _ = run(0, length, empty(loaded, rows))
-    first, caches = run(0, 6, empty(loaded, rows))
-    parts = [first]
-    for begin, end in [(6, 7), (7, 8), (8, 14), (14, length)]:
-        logits, caches = run(begin, end, caches)
-        parts.append(logits)
-    is_token = mask.astype(bool)
-    assert np.abs(whole - expected)[is_token].max() < TOLERANCE
-    assert np.abs(np.concatenate(parts, axis=1) - expected)[is_token].max() < TOLERANCE
-
-
 def test_logits_of_all_tokens_but_the_last_ones_may_be_left_out(exported: Any) -> None:
-    loaded, ids = session(exported("gpt2"), 1), draw(2, 9)
-    mask = np.ones_like(ids)
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": mask.cumsum(axis=1) - 1} | empty(loaded, 2)
+    loaded, ids = session(exported("gpt2"), 1), np.random.default_rng(9).integers(3, VOCABULARY, (2, 9))
+    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(9)[None].repeat(2, 0)}
+    for value in loaded.get_inputs():
+        if value.name.startswith("past"):  # Caches without any token.
+            inputs[value.name] = np.zeros((2, value.shape[1], 0, value.shape[3]), dtype=np.float32)
     assert "num_logits_to_keep" in input_names(loaded)
-    whole, caches = step(loaded, inputs)
+    whole, *caches = loaded.run(None, inputs)
     for kept in (1, 3):
-        logits, same = step(loaded, inputs | {"num_logits_to_keep": np.array(kept)})
-        assert np.abs(logits - whole[:, -kept:]).max() < TOLERANCE
-        assert all(np.array_equal(caches[name], same[name]) for name in caches)
-
-
-def test_logits_of_an_encoder_decoder_are_those_of_torch_with_and_without_caches(exported: Any) -> None:
-    path, model, rows = exported("t5"), make_model("t5"), 3
-    decoder, encoder = session(path, 1), session(encoder_file(path), 1)
-    source, target = draw(rows, 19), draw(rows, 11)
-    mask = np.ones_like(source)
-    mask[1, 12:] = 0
-    with torch.no_grad():
-        expected = model(
-            input_ids=torch.from_numpy(source), attention_mask=torch.from_numpy(mask),
-            decoder_input_ids=torch.from_numpy(target),
-        ).logits.numpy()  # fmt: skip
-    [states] = encoder.run(["last_hidden_state"], {"input_ids": source, "attention_mask": mask})
-    source_inputs = {"encoder_attention_mask": mask, "encoder_hidden_states": states}
-    whole, _ = step(decoder, {"input_ids": target} | source_inputs | empty(decoder, rows))
-    caches, parts = empty(decoder, rows), []
-    for begin, end in [(0, 1), (1, 2), (2, 3), (3, 8), (8, 11)]:
-        logits, caches = step(decoder, {"input_ids": target[:, begin:end]} | source_inputs | caches)
-        parts.append(logits)
-    assert np.abs(whole - expected).max() < TOLERANCE
-    assert np.abs(np.concatenate(parts, axis=1) - expected).max() < TOLERANCE
-
-
-def test_rows_of_a_decoder_that_began_at_different_steps_are_read_together(exported: Any) -> None:
-    path = exported("t5")
-    decoder, encoder = session(path, 1), session(encoder_file(path), 1)
-    source, target, late = draw(2, 19), draw(2, 11), 4
-    [states] = encoder.run(["last_hidden_state"], {"input_ids": source, "attention_mask": np.ones_like(source)})
-
-    def run(rows: slice, begin: int, end: int, caches: Mapping[str, np.ndarray], **extra: np.ndarray) -> Any:
-        inputs = {"encoder_attention_mask": np.ones_like(source[rows]), "encoder_hidden_states": states[rows]}
-        return step(decoder, {"input_ids": target[rows, begin:end]} | inputs | dict(caches) | extra)
-
-    assert "past_padding" in input_names(decoder)
-    expected, _ = run(slice(None), 0, 11, empty(decoder, 2))
-    _, first = run(slice(0, 1), 0, late + 1, empty(decoder, 1))
-    _, second = run(slice(1, 2), 0, 1, empty(decoder, 1))  # Four tokens behind.
-    missing = {name: cache.shape[2] - second[name].shape[2] for name, cache in first.items()}
-    padded = {name: np.pad(second[name], ((0, 0), (0, 0), (size, 0), (0, 0))) for name, size in missing.items()}
-    caches = {name: np.concatenate([cache, padded[name]]) for name, cache in first.items()}
-    inputs = {
-        "input_ids": np.array([[target[0, late + 1]], [target[1, 1]]]), "past_padding": np.array([0, late]),
-        "encoder_attention_mask": np.ones_like(source), "encoder_hidden_states": states,
-    }  # fmt: skip
-    logits, _ = step(decoder, inputs | caches)
-    assert np.abs(logits[:, 0] - np.stack([expected[0, late + 1], expected[1, 1]])).max() < TOLERANCE
+        logits, *same = loaded.run(None, inputs | {"num_logits_to_keep": np.array(kept)})
+        np.testing.assert_allclose(logits, whole[:, -kept:], atol=1e-4)
+        assert all(map(np.array_equal, caches, same))
 
 
 # The names of Optimum's exports, with a cache and, for a decoder, in its merged file. That has `use_cache_branch` too,
@@ -181,3 +90,71 @@ def test_names_of_inputs_and_outputs_are_those_of_optimum(exported: Any) -> None
     loaded = session(encoder_file(exported("t5")), 1)
     assert {value.name for value in loaded.get_inputs()} == {"input_ids", "attention_mask"}
     assert {value.name for value in loaded.get_outputs()} == {"last_hidden_state"}
+
+
+PROMPTED: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 48},
+    "qwen3": {
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 16, "head_dim": 8,
+        "intermediate_size": 16,
+    },
+    "opt": {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "ffn_dim": 16,
+            "max_position_embeddings": 48, "word_embed_proj_dim": 16},
+}  # fmt: skip
+TEXTS = ["a film", "films of a city", "  two spaces", "", "a </s>"]
+
+
+def save_tokenizer(kind: str, directory: Path) -> PreTrainedTokenizerBase:
+    """Saves a tokenizer of a layout, and returns it as transformers loads it."""
+    specials = {"gpt2": ["<|endoftext|>"], "llama": ["<unk>", "<s>", "</s>"], "opt": ["<s>", "<pad>", "</s>"]}[kind]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = (
+        pre_tokenizers.Metaspace() if kind == "llama" else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    )
+    alphabet = list("\u2581abcdefghijklmnopqrstuvwxyz</>") if kind == "llama" else pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(
+        TEXTS * 3, trainers.BpeTrainer(special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+    )
+    (directory / "files").mkdir(parents=True)
+    vocabulary, merges = trained.model.save(str(directory / "files"))
+    if kind == "gpt2":
+        tokenizer: PreTrainedTokenizerBase = GPT2Tokenizer(vocabulary, merges)
+    elif kind == "opt":
+        end = AddedToken("</s>", special=True)
+        tokenizer = GPT2Tokenizer(
+            vocabulary, merges, bos_token=end, eos_token=end, unk_token=end, pad_token="<pad>", add_bos_token=True
+        )
+    else:
+        tokenizer = LlamaTokenizer(vocabulary, merges, add_bos_token=True)
+    tokenizer.save_pretrained(directory)
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
+    return loaded
+
+
+@pytest.mark.parametrize(("kind", "start"), [("gpt2", None), ("llama", "<s>"), ("opt", "</s>")])
+def test_a_prompt_has_the_tokens_of_the_tokenizer(kind: str, start: str | None, tmp_path: Path) -> None:
+    """The models of the last two also write what `generate` does. That of Llama's tokenizer is a Qwen3."""
+    tokenizer = save_tokenizer(kind, tmp_path / "tokenizer")
+    end = tokenizer.eos_token_id
+    name = "qwen3" if kind == "llama" else kind
+    model = draw_model(
+        name, vocab_size=len(tokenizer), eos_token_id=end, bos_token_id=end, pad_token_id=end, **PROMPTED[name]
+    )
+    described = describe_generation(model, tokenizer.backend_tokenizer)
+    assert described["start"] == (None if start is None else tokenizer.convert_tokens_to_ids(start))
+    settings = GenerationSettings.read(described)
+    prompts = Prompts(tokenizer.backend_tokenizer, settings, has_encoder=False)
+    for prompt in TEXTS:
+        expected = tokenizer(prompt)["input_ids"] or [end]  # A model cannot go on from nothing.
+        assert prompts.read(prompt, GenerationOptions()).tokens == expected, prompt
+    if kind == "gpt2":
+        return
+    export_generator(model, tmp_path / "model.onnx")
+    written = Generator(CachedModel(session(tmp_path / "model.onnx", 1)), tokenizer.backend_tokenizer, settings)
+    [text] = written.start(["a film"], GenerationOptions(max_new_tokens=8))
+    while written.running:
+        written.step()
+    ids = tokenizer("a film", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        torched = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
+    assert text.tokens == torched[0, ids.shape[1] :].tolist()
