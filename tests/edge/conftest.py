@@ -162,6 +162,8 @@ WRITERS: dict[str, Callable[..., None]] = {
     "tags": write_tag_bundle, "vectors": write_vector_bundle, "masks": write_mask_bundle,
 }  # fmt: skip
 Write = Callable[..., Path]
+Output = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from distill.core.files import CHECKSUMS, hash_file, write_json
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle, _batches
 from distill.edge.decoder import softmax
-from tests.edge.conftest import Write, add_checksums
+from tests.edge.conftest import Output, Patch, Write, add_checksums
 
 LEFT_OUT = object()
 TEXT = "a dull film and a moving film"  # Of more than the eight tokens that a bundle reads.
@@ -177,7 +177,7 @@ def test_an_invalid_value_of_bundle_json_is_named(bundle: Path, change_to: dict[
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_bundle_with_a_threshold_gives_no_label_below_it(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bundle_with_a_threshold_gives_no_label_below_it(bundle: Path, capsys: Output) -> None:
     texts = ["a film", TEXT]
     unsure, sure = Bundle(bundle).predict(texts)
     assert (unsure["label"], sure["label"]) == ("long", "long")  # Four tokens have equal logits, eight a larger one.
@@ -225,7 +225,7 @@ def test_a_file_that_cannot_be_read_is_named(bundle: Path) -> None:
             Bundle(bundle)
 
 
-def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_not_finite_are_no_prediction(bundle: Path, monkeypatch: Patch) -> None:
     loaded = Bundle(bundle)
     logits = np.full((1, 2), np.nan, dtype=np.float32)
 
@@ -267,7 +267,7 @@ def test_long_rows_have_smaller_batches() -> None:
     assert list(_batches([], 32)) == []
 
 
-def test_a_regression_predicts_a_number(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_regression_predicts_a_number(write: Write, capsys: Output) -> None:
     bundle = write(labels=["length"], decoder="number")
     number = Bundle(bundle).logits(["a lovely film"])[0, 0]
     assert Bundle(bundle).predict(["a lovely film"]) == [{"value": number}]

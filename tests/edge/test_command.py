@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distill.edge.__main__ import LINES_PER_CHUNK, main, read_chunks, split_lines
-from tests.edge.conftest import Write
+from tests.edge.conftest import Output, Patch, Write
 
 # Python would take UTF-8 for a C locale otherwise.
 ASCII_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -21,7 +21,7 @@ def bundle(write: Write) -> Path:
     return write()
 
 
-def use_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+def use_input(monkeypatch: Patch, content: bytes) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
 
 
@@ -49,7 +49,7 @@ def test_a_c_locale_reads_and_writes_utf_8(bundle: Path) -> None:
 
 
 def test_a_byte_that_is_not_utf_8_ends_the_command_after_the_lines_before(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bundle: Path, capsys: Output, monkeypatch: Patch
 ) -> None:
     for before in (2, LINES_PER_CHUNK, LINES_PER_CHUNK + 1):
         use_input(monkeypatch, b"a film\n" * before + b"a caf\xe9\nfilm\n")
@@ -61,9 +61,7 @@ def test_a_byte_that_is_not_utf_8_ends_the_command_after_the_lines_before(
         )
 
 
-def test_every_line_of_input_gives_one_line(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_line_of_input_gives_one_line(bundle: Path, capsys: Output, monkeypatch: Patch) -> None:
     texts = ["a\rfilm", "", "a\u2028film\x85or\x0btwo\x0c", "  ", "a\0film", "tab\ttab", "\ufeff film", "last"]
     content = ("\ufeff" + "\n".join(texts)).encode()  # A byte order mark is no part of the first line.
     use_input(monkeypatch, content)
@@ -81,7 +79,7 @@ def test_every_line_of_input_gives_one_line(
 
 
 def test_a_line_that_is_no_pair_is_named_after_the_answers_before_it(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write: Write, capsys: Output, monkeypatch: Patch
 ) -> None:
     pairs = str(write(pair=True))
     use_input(monkeypatch, b"a\tb\n\nonly one\n")
@@ -93,9 +91,7 @@ def test_a_line_that_is_no_pair_is_named_after_the_answers_before_it(
     assert "text 1: got 'a\\tb\\tc', expected two texts with a tab" in capsys.readouterr().err
 
 
-def test_a_question_and_its_choices_are_one_line(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_question_and_its_choices_are_one_line(write: Write, capsys: Output, monkeypatch: Patch) -> None:
     choices = str(write("choices"))
     assert main([choices, "which film\ta dull film\ta film", "which\tfilm\ta film\ta dull film"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -113,9 +109,7 @@ def test_a_question_and_its_choices_are_one_line(
     )
 
 
-def test_records_are_read_as_json_lines(
-    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_read_as_json_lines(write: Write, capsys: Output, monkeypatch: Patch) -> None:
     choices = str(write("choices"))
     line = json.dumps({"question": "which", "choices": ["film", "a\tfilm"], "context": "a dull film", "label": 3})
     use_input(monkeypatch, f"{line}\n\n{{}}\n".encode())
@@ -131,7 +125,7 @@ def test_records_are_read_as_json_lines(
     assert "error: text 1: got 'a film', expected JSON: Expecting value" in capsys.readouterr().err
 
 
-def test_labels_with_tabs_and_line_breaks_stay_on_their_line(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_with_tabs_and_line_breaks_stay_on_their_line(write: Write, capsys: Output) -> None:
     labels = ['a\t"long"\ntext', "short\u2028'one'"]
     directory = str(write(labels=labels))
     assert main([directory, "film", "a dull film and a moving film"]) == 0
@@ -170,7 +164,7 @@ def test_a_line_that_waits_alone_is_answered(bundle: Path) -> None:
         assert process.stdout.read().endswith(b"\tfi\n")
 
 
-def test_lines_that_wait_together_are_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_wait_together_are_answered_together(monkeypatch: Patch) -> None:
     content = b"".join(b"text %d\n" % number for number in range(2 * LINES_PER_CHUNK + 7))
     use_input(monkeypatch, content)
     chunks = list(read_chunks([], str))
@@ -198,9 +192,7 @@ def test_a_line_is_complete_once_its_end_has_arrived() -> None:
         assert list(split_lines(Arriving(parts))) == lines
 
 
-def test_a_text_that_is_cut_is_reported_or_refused(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_is_cut_is_reported_or_refused(bundle: Path, capsys: Output, monkeypatch: Patch) -> None:
     long = "a dull film and a moving film " * 3  # The bundle reads eight tokens.
     assert main([str(bundle), "a film", long, "--json"]) == 0
     out, error = capsys.readouterr()
@@ -216,7 +208,7 @@ def test_a_text_that_is_cut_is_reported_or_refused(
     )
 
 
-def test_texts_are_cut_to_the_length_of_the_command(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_cut_to_the_length_of_the_command(bundle: Path, capsys: Output) -> None:
     assert main([str(bundle), "--max-length", "4", "--json", "a film", "a dull film", "--threads", "1"]) == 0
     out, error = capsys.readouterr()
     assert [row.get("truncated") for row in map(json.loads, out.splitlines())] == [None, True]
@@ -229,7 +221,7 @@ def test_texts_are_cut_to_the_length_of_the_command(bundle: Path, capsys: pytest
         assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_a_model_that_did_not_pass_its_gate_says_so(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_did_not_pass_its_gate_says_so(write: Write, capsys: Output) -> None:
     models = {"fp32": "model.onnx", "int8": "model.onnx"}
     directory = str(write(models=models, gates={"int8": "undecided: dev has 20 examples"}))
     for model, notice in (

@@ -6,13 +6,13 @@ import pytest
 
 from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from tests.edge.conftest import Write
+from tests.edge.conftest import Patch, Write
 
 count_cores = bundle_files.count_cores  # All other tests see one core.
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def machine(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Eight processors, two of each core, of which the process may use the first six; no control groups."""
     for number in range(8):
         topology = tmp_path / f"cpu{number}" / "topology"
@@ -31,7 +31,7 @@ def write_files(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def test_two_processors_of_one_core_count_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processors_of_one_core_count_once(machine: Path, monkeypatch: Patch) -> None:
     assert count_cores() == 4
     monkeypatch.setattr(bundle_files, "usable_processors", lambda: frozenset({1, 5}))
     assert count_cores() == 1
@@ -39,7 +39,7 @@ def test_two_processors_of_one_core_count_once(machine: Path, monkeypatch: pytes
     assert count_cores() == 2
 
 
-def test_processors_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_are_those_of_the_affinity(monkeypatch: Patch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {3, 7}, raising=False)
     assert bundle_files.usable_processors() == {3, 7}
     monkeypatch.delattr("os.sched_getaffinity")
@@ -77,9 +77,7 @@ def test_a_quota_limits_the_cores(machine: Path, files: dict[str, str], expected
     assert count_cores() == expected
 
 
-def test_a_bundle_has_as_many_threads_as_the_process_may_use_cores(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_has_as_many_threads_as_the_process_may_use_cores(write: Write, monkeypatch: Patch) -> None:
     directory = write()
     original, seen = bundle_files._onnx_session, list[int]()
     monkeypatch.setattr(bundle_files, "count_cores", lambda: 3)

@@ -18,11 +18,10 @@ from distill.edge.bundle import Bundle, RecordError
 from distill.edge.evaluation import read_labelled
 from distill.kinds import MultipleChoice
 from distill.rows.labels import LabelColumn
-from tests.edge.conftest import Write
+from tests.edge.conftest import Output, Patch, Write
 
 LONG = "a dull film and a moving film"  # One token more than the bundle reads.
 TEXTS = ["film", LONG, "a film", LONG, "film", "a dull and moving film"]
-Output = pytest.CaptureFixture[str]
 
 
 def evaluate(directory: Path, file: Path, *options: str) -> int:
@@ -345,9 +344,7 @@ def test_a_vector_of_length_0_has_a_cosine_of_0() -> None:
     assert rows.score(predictions, [0.0, 1.0]) == pytest.approx({"pearson": 1.0, "spearman": 1.0})
 
 
-def test_a_row_that_cannot_be_read_is_named_by_its_line(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_cannot_be_read_is_named_by_its_line(write: Write, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", 2)
 
     def refuse(bundle: Bundle, records: list[Any], **options: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from distill.core.errors import UserError
 from distill.edge.generation import CachedModel, CachedRows, Generator, Writing
 from distill.edge.sampling import GenerationOptions, GenerationSettings
 from distill.edge.text_decoders import WholeTexts
+from tests.edge.conftest import Patch
 
 SIZE = 29  # Tokens of the vocabulary: letters, a space, a stop, and the end.
 LETTERS = "abcdefghijklmnopqrstuvwxyz .$"
@@ -133,7 +134,7 @@ def test_the_positions_of_a_text_that_is_padded_on_the_left_begin_at_its_first_t
 
 @pytest.mark.parametrize("keeps_logits", [False, True])
 def test_a_long_prompt_is_read_in_passes_of_bounded_logits(
-    letters: Tokenizer, monkeypatch: pytest.MonkeyPatch, keeps_logits: bool
+    letters: Tokenizer, monkeypatch: Patch, keeps_logits: bool
 ) -> None:
     monkeypatch.setattr("distill.edge.generation.MOST_LOGITS", 2 * 5 * SIZE)
     model = Adder(keeps_logits=keeps_logits)

@@ -12,7 +12,7 @@ from distill.core.errors import UserError
 from distill.edge import Bundle, Index, index
 from distill.edge.__main__ import main
 from distill.edge.index import PRECISIONS, Precision, find_nearest, similarity, take_dimensions
-from tests.edge.conftest import Write
+from tests.edge.conftest import Output, Patch, Write
 
 
 def clusters(*, rows: int = 400, queries: int = 20, width: int = 100) -> tuple[np.ndarray, np.ndarray]:
@@ -55,7 +55,7 @@ def test_signs_by_hand() -> None:
     assert made.nbytes == 3 * 8
 
 
-def test_rescored_signs_find_more_than_signs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rescored_signs_find_more_than_signs_alone(monkeypatch: Patch) -> None:
     queries, corpus = clusters()
     best = find_nearest(queries, corpus, 10)[1]
     made = Index(corpus, precision="binary")
@@ -230,7 +230,7 @@ def test_the_nearest_texts_are_found(bundle: Bundle) -> None:
     assert bundle.search(["x"], []) == [[]]
 
 
-def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: Patch) -> None:
     random = np.random.default_rng(0)
     queries, corpus = random.normal(size=(5, 8)), random.normal(size=(40, 8))
     corpus[3] = 0.0
@@ -247,9 +247,7 @@ def test_a_search_in_parts_equals_a_sort_of_all(monkeypatch: pytest.MonkeyPatch)
     assert find_nearest(equal[:1], equal, 4)[1].tolist() == [[0, 1, 2, 3]]
 
 
-def test_the_command_writes_vectors_and_finds_the_nearest_lines(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_vectors_and_finds_the_nearest_lines(bundle: Bundle, tmp_path: Path, capsys: Output) -> None:
     directory, corpus = str(bundle.directory), tmp_path / "corpus.txt"
     assert main([directory, "a film", "film", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -273,9 +271,7 @@ def test_the_command_writes_vectors_and_finds_the_nearest_lines(
     assert capsys.readouterr().out.splitlines() == [f"{cosine:.4f}\t{texts[row]}" for row, cosine in expected]
 
 
-def test_a_search_that_cannot_be_is_refused(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_that_cannot_be_is_refused(write: Write, monkeypatch: Patch, capsys: Output) -> None:
     monkeypatch.chdir(write("vectors").parent)
     Path("empty.txt").write_text("\n")
     write(name="classes")

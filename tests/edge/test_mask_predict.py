@@ -15,7 +15,7 @@ from distill.edge.bundle import Bundle
 from distill.edge.text_decoders import MaskPredictor, TargetFrame, choose_masked, likely_lengths
 from distill.export.onnx import export_mask_predictor
 from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
-from tests.edge.conftest import Write
+from tests.edge.conftest import Output, Patch, Write
 from tests.mask_predict import END, MASK, START, make_model, make_tokenizer, write_fill_bundle
 
 SOURCES = ["w1 w2 w3 w4 w5", "w9", "w3 w3 w8 w20 w21 w22 w23", "w7 w6"]
@@ -104,7 +104,7 @@ def test_special_tokens_stay_around_the_masks() -> None:
     assert filled.tokens == [2, 3]
 
 
-def test_targets_are_filled_in_parts_that_fit_into_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_are_filled_in_parts_that_fit_into_memory(directory: Path, monkeypatch: Patch) -> None:
     expected = Bundle(directory).predict(SOURCES, rounds=3, lengths=4)
     monkeypatch.setattr("distill.edge.text_decoders.MOST_LOGITS", 1)
     for found, other in zip(Bundle(directory).predict(SOURCES, rounds=3, lengths=4), expected, strict=True):
@@ -174,7 +174,7 @@ def test_values_of_a_bundle_or_a_call_are_checked(tmp_path: Path, directory: Pat
     assert own.predict(SOURCES) == plain.predict(SOURCES, rounds=3, lengths=4) != plain.predict(SOURCES)
 
 
-def test_the_command_fills(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fills(directory: Path, tmp_path: Path, capsys: Output) -> None:
     expected = Bundle(directory).predict(SOURCES[0], rounds=4, lengths=3)
     assert main([str(directory), SOURCES[0], "--rounds", "4", "--lengths", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

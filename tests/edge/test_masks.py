@@ -15,7 +15,7 @@ from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Example, MaskedTokens, fill_masks
 from distill.edge.text_decoders import refine_masks
-from tests.edge.conftest import TEXTS, Write
+from tests.edge.conftest import TEXTS, Output, Write
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_mask_that_is_cut_off_stays_in_the_text(directory: Path) -> None:
         Bundle(directory).predict(["film " * 20 + "[MASK]"])
 
 
-def test_a_text_that_has_no_input_is_named_by_itself(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_has_no_input_is_named_by_itself(directory: Path, capsys: Output) -> None:
     text = "film " * 20 + "[MASK]"
     assert main([str(directory), "a [MASK]", "", text]) == 2
     assert capsys.readouterr().err.startswith(f"error: got '{text[:40]}")
@@ -106,7 +106,7 @@ def test_a_damaged_decoding_and_another_bundle_are_refused(write: Write) -> None
         Bundle(write(), top_k=3)
 
 
-def test_the_command_fills_masks(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fills_masks(directory: Path, capsys: Output) -> None:
     share = math.exp(10) / (math.exp(10) + Bundle(directory).tokenizer.get_vocab_size() - 1)
     assert main([str(directory), "a lovely [MASK]", "--top-k", "1"]) == 0
     assert capsys.readouterr().out == f"a lovely lovely\tlovely {share:.4f}\ta lovely [MASK]\n"
@@ -121,9 +121,7 @@ def test_the_command_fills_masks(directory: Path, capsys: pytest.CaptureFixture[
         assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
-def test_the_accuracy_is_the_share_of_all_masks(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_accuracy_is_the_share_of_all_masks(directory: Path, tmp_path: Path, capsys: Output) -> None:
     rows = [{"text": "film [MASK]", "label": "film"}, {"text": "a [MASK] film [MASK]", "label": ["lovely", "film"]}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert main([str(directory), "--evaluate", str(tmp_path / "rows.jsonl"), "--json"]) == 0

@@ -5,7 +5,7 @@ import pytest
 from distill.core.errors import UserError
 from distill.edge import bundle_files
 from distill.edge.bundle import Bundle
-from tests.edge.conftest import Write
+from tests.edge.conftest import Patch, Write
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def fresh_cache() -> object:
     ],
 )
 def test_the_target_follows_from_the_processor(
-    monkeypatch: pytest.MonkeyPatch, machine: str, features: set[str], target: str
+    monkeypatch: Patch, machine: str, features: set[str], target: str
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(bundle_files, "_features", lambda: features)
@@ -49,9 +49,7 @@ def test_numpy_names_the_features_where_linux_does_not() -> None:
     assert bundle_files._numpy_features() is not None
 
 
-def test_a_file_for_another_processor_is_refused_with_the_one_to_take(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_for_another_processor_is_refused_with_the_one_to_take(write: Write, monkeypatch: Patch) -> None:
     models = {"fp32": "model.onnx", "int8": "model.onnx", "int8-avx2": "model.onnx"}
     directory = write(models=models, recommended="int8", targets={"int8": "vnni", "int8-avx2": "avx2"})
     monkeypatch.setattr("distill.edge.bundle.this_target", lambda: "avx2")

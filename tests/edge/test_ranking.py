@@ -13,7 +13,7 @@ from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
 from distill.edge.evaluation import score_ranking
 from distill.kinds.vector_scores import score_rankings
-from tests.edge.conftest import Write
+from tests.edge.conftest import Output, Write
 
 QUERY = "film"
 DOCUMENTS = ["dull", "a dull and moving film", "film", "a dull film", "film"]  # The longest one has the highest score.
@@ -64,7 +64,7 @@ def test_what_cannot_be_ranked_is_refused(bundle: Bundle, write: Write) -> None:
         Bundle(write(name="other")).rank(QUERY, DOCUMENTS)
 
 
-def test_lines_and_records_are_ranked(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_records_are_ranked(bundle: Bundle, capsys: Output) -> None:
     assert main([str(bundle.directory), "\t".join([QUERY, *DOCUMENTS[:2]])]) == 0
     first, second = bundle.rank(QUERY, DOCUMENTS[:2])["scores"]
     line = "\t".join([QUERY, *DOCUMENTS[:2]])
@@ -81,9 +81,7 @@ def write_rows(directory: Path, rows: Sequence[dict[str, Any]]) -> str:
     return str(directory / "dev.jsonl")
 
 
-def test_a_file_of_judged_documents_is_scored(
-    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_judged_documents_is_scored(tmp_path: Path, bundle: Bundle, capsys: Output) -> None:
     """The relevant documents are found in the second and the third place; in another row the only one is the first."""
     gains = [0] * 5
     order = bundle.rank(QUERY, DOCUMENTS)["order"]
@@ -121,7 +119,7 @@ def test_metrics_of_a_file_are_those_of_a_run() -> None:
     ],
 )
 def test_rows_that_cannot_be_scored_are_named(
-    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str], change: dict[str, Any], expected: str
+    tmp_path: Path, bundle: Bundle, capsys: Output, change: dict[str, Any], expected: str
 ) -> None:
     row = {"query": QUERY, "documents": ["film", "a film"], "gains": [1, 0]}
     assert main([str(bundle.directory), "--evaluate", write_rows(tmp_path, [row, {**row, **change}])]) == 2

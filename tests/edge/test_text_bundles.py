@@ -21,7 +21,7 @@ from distill.edge.bundle import Bundle
 from distill.edge.bundle_files import encoder_file
 from distill.edge.sampling import GenerationOptions, GenerationSettings
 from distill.export.onnx import export_generator
-from tests.edge.conftest import Write
+from tests.edge.conftest import Output, Patch, Write
 from tests.export.test_generator import VOCABULARY, make_model
 
 START, END, STOP = 1, 2, "</s>"
@@ -241,7 +241,7 @@ def test_a_seed_repeats_the_texts_in_any_batch(causal: Path) -> None:
 
 
 def test_another_bundle_and_a_damaged_one_write_no_text(
-    written: Any, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    written: Any, write: Write, tmp_path: Path, capsys: Output
 ) -> None:
     encoder, message = write(), "is of a classification and writes no text: call predict instead"
     with pytest.raises(UserError, match=message):
@@ -275,9 +275,7 @@ def test_prompts_beyond_the_positions_are_refused_or_cut(causal: Path, written: 
     assert "truncated" not in Bundle(written("t5"), threads=1).generate_all([long], max_new_tokens=2)[0]
 
 
-def test_the_command_writes_a_line_for_each_prompt(
-    causal: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_line_for_each_prompt(causal: Path, capsys: Output, monkeypatch: Patch) -> None:
     prompts, most = list(map(to_text, draw_prompts(3))), ("--max-new-tokens", "5")
     expected = Bundle(causal).generate_all(prompts, max_new_tokens=5)
     lines = [f"{text['text']}\t{prompt}" for text, prompt in zip(expected, prompts, strict=True)]
@@ -302,7 +300,7 @@ def test_the_command_writes_a_line_for_each_prompt(
     ],
 )
 def test_options_of_the_command_that_cannot_be_are_refused(
-    causal: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    causal: Path, capsys: Output, arguments: list[str], message: str
 ) -> None:
     assert main([str(causal), *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -15,6 +15,7 @@ from transformers.generation.logits_process import (
 from distill.core.errors import UserError
 from distill.edge import sampling
 from distill.edge.sampling import Beams, Endings, GenerationOptions, OneToken, adjust, find_likely
+from tests.edge.conftest import Patch
 
 NEVER = Endings(frozenset(), most=1000)
 
@@ -23,7 +24,7 @@ NEVER = Endings(frozenset(), most=1000)
     ("top_k", "top_p"), [(None, None), (5, None), (None, 0.6), (None, 1.0), (7, 0.5), (1, 0.1), (500, 0.999)]
 )
 def test_the_tokens_that_may_be_sampled_are_those_of_transformers(
-    monkeypatch: pytest.MonkeyPatch, top_k: int | None, top_p: float | None
+    monkeypatch: Patch, top_k: int | None, top_p: float | None
 ) -> None:
     monkeypatch.setattr(sampling, "FEW", 3)
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 2

@@ -21,7 +21,7 @@ from distill.edge import Bundle, web
 from distill.edge.__main__ import main
 from distill.edge.bundle_files import data_file
 from tests.conftest import sentences
-from tests.edge.conftest import NODE_MODULES, ROOT, Write, needs_browser, needs_libraries, open_page
+from tests.edge.conftest import NODE_MODULES, ROOT, Output, Patch, Write, needs_browser, needs_libraries, open_page
 
 TEXTS = [
     *(text for text, _ in sentences(40)), "", " ", "\U0001f600 a film \U0001f3ac", "caf\u00e9 na\u00efve \u4f60\u597d",
@@ -111,7 +111,7 @@ def same(value: Any, expected: Any) -> bool:
 
 
 @pytest.fixture
-def directory(write: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(write: Write, monkeypatch: Patch) -> Path:
     """A directory with a bundle and files for the libraries of a page."""
     directory = write().parent
     for file in web.LIBRARIES.values():
@@ -334,9 +334,7 @@ def test_special_tokens_are_told_apart_from_texts(tokenizer: PreTrainedTokenizer
     ],
 )
 @pytest.mark.usefixtures("directory")
-def test_a_page_that_cannot_be_written_is_refused(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_a_page_that_cannot_be_written_is_refused(capsys: Output, arguments: list[str], message: str) -> None:
     assert main(["--web", "bundle", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
@@ -362,7 +360,7 @@ def test_the_command_writes_a_page(capfdbinary: pytest.CaptureFixture[bytes]) ->
 
 @pytest.mark.parametrize("form", [[], ["--single-file"]])
 def test_a_page_that_a_full_disk_cuts_off_is_refused_and_leaves_nothing(
-    form: list[str], directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    form: list[str], directory: Path, monkeypatch: Patch, capsys: Output
 ) -> None:
     before = sorted(directory.iterdir())
 

@@ -9,7 +9,7 @@ from distill.core.errors import UserError
 from distill.export import bundle_benchmark
 from distill.export.bundle_benchmark import MeasuredBundle, list_formats, measure_bundles
 from distill.export.latency import BenchmarkSettings
-from tests.edge.conftest import Write, save_graph
+from tests.edge.conftest import Output, Patch, Write, save_graph
 
 QUICK = BenchmarkSettings(batches=[1, 3], lengths=[4, 8, 64], seconds=0.001)
 
@@ -35,16 +35,14 @@ def test_operations_are_those_of_products_and_recurrent_layers(tmp_path: Path) -
     assert bundle_benchmark.share_of_peak(2_000_000, 0.01, peaks, "onnx-int8-avx2") == pytest.approx(0.05)
 
 
-def test_the_peak_is_measured_in_both_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_is_measured_in_both_formats(monkeypatch: Patch) -> None:
     monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24), (4, 4, 4)))
     assert set(bundle_benchmark.measure_peak(1)) == {"fp32", "int8"}
     monkeypatch.setattr(bundle_benchmark, "_time_product", lambda kind, size, threads: 0.5 if kind == "fp32" else 0.25)
     assert bundle_benchmark.measure_peak(1) == {"fp32": 2 * 8 * 16 * 24 / 0.5, "int8": 2 * 8 * 16 * 24 / 0.25}
 
 
-def test_every_file_is_measured_at_every_size_and_on_texts(
-    write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_file_is_measured_at_every_size_and_on_texts(write: Write, monkeypatch: Patch, capsys: Output) -> None:
     monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
     monkeypatch.setattr("distill.export.latency.PAUSE_SECONDS", 0.0)
     teacher = {"name": "large", "metrics": {"accuracy": 0.9}}
@@ -73,7 +71,7 @@ def test_every_file_is_measured_at_every_size_and_on_texts(
     assert start["peak_bytes"] is None or 20e6 < start["peak_bytes"] < 400e6  # Without torch.
 
 
-def test_bundles_that_cannot_be_measured_together_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundles_that_cannot_be_measured_together_are_refused(write: Write, monkeypatch: Patch) -> None:
     monkeypatch.setattr(bundle_benchmark, "SIZES", ((8, 16, 24),))
     bundles = [MeasuredBundle(toy, write(toy, name=toy), ["fp32"]) for toy in ("classes", "choices")]
     with pytest.raises(UserError, match="classes and choices have inputs of different forms, with choices and without"):

@@ -36,7 +36,7 @@ from distill.kinds import Classification, TokenClassification
 from distill.kinds.classification import OneClass
 from distill.training.module import evaluate
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
-from tests.edge.conftest import write_ranking_bundle, write_toy_bundle
+from tests.edge.conftest import Output, Patch, write_ranking_bundle, write_toy_bundle
 
 
 def inputs(batch: int, length: int, *, padded: bool, vocabulary: int) -> dict[str, np.ndarray]:
@@ -145,7 +145,7 @@ def student(exported: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def patch_logits(monkeypatch: pytest.MonkeyPatch, change: Callable[[Bundle, list[Any]], list[Any]]) -> None:
+def patch_logits(monkeypatch: Patch, change: Callable[[Bundle, list[Any]], list[Any]]) -> None:
     """Changes the logits of all bundles."""
     original = Bundle.item_logits
     monkeypatch.setattr(
@@ -154,7 +154,7 @@ def patch_logits(monkeypatch: pytest.MonkeyPatch, change: Callable[[Bundle, list
 
 
 def test_a_bundle_equals_torch_from_the_text_on(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     original, threads = bundle_files._onnx_session, set()
 
@@ -181,8 +181,8 @@ def test_a_bundle_equals_torch_from_the_text_on(
 
 
 def test_scoring_a_file_shows_its_progress(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch,
+    capsys: Output,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(console, "LINE_EVERY_SECONDS", 0.0)
     write(tmp_path, student, tokenizer, max_drop=1.0)
@@ -192,7 +192,7 @@ def test_scoring_a_file_shows_its_progress(
 
 
 def test_files_with_other_predictions_fail_their_gates_and_none_is_recommended(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The float32 file has every label of torch with another probability, and int8 no label."""
     labels = torch_logits(student, tokenizer, split().texts).argmax(axis=1)  # The model is right, and int8 wrong.
@@ -217,8 +217,8 @@ def write_broken(material: RecipeInput, path: Path, **options: Any) -> None:
 
 
 def test_a_file_with_outputs_that_are_not_finite_is_left_out(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch,
+    capsys: Output,
 ) -> None:  # fmt: skip
     monkeypatch.setitem(RECIPES, "dynamic", replace(RECIPES["dynamic"], write=write_broken))
     monkeypatch.setitem(FORMATS, "fp16", replace(FORMATS["fp16"], write=write_broken))  # type: ignore[arg-type]
@@ -239,9 +239,7 @@ def test_a_file_with_outputs_that_are_not_finite_is_left_out(
 
 
 @pytest.fixture
-def large(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def large(student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch) -> Path:
     """A bundle whose models have their weights in a second file, as those above 1.5 GB have."""
     monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
     monkeypatch.setattr("distill.export.graph.EXTERNAL_DATA_BYTES", 1000)
@@ -272,7 +270,7 @@ def test_a_large_model_has_its_weights_in_a_second_file(large: Path) -> None:
 
 
 def test_a_quantized_model_is_in_one_file_if_it_is_small_enough(
-    exported: dict[str, Any], student: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: dict[str, Any], student: PreTrainedModel, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("distill.export.onnx.EXTERNAL_DATA_BYTES", 1000)
     export_onnx(student, tmp_path / "large.onnx")
@@ -368,7 +366,7 @@ def test_a_bundle_tags_the_words_that_training_has_not_cut(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("side", "truncated"), [("right", [False, False, True]), ("left", [True, False, False])])
 def test_words_that_a_smaller_vocabulary_truncates_count_as_missed(
-    tmp_path: Path, side: str, truncated: list[bool], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, side: str, truncated: list[bool], capsys: Output
 ) -> None:
     """In the vocabulary of the task each letter of `unicorn` is a piece, so that one of its neighbours does not fit."""
     train, dev = ([["a", "zebra"]], [["O", "B-x"]]), ([["unicorn", "a", "zebra"]], [["B-x", "O", "B-x"]])
@@ -419,7 +417,7 @@ def test_probabilities_are_compared_at_the_texts_that_a_smaller_vocabulary_reads
 
 
 def test_a_bundle_with_other_items_than_torch_is_refused(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     patch_logits(monkeypatch, lambda _, logits: [logits[0], np.concatenate([logits[1]] * 2), *logits[2:]])
     with pytest.raises(ValueError, match="the bundle has 2 items in example 2, expected 1 as in torch"):
@@ -427,7 +425,7 @@ def test_a_bundle_with_other_items_than_torch_is_refused(
 
 
 def test_a_file_whose_answers_depend_on_the_batch_recommends_to_run_texts_alone(
-    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     original = Bundle.item_logits
 
@@ -455,9 +453,7 @@ def test_a_file_whose_answers_depend_on_the_batch_recommends_to_run_texts_alone(
     assert "another prediction in 50.0% of cases: the bundle recommends batch_size=1" in words
 
 
-def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_grouped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_difference_in_the_batches_that_bundles_run_is_seen_however_they_are_grouped(monkeypatch: Patch) -> None:
     """Of 600 examples the first 512 are compared. The last of them differs only where all are sorted together."""
     groups: list[tuple[int, int]] = []
 

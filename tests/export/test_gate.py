@@ -21,13 +21,14 @@ from distill.kinds.scoring import Scoring
 from distill.kinds.token_classification import TagScores
 from distill.kinds.vector_scores import PairScores
 from distill.training import statistics
+from tests.edge.conftest import Patch
 
 # The gate of the drop alone.
 DROP_ONLY = ExportSettings(min_agreement=0, max_probability_diff=1, max_ece_rise=1)
 
 
 @pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_resamples(monkeypatch: Patch) -> None:
     """For metrics that are no mean, because each resample computes them anew."""
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 200)
 

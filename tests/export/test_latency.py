@@ -26,7 +26,7 @@ from distill.export.latency import BenchmarkSettings, check_threads, count_threa
 from distill.export.quantization import RecipeInput, write_openvino
 from distill.kinds import Classification, MultipleChoice
 from tests.conftest import toy_bert
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import Output, Patch, write_toy_bundle
 
 ONE = {"batches": [1], "lengths": [1], "threads": 2, "seconds": 0, "vocabulary": 9}
 
@@ -87,7 +87,7 @@ def test_a_run_gives_the_timing_a_tenth_of_its_time_unless_the_seconds_are_given
     ],
 )
 def test_other_work_on_the_cores_is_recorded(
-    times: list[float], others: float, is_disturbed: bool, monkeypatch: pytest.MonkeyPatch
+    times: list[float], others: float, is_disturbed: bool, monkeypatch: Patch
 ) -> None:
     readings = iter([(5.0, 7.0), (15.0, 7.0 + 10 * others)])
     monkeypatch.setattr(latency._OtherWork, "_read", staticmethod(lambda: next(readings)))
@@ -104,7 +104,7 @@ def test_other_work_on_the_cores_is_recorded(
     [({0}, 9.5), ({1}, 46.0), ({0, 1}, 59.5), ({0, 2}, 59.5)],  # Of two listed processors none is the third one.
 )
 def test_processor_time_of_others_is_that_of_the_usable_processors_without_our_own(
-    usable: set[int], others: float, monkeypatch: pytest.MonkeyPatch
+    usable: set[int], others: float, monkeypatch: Patch
 ) -> None:
     """A process that is pinned to one of two processors is not disturbed by work on the other one."""
     first = SimpleNamespace(user=10.0, nice=1.0, system=2.0, idle=99.0, iowait=5.0, steal=0.5, guest=4.0)
@@ -136,8 +136,8 @@ def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> 
 
 @pytest.mark.parametrize("is_noisy", [False, True])
 def test_timings_of_a_busy_machine_come_with_a_notice(
-    is_noisy: bool, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    is_noisy: bool, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch,
+    capsys: Output,
 ) -> None:  # fmt: skip
     rows = [{"p50_ms": 1.0, "disturbed": False}, {"p50_ms": 1.0, "disturbed": is_noisy}]
     monkeypatch.setattr(latency, "measure_latency", lambda *arguments, **options: rows)
@@ -158,7 +158,7 @@ def encode(task: Task, tokenizer: PreTrainedTokenizerBase) -> Examples:
 
 
 def test_each_example_is_read_once_alone_and_in_its_own_length(
-    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch
 ) -> None:
     rows = {"text": TEXTS * 2, "label": [0, 1] * len(TEXTS)}
     dev = encode(Classification(text="text", label="label", train=rows, dev=rows), tokenizer)
@@ -232,7 +232,7 @@ def test_runtimes_with_other_threads_are_refused() -> None:
 @pytest.mark.skipif(find_spec("openvino") is None, reason="needs openvino, of the extra openvino")
 @pytest.mark.alone  # As the tests of OpenVINO's formats.
 def test_openvino_with_fewer_threads_is_refused_before_the_first_timing(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch
 ) -> None:
     """It computes with at most as many threads as there are cores."""
     write_toy_bundle(tmp_path, tokenizer)

@@ -20,7 +20,7 @@ from distill.export.bundle_benchmark import list_formats
 from distill.export.gate import recommended
 from distill.export.quantization import ExportSettings, RecipeInput, check_formats
 from tests.conftest import sentences, toy_bert
-from tests.edge.conftest import write_toy_bundle
+from tests.edge.conftest import Output, Patch, write_toy_bundle
 from tests.export.test_export import write
 from tests.export.test_parity import run_file
 
@@ -84,7 +84,7 @@ def test_files_for_openvino_predict_and_have_no_page(exported: tuple[Path, Any],
 
 @needs_openvino
 def test_a_file_for_openvino_is_near_torch_and_padding_changes_nothing(
-    exported: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+    exported: tuple[Path, Any], monkeypatch: Patch
 ) -> None:
     reference, *files = (session(exported[0] / f"model{name}", 1) for name in (".onnx", *ENDINGS))
     # In float32 all differences are those of padding.
@@ -169,7 +169,7 @@ def test_openvino_and_nncf_are_imported_without_their_telemetry() -> None:
 
 
 @pytest.fixture
-def foreign(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> Path:
+def foreign(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch) -> Path:
     """A bundle with a file for OpenVINO on a machine without openvino."""
     (tmp_path / "model.openvino.xml").write_text("<net/>")
     (tmp_path / "model.openvino.bin").write_bytes(b"weights")
@@ -186,7 +186,7 @@ def foreign(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pyt
     return tmp_path
 
 
-def test_a_machine_without_openvino_runs_the_other_files(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_openvino_runs_the_other_files(foreign: Path, capsys: Output) -> None:
     assert len(Bundle(foreign).predict(["a"])) == 1
     with pytest.raises(UserError) as error:
         Bundle(foreign, model="openvino")
@@ -204,7 +204,7 @@ def test_a_machine_without_openvino_runs_the_other_files(foreign: Path, capsys: 
         Bundle(foreign)
 
 
-def test_formats_are_refused_where_their_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formats_are_refused_where_their_packages_are_missing(monkeypatch: Patch) -> None:
     monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     check_formats(["fp32", "int8", "fp16"])
     with pytest.raises(UserError) as error:

@@ -14,7 +14,7 @@ from distill.core import files
 from distill.edge.bundle_files import session
 from distill.export import graph, quantization
 from distill.export.quantization import Feed, RecipeInput, write_dynamic, write_float16, write_static, write_weight_only
-from tests.edge.conftest import save_graph
+from tests.edge.conftest import Patch, save_graph
 
 WIDTH = 32
 OUTLIER = 3  # The channel whose activations are a hundred times as large as the others.
@@ -74,7 +74,7 @@ def test_rows_of_a_table_have_scales_of_their_own(fp32: Path) -> None:
     assert (np.abs(restored - table) <= largest / 254 + 1e-6).all()
 
 
-def test_a_small_table_and_one_that_other_nodes_read_stay_in_float(fp32: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_table_and_one_that_other_nodes_read_stay_in_float(fp32: Path, monkeypatch: Patch) -> None:
     model = graph.load(fp32)
     model.graph.node.append(helper.make_node("Identity", ["table"], ["copy"]))
     graph.quantize_tables(model)
@@ -179,9 +179,7 @@ def test_the_weights_of_an_lstm_are_quantized(tmp_path: Path) -> None:
     assert 0 < np.abs(expected - actual).max() < 0.1
 
 
-def test_a_quantizer_that_fails_on_a_full_disk_says_so(
-    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantizer_that_fails_on_a_full_disk_says_so(fp32: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """The disk has room again when the files that the quantizer made are removed."""
     usage = shutil.disk_usage(tmp_path)
 

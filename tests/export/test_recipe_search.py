@@ -15,6 +15,7 @@ from distill.export import gate, graph
 from distill.export.quantization import RECIPES, ExportSettings, RecipeInput
 from distill.export.recipe_search import RecipeAttempt, RecipeSearch, closest
 from distill.kinds.classification import OneClass
+from tests.edge.conftest import Patch
 
 EXAMPLES = 1000
 LABEL = np.arange(EXAMPLES) % 2
@@ -34,7 +35,7 @@ def scores_with(errors: int, noise: float = 0.0) -> Scores:
 class Quantizer:
     """Stands in for the recipes: a file holds the name of its recipe, and `errors` says how many answers are wrong."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, errors: Mapping[str, int]) -> None:
+    def __init__(self, monkeypatch: Patch, errors: Mapping[str, int]) -> None:
         self.errors = errors
         self.kept: list[list[str]] = []
         for name, recipe in RECIPES.items():
@@ -65,7 +66,7 @@ Search = Callable[..., Found]
 
 
 @pytest.fixture
-def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Search:
+def search(monkeypatch: Patch, tmp_path: Path) -> Search:
     """A function that searches with these errors of each recipe."""
 
     def run(errors: Mapping[str, int], *, target: str = "avx2", **settings: Any) -> Found:
@@ -217,9 +218,7 @@ def test_the_search_stays_within_its_evaluations(search: Search, evaluations: in
     assert len(quantizer.kept) == measured + tried
 
 
-def test_a_target_that_this_machine_cannot_check_is_exported_unchecked(
-    search: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_that_this_machine_cannot_check_is_exported_unchecked(search: Search, monkeypatch: Patch) -> None:
     monkeypatch.setattr(gate, "this_target", lambda: "avx2")
     [attempt], _ = search({"dynamic": 500}, target="vnni")
     assert (attempt["recipe"], attempt["gate"], attempt["chosen"]) == ("smoothed", "unchecked", True)

@@ -14,17 +14,18 @@ from distill.core.errors import UserError
 from distill.export import rehearsal
 from distill.export.onnx import export_model
 from tests.conftest import toy_bert
+from tests.edge.conftest import Output, Patch
 
 
 @pytest.fixture
-def stranger(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
+def stranger(tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch) -> PreTrainedModel:
     """A model of a family that no test exports."""
     monkeypatch.setattr(rehearsal, "KNOWN", frozenset({"distilbert"}))
     return toy_bert(len(tokenizer), layers=1).train()
 
 
 def test_a_family_that_is_not_known_and_whose_file_equals_it_is_trained(
-    stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
+    stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, capsys: Output
 ) -> None:
     rehearsal.rehearse_export(from_teacher(stranger, layers=[0]), tokenizer, name="known", max_length=40)
     assert capsys.readouterr().out == ""
@@ -36,7 +37,7 @@ def test_a_family_that_is_not_known_and_whose_file_equals_it_is_trained(
 
 
 def test_a_family_that_cannot_be_exported_is_refused_with_the_first_reason(
-    stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         try:
@@ -55,7 +56,7 @@ def test_a_family_that_cannot_be_exported_is_refused_with_the_first_reason(
 
 
 def test_a_family_whose_file_differs_is_refused(
-    stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    stranger: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, monkeypatch: Patch
 ) -> None:
     other = toy_bert(len(tokenizer), layers=1, seed=1)
 

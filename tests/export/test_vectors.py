@@ -11,7 +11,7 @@ from distill.edge.bundle_files import read_manifest
 from distill.export.gate import judge_vectors, measure_vectors
 from distill.kinds.vector_scores import PairScores, RankingScores
 from distill.training import statistics
-from tests.edge.conftest import Write
+from tests.edge.conftest import Patch, Write
 
 
 def pairs(*, width: int = 8, number: int = 200) -> Scores:
@@ -24,7 +24,7 @@ def pairs(*, width: int = 8, number: int = 200) -> Scores:
     return Scores({"logits": vectors}, np.repeat(labels, 2), np.repeat(np.arange(number), 2))
 
 
-def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off(monkeypatch: Patch) -> None:
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
     scoring, scores = PairScores(("spearman", "pearson")), pairs()
     settings = d.ExportSettings(dimensions=[1, 4, 8], max_vector_drop=0.1)
