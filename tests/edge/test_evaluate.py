@@ -100,15 +100,19 @@ def test_vectors_are_compared_by_their_cosines() -> None:
     rows = reader_of("VectorRows", Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"))
     assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], "2.5")
     assert convert(rows, ["2.5", 1, "1e0"]) == [2.5, 1.0, 1.0]
-    angles = np.array([0.1, 0.5, 1.2])
-    predictions = [{"vector": [[2.0, 0.0], [np.cos(angle), np.sin(angle)]]} for angle in angles]
-    numbers = [3.0, 1.0, 2.0]
-    assert rows.score(predictions, numbers) == pytest.approx(
-        {
-            "pearson": pearsonr(np.cos(angles), numbers).statistic,
-            "spearman": spearmanr(np.cos(angles), numbers).statistic,
-        }
-    )
+    cosines, numbers = np.array([0.9, 0.6, 0.1, 0.0]), [3.0, 1.0, 2.0, 0.0]
+    vectors = [[cosine, (1 - cosine**2) ** 0.5] for cosine in cosines[:3]] + [[0.0, 0.0]]  # Of length 0.
+    predictions = [{"vector": [[2.0, 0.0], vector]} for vector in vectors]
+    expected = {"pearson": pearsonr(cosines, numbers).statistic, "spearman": spearmanr(cosines, numbers).statistic}
+    assert rows.score(predictions, numbers) == pytest.approx(expected)
+    languages: Any = Stub([], metrics={Stub.model: {"accuracy": 0.5}})
+    row = {"one": "a", "two": "b", "lang": "de"}
+    for label, language in (("lang", "de"), (None, "")):
+        reader = reader_of("VectorRows", languages, evaluation.Columns(["one", "two"], label), [row])
+        assert reader.read(row) == (["a", "b"], language)
+    reader = reader_of("VectorRows", languages, evaluation.Columns(["one", "two"], "lagn"), [row])
+    with pytest.raises(UserError, match="there is no column lagn, the columns are one, two, lang: give"):
+        reader.read(row)
 
 
 def test_words_may_be_scored_as_plain_text() -> None:
@@ -278,17 +282,6 @@ def test_answers_are_read_as_those_of_the_run_that_made_the_bundle() -> None:
         assert [reader.read(row)[1] for row in rows] == expected
 
 
-def test_a_language_is_read_from_the_column_that_is_named() -> None:
-    bundle: Any = Stub([], metrics={Stub.model: {"accuracy": 0.5}})
-    row = {"one": "a", "two": "b", "lang": "de"}
-    for label, expected in (("lang", "de"), (None, "")):
-        rows = evaluation.VectorRows(bundle, evaluation.Columns(["one", "two"], label), [row])
-        assert rows.read(row) == (["a", "b"], expected)
-    rows = evaluation.VectorRows(bundle, evaluation.Columns(["one", "two"], "lagn"), [row])
-    with pytest.raises(UserError, match="there is no column lagn, the columns are one, two, lang: give"):
-        rows.read(row)
-
-
 STARS = ["1", "2", "3", "4", "5"]
 
 
@@ -336,12 +329,6 @@ def test_each_label_may_have_a_column() -> None:
     assert label_rows(["rude", "threat"], {**row, "label": "rude"}, label="label", texts=["text"]).each is None
     with pytest.raises(UserError, match="got the label columns rude, insult, expected rude, threat"):
         label_rows(["rude", "threat"], row, labels=["rude", "insult"])
-
-
-def test_a_vector_of_length_0_has_a_cosine_of_0() -> None:
-    rows = reader_of("VectorRows", Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"))
-    predictions = [{"vector": [[0.0, 0.0], [1.0, 0.0]]}, {"vector": [[1.0, 0.0], [1.0, 0.0]]}]
-    assert rows.score(predictions, [0.0, 1.0]) == pytest.approx({"pearson": 1.0, "spearman": 1.0})
 
 
 def test_a_row_that_cannot_be_read_is_named_by_its_line(write: Write, tmp_path: Path, monkeypatch: Patch) -> None:
