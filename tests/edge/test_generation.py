@@ -191,6 +191,8 @@ def test_pieces_are_read_as_they_come_and_a_possible_stop_is_held(letters: Token
 
 def test_a_prompt_of_more_tokens_than_positions_is_refused_or_cut(letters: Tokenizer) -> None:
     generator = make_generator(letters, positions=10)
+    with pytest.raises(UserError, match="got 3, expected a text"):
+        generator.start([3], GenerationOptions())  # type: ignore[list-item]
     message = r"got 'hello to you' of 12 tokens, and the model has 10 positions: shorten it, or give truncate=left"
     with pytest.raises(UserError, match=message):
         generator.start(["a", "hello to you"], GenerationOptions())
