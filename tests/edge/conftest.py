@@ -100,19 +100,31 @@ def write_choice_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
             logits = ReduceSum<keepdims = 0>(mask, axis)
             unused = Identity(input_ids)
         }}"""
-    values = {"kind": "multiple_choice", "decoder": "choices", "labels": [], "pair": True, "max_length": 24}
+    values: dict[str, Any] = {
+        "kind": "multiple_choice",
+        "decoder": "choices",
+        "labels": [],
+        "pair": True,
+        "max_length": 24,
+    }
     write_toy_bundle(directory, tokenizer, graph=graph, **values | changes)
 
 
 def write_ranking_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle in which the score of a document is its number of tokens, with those of its query."""
-    values = {"kind": "reranking", "decoder": "ranking", "labels": ["score"], "pair": True, "max_length": 24}
+    values: dict[str, Any] = {
+        "kind": "reranking",
+        "decoder": "ranking",
+        "labels": ["score"],
+        "pair": True,
+        "max_length": 24,
+    }
     write_toy_bundle(directory, tokenizer, **values | changes)
 
 
 def write_tag_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **changes: Any) -> None:
     """Writes a bundle that tags a token by its id modulo the number of labels, with a logit of 4."""
-    values = {
+    values: dict[str, Any] = {
         "kind": "token_classification", "decoder": "tags", "labels": ["O", "B-film", "I-film", "B-cast"],
         "max_length": 24, "decoding": {"splitter": {"name": "punctuation"}},
     } | changes  # fmt: skip
@@ -135,7 +147,7 @@ def write_vector_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **c
             logits = Concat<axis = 1>(count, one)
             unused = Identity(input_ids)
         }}"""
-    values = {"kind": "embedding", "decoder": "vectors", "labels": [], "max_length": 24}
+    values: dict[str, Any] = {"kind": "embedding", "decoder": "vectors", "labels": [], "max_length": 24}
     write_toy_bundle(directory, tokenizer, graph=graph, **values | changes)
 
 
@@ -150,7 +162,7 @@ def write_mask_bundle(directory: Path, tokenizer: PreTrainedTokenizerBase, **cha
             logits = OneHot(best, size, values)
             unused = Identity(attention_mask)
         }}"""
-    values = {
+    values: dict[str, Any] = {
         "kind": "masked_lm", "decoder": "masks", "labels": [], "max_length": 16,
         "decoding": {"mask_token": "[MASK]", "top_k": 2},
     }  # fmt: skip

@@ -379,6 +379,7 @@ def test_a_long_field_is_read_and_damaged_metrics_are_refused(write: Write, tmp_
     file = tmp_path / "dev.csv"
     file.write_text(f"text,note,label\nfilm,{'x' * 140_000},long\n")
     assert evaluate(write(), file, "--text-column", "text") == 0
+    metrics: Any
     for metrics in ([], {"fp32": []}):
         assert evaluate(write(metrics=metrics), file) == 2
         assert "metrics is" in capsys.readouterr().err

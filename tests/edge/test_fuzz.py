@@ -80,7 +80,7 @@ def changes(draw: st.DrawFn, content: bytes) -> bytes:
     damaged = json.loads(content)
     for _ in range(draw(st.integers(1, 2))):
         *parents, last = draw(st.sampled_from(list_paths(damaged)[1:] or [("format",)]))
-        part = damaged
+        part: Any = damaged
         for key in parents:
             part = part[key]
         value = part.pop(last) if isinstance(part, list) else part.pop(last, None)

@@ -156,10 +156,10 @@ def test_a_long_source_is_cut_or_refused(directory: Path) -> None:
 def test_values_of_a_bundle_or_a_call_are_checked(tmp_path: Path, directory: Path, write: Write) -> None:
     for name, value in (("rounds", 0), ("rounds", True), ("lengths", 1.5)):
         with pytest.raises(UserError, match=f"got {name}={value}, expected a whole number of at least 1"):
-            Bundle(directory).predict(SOURCES, **{name: value})  # type: ignore[arg-type]
+            Bundle(directory).predict(SOURCES, **{name: value})  # type: ignore[call-overload]
     for name, message in (("lengths", "predicts no lengths"), ("rounds", "fills no masks: use 1")):
         with pytest.raises(UserError, match=f"got {name}=2, and .* is of a classification, which {message}"):
-            Bundle(write()).predict(["a film"], **{name: 2})  # type: ignore[arg-type]
+            Bundle(write()).predict(["a film"], **{name: 2})  # type: ignore[call-overload]
     for decoding, expected in (
         ({"before": 1}, "decoding has before 1, expected a list of tokens"),
         ({"mask": None}, "decoding has mask None, expected a whole number"),

@@ -138,8 +138,14 @@ def test_greedy_tokens_of_100_prompts_are_those_of_transformers(kind: str, writt
 BEAMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "four": ({"beams": 4}, {}, {}),
     "long": ({"beams": 3}, {"length_penalty": 2.0}, {"length_penalty": 2.0}),
-    "early": ({"beams": 3}, *[{"early_stopping": True, "length_penalty": -1.0}] * 2),
-    "never": ({"beams": 2}, *[{"early_stopping": "never", "length_penalty": 0.5}] * 2),
+    "early": (
+        {"beams": 3}, {"early_stopping": True, "length_penalty": -1.0},
+        {"early_stopping": True, "length_penalty": -1.0},
+    ),
+    "never": (
+        {"beams": 2}, {"early_stopping": "never", "length_penalty": 0.5},
+        {"early_stopping": "never", "length_penalty": 0.5},
+    ),
     "forced": (
         {"beams": 4}, {"forced_bos": 9, "forced_eos": END}, {"forced_bos_token_id": 9, "forced_eos_token_id": END}
     ),

@@ -40,6 +40,7 @@ def test_the_tokens_that_may_be_sampled_are_those_of_transformers(
 
 def test_sampled_tokens_have_the_probabilities_of_the_model() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], dtype=np.float32))
+    options: dict[str, Any]
     for options, expected in (
         ({"temperature": 1.0}, [0.5, 0.3, 0.15, 0.05]), ({"temperature": 0.5, "top_k": 2}, [25 / 34, 9 / 34, 0, 0]),
     ):  # fmt: skip

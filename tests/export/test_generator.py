@@ -61,7 +61,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_logits_of_all_tokens_but_the_last_ones_may_be_left_out(exported: Any) -> None:
-    loaded, ids = session(exported("gpt2"), 1), np.random.default_rng(9).integers(3, VOCABULARY, (2, 9))
+    loaded: Any = session(exported("gpt2"), 1)
+    ids = np.random.default_rng(9).integers(3, VOCABULARY, (2, 9))
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": np.arange(9)[None].repeat(2, 0)}
     for value in loaded.get_inputs():
         if value.name.startswith("past"):  # Caches without any token.

@@ -28,7 +28,7 @@ from distill.kinds import Classification, MultipleChoice
 from tests.conftest import toy_bert
 from tests.edge.conftest import Output, Patch, write_toy_bundle
 
-ONE = {"batches": [1], "lengths": [1], "threads": 2, "seconds": 0, "vocabulary": 9}
+ONE: dict[str, Any] = {"batches": [1], "lengths": [1], "threads": 2, "seconds": 0, "vocabulary": 9}
 
 
 def candidate(name: str, seconds: float, seen: list[Any], inputs: tuple[str, ...]) -> latency.Candidate:

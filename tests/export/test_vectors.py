@@ -83,6 +83,7 @@ def test_a_bundle_names_the_dimensions_that_passed(write: Write) -> None:
         )
     ]  # fmt: skip
     assert d.Bundle(write("vectors", vectors={content["recommended"]: forms})).dimensions == [2]
+    wrong: object
     for wrong in ([], {"fp32": [{"dimensions": "2"}]}, {"fp32": [{"dimensions": 2, "precision": "int8"}]}):
         with pytest.raises(UserError, match="vectors is .*, expected the smaller forms of each model's vec"):
             d.Bundle(write("vectors", vectors=wrong))
