@@ -58,25 +58,23 @@ OTHERS = (
 )  # fmt: skip
 
 
-# The mechanisms that no cheaper test runs with the defaults. The others, seconds each, are slow tests.
-QUICK = {
-    "+student=distilbert student.layers=[0]", "+student=distilbert student.init=search",
-    "+student=distilbert student.heads=2", "+student=distilbert student.prune=iterative", "objective=minilmv2",
-    "objective=tinybert", "teacher.cache.enabled=false", "teacher.cache.hidden=true",
-    "augment=mlm augment.model=ENCODER", "export.abstain=0.1", "export.calibration=16", "export.recipes=[mixed]",
-    "export.vocabulary_texts=[TEXTS] export.vocabulary=task", "export=rows", "budget.ms=500",
-    "budget.widths=true budget.mb=1", "benchmark.dev_pass=true",
-}  # fmt: skip
+# Mechanisms that no cheaper test runs with the defaults, several in a command. Alone they are slow tests.
+TOGETHER = (
+    "+student=distilbert student.init=search teacher.cache.hidden=true objective=minilm benchmark.dev_pass=true "
+    "export.recipes=[mixed] export.vocabulary_texts=[TEXTS] export.vocabulary=task",
+    "+student=cnn budget.ms=500 export.abstain=0.1 export.calibration=16 augment=mlm augment.model=ENCODER export=rows",
+)
 
 
 def _list_commands() -> Iterator[Any]:
+    yield from (pytest.param(command, id=f"together {number}") for number, command in enumerate(TOGETHER))
     students = [
         f"+student={student} {' '.join(f'student.{option}' for option in command.split())}"
         for student, commands in STUDENTS.items()
         for command in commands
     ]
     for command in (*students, *OTHERS):
-        yield pytest.param(command, marks=[] if command in QUICK else [pytest.mark.slow], id=command)
+        yield pytest.param(command, marks=pytest.mark.slow, id=command)
 
 
 @pytest.fixture(scope="module")

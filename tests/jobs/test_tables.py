@@ -1,11 +1,6 @@
 """Tests of experiments: tables of rows, tasks and seeds, with a job that writes a record in place of a training."""
 
 import csv
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +15,8 @@ from distill.core.errors import UserError
 from distill.jobs import execution as jobs
 from distill.jobs.command_line import Job
 from distill.jobs.sweepers import TableSweeper
+from distill.records.experiment import read_experiment
 from distill.records.run import Run
-from tests.jobs import sweeps
 from tests.jobs.conftest import Command
 from tests.records.test_report import record
 
@@ -111,7 +106,7 @@ def read_csv(root: Path, name: str) -> list[dict[str, str]]:
 
 
 def test_a_table_has_our_numbers_beside_the_papers(
-    stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
+    stand_in: StandIn, make: Callable[..., tuple[int, str, str]], command: Command, tmp_path: Path
 ) -> None:
     code, output, error = make()
     assert (code, error) == (0, "")
@@ -136,61 +131,42 @@ def test_a_table_has_our_numbers_beside_the_papers(
     assert [row["column"] for row in differences] == ["sst2", "sst2", "mrpc", "mrpc", "mean", "mean"]
     for file in ("toy.svg", "toy.pdf", "toy-values.tex", "toy-differences.tex"):
         assert (tmp_path / "table" / "report-paper" / file).is_file()
+    # A report of the directory has the table again.
+    page = (tmp_path / "table" / "report.md").read_text()
+    (tmp_path / "table" / "report.md").unlink()
+    code, output, _ = command("job=report", "runs=table")
+    assert code == 0
+    assert "A toy" in output
+    assert (tmp_path / "table" / "report.md").read_text() == page
+    (tmp_path / "table" / "table.json").write_text("{}")
+    code, _, error = command("job=report", "runs=table")
+    assert (code, len(error.strip().splitlines())) == (2, 1)
+    assert "table.json is damaged ('cells'): run the experiment again" in error
+
+
+SMALL: dict[str, Any] = {
+    "rows": {name: EXPERIMENT["rows"][name] for name in ("full", "none")}, "tasks": {"sst2": ["task=sst2"]},
+    "published": [], "seeds": 1,
+}  # fmt: skip
 
 
 def test_a_table_that_was_interrupted_is_the_same_when_it_is_begun_again(
     stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     numbers = []
-    for after in (None, 5):
+    for after in (None, 1):
         stand_in.runs.clear()
         stand_in.interrupt_after = after
         options = (f"output_dir=runs{after}",)
         if after is not None:
             with pytest.raises(SystemExit) as ended:
-                make(*options)
+                make(*options, **SMALL)
             assert ended.value.code == 130
-        code, _, error = make(*options)
-        assert (code, error.strip(), len(stand_in.runs)) == (0, "", 14)
+        code, _, error = make(*options, **SMALL)
+        assert (code, error.strip(), len(stand_in.runs)) == (0, "", 3)
         numbers.append([(tmp_path / "table" / "report-paper" / f"toy-{name}.csv").read_text() for name in
                         ("values", "differences")])  # fmt: skip
     assert all(each == numbers[0] for each in numbers)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="the process is killed by SIGKILL")
-def test_a_table_that_was_killed_is_the_same_when_it_is_begun_again(
-    make: Callable[..., tuple[int, str, str]], data_dir: Path, encoder_dir: Path, tmp_path: Path
-) -> None:
-    steps = [
-        "job=finetune", "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=sst2", f"task.data_dir={data_dir}",
-        "task.max_length=32", "teacher.accept_weak=true", "teacher.finetune.learning_rate=3e-3",
-        "teacher.finetune.batch_size=16", "teacher.finetune.evaluations=1", "teacher.finetune.patience=null",
-        "teacher.finetune.checkpoint_steps=3", "teacher.finetune.seed={seed}",
-    ]  # fmt: skip
-    changes = {
-        "steps": {"run": steps}, "tasks": {"sst2": []}, "published": [], "seeds": 1,
-        "rows": {"long": ["teacher.finetune.max_epochs=12"], "short": ["teacher.finetune.max_epochs=2"]},
-    }  # fmt: skip
-    tables = {}
-    for name in ("whole", "killed"):
-        options = (f"output_dir={name}", f"cache_dir={name}-cache")
-        if name == "killed":
-            arguments = ["-m", "--config-dir", str(tmp_path / "conf"), "+experiment=toy", *options]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "distill", *arguments], cwd=tmp_path, start_new_session=True, text=True,
-                env={**os.environ, "PYTHONPATH": str(sweeps.ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-            directory = sweeps.wait_for_checkpoint(tmp_path / name, process)
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            assert json.loads((directory / "run.json").read_text())["status"] == "running"
-        code, output, error = make(*options, **changes)
-        assert (code, error) == (0, "")
-        assert ("Resuming" in output) == (name == "killed")
-        assert len(sweeps.find_files(tmp_path / name, "run.json")) == 2
-        tables[name] = [read_csv(tmp_path, f"toy-{part}") for part in ("values", "differences")]
-    assert [row["values"] for row in tables["whole"][0]]
-    assert tables["killed"] == tables["whole"]
 
 
 def test_the_runs_of_all_batches_are_numbered_on() -> None:
@@ -210,14 +186,14 @@ def test_the_runs_of_all_batches_are_numbered_on() -> None:
 def test_rows_of_another_table_are_not_run_again(
     stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    make()
+    make(**SMALL)
     stand_in.runs.clear()
-    rows = {"again": EXPERIMENT["rows"]["half"], "other": {"finetune": ["+teacher=new", "teacher.layers=3"]}}
-    code, _, error = make(name="second", rows=rows, published=[], tasks={"sst2": ["task=sst2"]})
+    rows = {"again": EXPERIMENT["rows"]["full"], "other": {"finetune": ["+teacher=new", "teacher.layers=3"]}}
+    code, _, error = make(**SMALL | {"name": "second", "rows": rows})
     assert (code, error) == (0, "")
-    assert [config.teacher.layers for config in stand_in.runs] == [3, 3]
+    assert [config.teacher.layers for config in stand_in.runs] == [3]
     assert {row["row"]: row["values"] for row in read_csv(tmp_path, "second-values")} == {
-        "again": "0.8 0.81", "other": "0.6 0.61"
+        "again": "0.9", "other": "0.6"
     }  # fmt: skip
 
 
@@ -242,16 +218,6 @@ def test_a_cell_without_data_or_with_a_failed_run_says_so_and_the_others_are_run
     assert "The mean is over sst2, mrpc, without cola, qqp." in output
 
 
-@pytest.mark.slow
-def test_rows_without_a_cell_for_one_reason_are_named_together(
-    stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    stand_in.fails = lambda config: config.task.name == "mrpc" and config.teacher.name == "pretrained"
-    assert make(seeds=1)[0] == 2
-    report = (tmp_path / "table" / "report.md").read_text()
-    assert "- mrpc is missing from full, half: the data of mrpc cannot be read." in report.splitlines()
-
-
 def test_what_is_cut_is_said_and_left_out(
     stand_in: StandIn, make: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -269,10 +235,6 @@ def test_what_is_cut_is_said_and_left_out(
     assert said in " ".join(output.split())
     assert said in (tmp_path / "table" / "report.md").read_text()
     code, output, error = make("experiment.cut=null", "dry_run=true", cut=cut)
-    assert "Cut here" not in output
-    stand_in.runs.clear()
-    code, output, error = make("experiment.cut=null", cut=cut)
-    assert (code, error, len(stand_in.runs)) == (0, "", 13)  # The model that is pre-trained for `full` is known.
     assert "Cut here" not in output
 
 
@@ -315,25 +277,31 @@ PUBLISHED = EXPERIMENT["published"][0]
         ({"rows": {}, "published": []}, "experiment toy has no rows: add experiment.rows"),
         ({"seeds": 0}, "got experiment.seeds=0, expected a whole number of at least 1"),
         ({"titel": "x"}, "got experiment.titel=x, expected one of the options name, title"),
-        ({"data": "???"}, "experiment toy has no data: add experiment.data=DIR"),
         (
             {"steps": {"pretrain": [], "finetune": []}},
             "experiment toy has 2 seeds, and no option of its steps and rows has {seed}",
         ),
-        ({"tasks": {"sst2": ["task=sst3"]}, "published": []}, "there is no task sst3 (did you mean sst2?)"),
-        (
-            {"tasks": {"sst2": ["task.max_lenth=3"]}, "published": []},
-            "there is no option task.max_lenth (did you mean task.max_length?)",
-        ),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:40],
 )  # fmt: skip
-def test_an_experiment_that_cannot_be_is_refused_in_one_line_before_any_run(
-    stand_in: StandIn, make: Callable[..., tuple[int, str, str]], changes: dict[str, Any], expected: str
+def test_an_experiment_that_cannot_be_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError) as raised:
+        read_experiment(EXPERIMENT | changes)
+    assert expected in str(raised.value)
+
+
+def test_a_table_that_cannot_be_is_refused_in_one_line_before_any_run(
+    stand_in: StandIn, make: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, _, error = make(**changes)
-    assert (code, len(error.strip().splitlines())) == (2, 1), error
-    assert expected in error
+    for changes, expected in (
+        ({"data": "???"}, "experiment toy has no data: add experiment.data=DIR"),
+        ({"tasks": {"sst2": ["task=sst3"]}, "published": []}, "there is no task sst3 (did you mean sst2?)"),
+        ({"tasks": {"sst2": ["task.max_lenth=3"]}, "published": []}, "there is no option task.max_lenth (did you mean"),
+        ({"reference": "best"}, "experiment toy has as its reference a row best that is not there"),
+    ):
+        code, _, error = make(**changes)
+        assert (code, len(error.strip().splitlines())) == (2, 1), error
+        assert expected in error
     assert not stand_in.runs
 
 
@@ -386,19 +354,3 @@ def test_options_of_the_command_that_have_no_place_in_a_table_are_refused(
     assert not stand_in.runs
     assert make("seed=7", tasks={"sst2": ["task=sst2"]}, published=[])[0] == 0
     assert {config.seed for config in stand_in.runs if config.job.name == "finetune"} == {7}
-
-
-def test_a_report_of_the_directory_has_the_table_again(
-    stand_in: StandIn, make: Callable[..., tuple[int, str, str]], command: Command, tmp_path: Path
-) -> None:
-    make()
-    page = (tmp_path / "table" / "report.md").read_text()
-    (tmp_path / "table" / "report.md").unlink()
-    code, output, _ = command("job=report", "runs=table")
-    assert code == 0
-    assert "A toy" in output
-    assert (tmp_path / "table" / "report.md").read_text() == page
-    (tmp_path / "table" / "table.json").write_text("{}")
-    code, _, error = command("job=report", "runs=table")
-    assert (code, len(error.strip().splitlines())) == (2, 1)
-    assert "table.json is damaged ('cells'): run the experiment again" in error
