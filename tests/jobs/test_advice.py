@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from distill.__main__ import register_resolvers
 from tests.documents import ROOT
-from tests.jobs.test_config import CONF
-from tests.jobs.test_documented_commands import compose_choices, compose_run
+from tests.jobs.test_config import CONF, compose_choices, compose_run
 
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
 ADVICE = re.compile(rf"(?<![\w./])\+?((?:{'|'.join([*GROUPS, 'budget', 'record', 'inspect'])})(?:\.[\w.]+)?)=([\w./]*)")
@@ -50,10 +48,8 @@ OPTIONS = [name for name in ADVISED if "." in name]
 
 
 @pytest.fixture(autouse=True)
-def hydra() -> Iterator[None]:
+def resolvers() -> None:
     register_resolvers()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield
 
 
 def test_every_choice_that_a_message_advises_is_there() -> None:
@@ -63,28 +59,28 @@ def test_every_choice_that_a_message_advises_is_there() -> None:
     assert len(OPTIONS) > 100
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_that_a_message_advises_composes(option: str) -> None:
-    group = option.partition(".")[0]
-    places = [NEEDED[group]] if group in NEEDED else [_choose(group, name) for name in NAMES[group]]
-    having = [place for place in places if _has(place, option)]
-    assert having, f"no YAML of {group} has {option}"
-    if group == "teacher" and any(_is_pretrained(place) for place in having):
-        having = [place for place in places if _is_pretrained(place)]  # A message may appear with any of them.
-    value = next((value for value in ADVISED[option] if value not in PLACEHOLDERS), "1")
-    for place in having if group == "teacher" else having[:1]:
-        compose_run([*place, f"{option}={value}"])
+def test_every_option_that_a_message_advises_composes() -> None:
+    for option in OPTIONS:
+        group = option.partition(".")[0]
+        places = [NEEDED[group]] if group in NEEDED else [_choose(group, name) for name in NAMES[group]]
+        having = [place for place in places if _has(place, option)]
+        assert having, f"no YAML of {group} has {option}"
+        if group == "teacher" and any(_is_pretrained(place) for place in having):
+            # A message may appear with any of them.
+            assert [place for place in places if _is_pretrained(place) and not _has(place, option)] == []
+        value = next((value for value in ADVISED[option] if value not in PLACEHOLDERS), "1")
+        compose_run([*having[0], f"{option}={value}"])
 
 
 def _has(place: tuple[str, ...], option: str) -> bool:
     """Returns whether a configuration has an option, perhaps without a value."""
     parent, _, name = option.rpartition(".")
-    node = OmegaConf.select(compose_choices(place), parent)
+    node = OmegaConf.select(compose_choices(*place), parent)
     return OmegaConf.is_dict(node) and name in node.keys()  # noqa: SIM118  A value that is missing counts too.
 
 
 def _is_pretrained(place: tuple[str, ...]) -> bool:
-    return str(compose_choices(place).teacher._target_).endswith(".Pretrained")
+    return str(compose_choices(*place).teacher._target_).endswith(".Pretrained")
 
 
 def _choose(group: str, name: str) -> tuple[str, ...]:

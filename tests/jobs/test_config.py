@@ -1,10 +1,16 @@
 """Tests that every YAML composes and instantiates."""
 
+import functools
+import pickle
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from distill.__main__ import config_directory, expand_tasks
@@ -28,6 +34,23 @@ def compose_config(*overrides: str) -> DictConfig:
         return compose("config", [expanded for override in overrides for expanded in expand_tasks(override)])
 
 
+@functools.cache
+def compose_choices(*choices: str) -> DictConfig:
+    """Returns the configuration of these choices, which all tests of a process share and do not change."""
+    return compose_config(*choices)
+
+
+def compose_run(overrides: Sequence[str]) -> DictConfig:
+    """Returns the configuration of a run; runs that choose the same YAML files compose them once."""
+    groups = "|".join(path.name for path in CONF.iterdir() if path.is_dir())
+    choices = [option for option in overrides if re.match(rf"[+~]?(hydra\W|({groups})(@[\w.]+)?=)", option)]
+    search = [f"hydra.searchpath=['file://{Path.cwd()}']"] if "=my_" in " ".join(choices) else []
+    values = [option for option in overrides if option not in choices]
+    config: DictConfig = pickle.loads(pickle.dumps(compose_choices(*choices, *search)))
+    ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
+    return config
+
+
 @pytest.mark.parametrize("student", ["cnn", "static"])
 def test_a_student_without_layers_selects_an_objective_on_logits(student: str) -> None:
     for given, name in (((), "hinton"), (("objective=logit_mse",), "logit_mse"), (("+experiment=recipes",), "hinton")):
@@ -36,37 +59,44 @@ def test_a_student_without_layers_selects_an_objective_on_logits(student: str) -
     assert labels.objective.name == "supervised"
 
 
-@pytest.mark.parametrize("file", FILES, ids=str)
-def test_every_yaml_opens_with_its_command_and_composes(file: Path) -> None:
-    lines = (CONF / file).read_text(encoding="utf-8").splitlines()
-    first = lines[1] if lines[0] == "# @package _global_" else lines[0]
-    assert first.startswith("# python -m distill ")
-    assert compose_file(file)
+def test_every_yaml_opens_with_its_command_and_composes() -> None:
+    wrong = []
+    for file in FILES:
+        lines = (CONF / file).read_text(encoding="utf-8").splitlines()
+        first = lines[1] if lines[0] == "# @package _global_" else lines[0]
+        if not (first.startswith("# python -m distill ") and compose_file(file)):
+            wrong.append(file)
+    assert wrong == []
 
 
-@pytest.mark.parametrize("file", sorted(CONF.glob("hydra/*/*.yaml")), ids=lambda path: str(path.stem))
-def test_every_plugin_of_hydra_opens_with_its_command_and_composes(file: Path) -> None:
-    assert file.read_text(encoding="utf-8").startswith("# python -m distill -m ")
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [f"hydra/{file.parent.name}={file.stem}"], return_hydra_config=True).hydra
-    assert config[file.parent.name] == OmegaConf.load(file)
+def test_every_plugin_of_hydra_opens_with_its_command_and_composes() -> None:
+    for file in CONF.glob("hydra/*/*.yaml"):
+        assert file.read_text(encoding="utf-8").startswith("# python -m distill -m ")
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [f"hydra/{file.parent.name}={file.stem}"], return_hydra_config=True).hydra
+        assert config[file.parent.name] == OmegaConf.load(file)
 
 
 def compose_file(file: Path) -> DictConfig:
     """Returns the configuration that a YAML contributes."""
     group, name = file.parts[0], file.stem
     if group == "features":
-        return compose_config("+teacher=embedded", f"features@teacher={name}").teacher.bilstm
+        return compose_choices("+teacher=embedded", f"features@teacher={name}").teacher.bilstm
     if group == "cache":
-        return compose_config("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
+        return compose_choices("+teacher=embedded", f"cache@teacher.cache={name}").teacher.cache
     if group in ("experiment", "ablation", "variant"):  # They change any group, so a teacher and a student are needed.
-        return compose_config(f"+{group}={name}", "+teacher=embedded", "+student=distilbert")
+        return compose_choices(f"+{group}={name}", "+teacher=embedded", "+student=distilbert")
     prefix = "+" if group in ("teacher", "student") else ""
-    return compose_config(f"{prefix}{group}={name}")[group]
+    return compose_choices(f"{prefix}{group}={name}")[group]
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] not in WITHOUT_TARGET], ids=str)
-def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
+def test_every_target_takes_exactly_the_keys_of_its_yaml() -> None:
+    for file in FILES:
+        if file.parts[0] not in WITHOUT_TARGET:
+            instantiate_file(file)
+
+
+def instantiate_file(file: Path) -> None:
     values = OmegaConf.to_container(compose_file(file), resolve=True)
     assert isinstance(values, dict)
     if file.parts[0] == "teacher":
@@ -98,12 +128,12 @@ def test_every_target_takes_exactly_the_keys_of_its_yaml(file: Path) -> None:
 
 
 def test_named_teachers_of_the_hub_have_all_options_of_pretrained() -> None:
-    pretrained = compose_config("+teacher=pretrained").teacher
+    pretrained = compose_choices("+teacher=pretrained").teacher
     named = [file.stem for file in FILES if file.parts[0] == "teacher" and compose_file(file).get("_target_") ==
              pretrained._target_ and file.stem != "pretrained"]  # fmt: skip
     assert {"bert_base", "roberta_base", "minilm"} <= {*named}
     for name in named:
-        own = compose_config(f"+teacher={name}", "teacher.positions=2048").teacher
+        own = compose_run([f"+teacher={name}", "teacher.positions=2048"]).teacher
         assert {*own} == {*pretrained}
         assert {key for key in own if own[key] != pretrained[key]} == {"name", "id", "positions"}
 
@@ -113,8 +143,8 @@ def test_a_data_set_has_every_option_of_its_kind() -> None:
     assert len(data_sets) > 30
     for path in data_sets:
         [kind] = list_bases(path)
-        data_set = compose_config(f"task={path.stem}").task
-        assert {*data_set} >= {*compose_config(f"task={kind.stem}").task}
+        data_set = compose_choices(f"task={path.stem}").task
+        assert {*data_set} >= {*compose_choices(f"task={kind.stem}").task}
         assert data_set.name == path.stem
 
 

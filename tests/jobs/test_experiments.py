@@ -1,7 +1,8 @@
 """Tests of the sweeps in conf/experiment: every value composes, and says what its comment says."""
 
+import functools
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -13,6 +14,7 @@ from distill.__main__ import register_resolvers
 from distill.jobs.execution import instantiate, refuse_ignored
 from distill.records.experiment import Experiment, fill_models, read_experiment
 from tests.jobs.test_config import CONF, compose_config
+from tests.jobs.test_config import compose_run as compose_cached
 
 SWEEPS = ("export_precision", "layer_choice", "temperature")
 
@@ -22,10 +24,16 @@ def resolvers() -> None:
     register_resolvers()
 
 
+@functools.cache
+def compose_whole(experiment: str) -> DictConfig:
+    """Returns the configuration of an experiment with that of Hydra."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+
+
 def values_of(experiment: str) -> dict[str, list[str]]:
     """Returns the values of each option of a sweep."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [f"+experiment={experiment}"], return_hydra_config=True)
+    config = compose_whole(experiment)
     params = [f"{name}={value}" for name, value in config.hydra.sweeper.params.items()]
     assert config.hydra.mode.name == "MULTIRUN"
     return {
@@ -72,50 +80,45 @@ def test_the_rows_of_the_bilstm_differ_in_objective_and_augmentation() -> None:
     assert {row.trainer.batch_size for row in rows.values()} == {64}  # That of +student=bilstm.
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: str(path.stem))
-def test_the_comment_of_an_experiment_says_whether_it_is_a_recipe_a_sweep_or_a_table(path: Path) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [f"+experiment={path.stem}"], return_hydra_config=True)
-    kind = "Table" if "experiment" in config else "Sweep" if config.hydra.mode else "Recipe"
-    assert f"\n# {kind}: " in path.read_text(encoding="utf-8")
+def test_the_comment_of_an_experiment_says_whether_it_is_a_recipe_a_sweep_or_a_table() -> None:
+    for path in (CONF / "experiment").glob("*.yaml"):
+        config = compose_whole(path.stem)
+        kind = "Table" if "experiment" in config else "Sweep" if config.hydra.mode else "Recipe"
+        assert f"\n# {kind}: " in path.read_text(encoding="utf-8"), path.stem
 
 
-def read_tables() -> dict[str, tuple[Experiment, Experiment]]:
-    """Returns the experiments whose tables have tasks of their own, without what is cut and with it."""
-    found = {}
-    for name in sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")):
-        experiment = compose_config(f"+experiment={name}").get("experiment")
-        if experiment is not None and "tasks" in experiment:
-            experiment.data = "data"
-            content = OmegaConf.to_container(OmegaConf.create({"experiment": experiment}), resolve=True)
-            assert isinstance(content, dict)
-            whole = read_experiment({**content["experiment"], "cut": None})
-            found[name] = whole, read_experiment(content["experiment"])
-    return found
+def read_table(name: str) -> tuple[Experiment, Experiment] | None:
+    """Returns an experiment whose table has tasks of its own, without what is cut and with it."""
+    experiment: Any = compose_whole(name).get("experiment")
+    if experiment is None or "tasks" not in experiment:
+        return None
+    content: Any = OmegaConf.to_container(experiment, resolve=False)
+    given = OmegaConf.create({"experiment": content | {"data": "data"}})
+    content = OmegaConf.to_container(given.experiment, resolve=True)
+    return read_experiment({**content, "cut": None}), read_experiment(content)
 
 
-TABLES = read_tables()
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_the_runs_of_every_table_compose(name: str) -> None:
-    whole, cut = TABLES[name]
-    assert whole.describe_cut() is None
-    assert cut.describe_cut()
+def test_the_runs_of_every_table_compose() -> None:
+    tables = {path.stem: table for path in (CONF / "experiment").glob("*.yaml") if (table := read_table(path.stem))}
+    assert len(tables) > 15
     composed = set[str]()
-    for experiment in (cut, whole):
-        for place in experiment.places():
-            for step in experiment.needed(place):
-                parts = {f"{step} {part}" for part in (place.row, place.column)}
-                if not parts <= composed:  # Each row and each task of each step once.
-                    composed |= parts
-                    check_run(name, fill_models(experiment.options(step, place), {of: of for of in experiment.steps}))
+    for name, (whole, cut) in tables.items():
+        assert whole.describe_cut() is None
+        assert cut.describe_cut()
+        for experiment in (cut, whole):
+            for place in experiment.places():
+                for step in experiment.needed(place):
+                    parts = {f"{name} {step} {place.row}", f"{step} {place.column}"}
+                    if not parts <= composed:  # Each row of each step once, and each task of any table.
+                        composed |= parts
+                        models = {of: of for of in experiment.steps}
+                        check_run(name, fill_models(experiment.options(step, place), models))
 
 
 def check_run(name: str, options: list[str]) -> None:
     """Composes the configuration of a run, and creates what is checked when it is created."""
     teacher = [] if any("+teacher=" in option for option in options) else ["+teacher=minilm"]
-    config = compose_config(f"+experiment={name}", *teacher, *options)
+    config = compose_cached([f"+experiment={name}", *teacher, *options])
     is_text = getattr(get_class(config.task._target_), "raw_text", False)
     refuse_ignored(config, str(config.job.name), options, on_text=is_text)
     for group in ("task", "trainer", "objective"):
@@ -123,8 +126,9 @@ def check_run(name: str, options: list[str]) -> None:
 
 
 def test_tables_share_the_runs_of_rows_that_they_have_in_common() -> None:
-    packing, objectives = (
-        {tuple(TABLES[name][1].options("pretrain", place)) for place in TABLES[name][1].places()}
-        for name in ("roberta_packing", "bert_table5")
-    )
-    assert any("task.pair=nsp" in options for options in packing & objectives)
+    runs = []
+    for name in ("roberta_packing", "bert_table5"):
+        table = read_table(name)
+        assert table is not None
+        runs.append({tuple(table[1].options("pretrain", place)) for place in table[1].places()})
+    assert any("task.pair=nsp" in options for options in runs[0] & runs[1])
