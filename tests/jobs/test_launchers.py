@@ -23,7 +23,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=["joblib", "submitit_local"])
+@pytest.fixture(params=["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)])
 def launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A launcher that is installed; its processes find the packages of this checkout."""
     name = str(request.param)

@@ -60,6 +60,7 @@ MISTAKES = {
     }),
     "finetune": (f"{ROWS} job=finetune", {
         "trainer.max_epochs=9": "trainer.max_epochs=9 would change nothing in job=finetune task=sst2: leave it out",
+        "teacher.beams=4": "teacher.beams=4 has a teacher write the texts of a student, and job=finetune trains",
         "+student=distilbert": "+student=distilbert would change nothing in job=finetune",
     }),
     "pretrain": (f"{PRETRAIN} task=mlm", {

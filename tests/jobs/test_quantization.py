@@ -71,26 +71,3 @@ def test_a_vocabulary_of_the_task_is_smaller_and_its_files_pass(
     manifest = json.loads((bundle / "bundle.json").read_text())
     assert manifest["targets"] == {"int8-vnni": "vnni"}
     assert Bundle(bundle, model="int8").predict(["a word that nobody has ever seen: zyxw"])[0]["label"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["export.calibration=100000"], "got export.calibration=100000, and the task has"),
-        (["export.calibration=0"], "got export.calibration=0, expected a whole number of at least 1 or null"),
-        (["export.recipes=[dynamic,magic]"], "got export.recipes"),
-        (["export.recipes=[]"], "got export.recipes"),
-        (["export.search_evaluations=0"], "got export.search_evaluations=0, expected a whole number of at least 1"),
-        (["export.vocabulary=tiny"], "got export.vocabulary=tiny, expected one of full, task, trained"),
-        (["export.min_agreement=2"], "got export.min_agreement=2, expected"),
-        (["export.reduce_range=true"], "reduce_range"),
-    ],
-)
-def test_a_mistake_is_answered_in_one_line_before_any_training(
-    command: Command, arguments: tuple[str, ...], tmp_path: Path, options: list[str], message: str
-) -> None:
-    code, _, error = command(*arguments, *options)
-    assert code == 2
-    assert message in error
-    assert len(error.splitlines()) == 1
-    assert not (tmp_path / "cache" / "teachers").exists()

@@ -1,12 +1,9 @@
 """Tests of whole runs at toy size: their output, files, cache and resumption."""
 
-import csv
 import json
-import os
-import subprocess
 import sys
-import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +16,18 @@ from distill import __main__ as command_line
 from distill.chain import encoding
 from distill.core.errors import UserError
 from distill.edge import bundle_files
-from distill.edge.bundle import Bundle
 from distill.jobs import execution
 from distill.jobs.cache_entries import scan
 from distill.records.run import Run, create_run
 from distill.teachers import preparation as teaching
 from distill.training import fitting
-from tests.conftest import LARGEST_SHARE, LOOSE_OPTIONS, run_here, sentences
-from tests.jobs.sweeps import find_files
+from tests.conftest import LARGEST_SHARE, run_here, sentences
 
 SMALL = (
     "task.max_length=32",
     "trainer.max_epochs=2",
     "trainer.batch_size=16",
     "trainer.learning_rate=1e-3",
-    "benchmark.batches=[1]",
-    "benchmark.lengths=[8]",
-    "benchmark.seconds=0.01",
-    "benchmark.threads=1",
 )
 TEACHER = ("teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16")
 
@@ -54,7 +45,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
     arguments = (
         "+teacher=pretrained", f"teacher.path={encoder_dir}", "+student=distilbert", "task=sst2",
         f"task.data_dir={data_dir}", f"cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}", *SMALL, *TEACHER,
-        *LOOSE_OPTIONS, "augment=none",
+        "teacher.accept_weak=true", "augment=none", "export.enabled=false",
     )  # fmt: skip
     first = run_here(*arguments, "baseline=true", cwd=root)
     with pytest.MonkeyPatch.context() as patch:  # As the fixture `chosen_baseline` does for a test.
@@ -70,20 +61,6 @@ def chain(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, encoder_dir:
         "second": second,
         "runs": read_records(root / "runs"),
     }
-
-
-def test_the_bundle_predicts_from_text(chain: dict[str, Any]) -> None:
-    directory, record = chain["runs"][0]
-    bundle = Bundle(directory / "bundle", model="fp32")
-    predictions = bundle.predict(["a lovely and moving film 2", "a dull and lifeless mess 3"])
-    assert all(prediction["label"] in ("negative", "positive") for prediction in predictions)
-    for prediction in predictions:
-        assert sum(prediction["probabilities"].values()) == pytest.approx(1)  # type: ignore[attr-defined]
-    card = (directory / "bundle" / "README.md").read_text()
-    path = Path(record["teacher"]["resolved"])
-    assert f"Distilled from **{path.name}**" in card
-    assert str(path.parent) not in card
-    assert bundle.manifest["teacher"]["name"] == record["teacher"]["requested"]  # Not the directory of this machine.
 
 
 def test_no_checkpoint_contains_the_teacher(chain: dict[str, Any]) -> None:
@@ -103,8 +80,6 @@ def test_the_second_run_reuses_the_teacher_and_has_the_same_metrics_and_weights(
     assert after["teacher"]["origin"] == "kept"
     assert after["teacher"]["metrics"] == before["teacher"]["metrics"]
     assert after["student"]["metrics"] == before["student"]["metrics"]
-    for name in ("fp32", "int8"):
-        assert after["export"][name]["metrics"] == before["export"][name]["metrics"]
     one, two = (
         AutoModelForSequenceClassification.from_pretrained(directory / "student").state_dict()
         for directory, _ in chain["runs"]
@@ -116,7 +91,7 @@ def test_wandb_logs_offline(chain: dict[str, Any]) -> None:
     directory, _ = chain["runs"][1]
     [file] = directory.glob("wandb/offline-run-*/*.wandb")
     content = file.read_bytes()
-    for expected in (b"train/soft", b"final/int8/accuracy", b"distilbert-sst2", b"learning_rate"):
+    for expected in (b"train/soft", b"learning_rate"):
         assert expected in content
     assert (directory / "metrics.csv").is_file()  # The report reads it.
 
@@ -132,7 +107,7 @@ def test_a_run_stopped_after_training_resumes_without_training_again(chain: dict
     """The last checkpoint marks training as complete, so only the later stages run again."""
     directory, record = chain["runs"][0]
     decision = {"cached": False, "reason": "the disk was full"}  # Is kept, so that a training continues as it began.
-    Run(directory, {**record, "status": "running", "export": {}, "teacher_outputs": decision}).save()
+    Run(directory, {**record, "status": "running", "teacher_outputs": decision}).save()
     resumed = run_here("resume=true", *chain["arguments"], "baseline=true", cwd=chain["root"])
     assert resumed.returncode == 0, resumed.stderr
     assert f"Resuming {directory}" in resumed.stdout
@@ -140,63 +115,25 @@ def test_a_run_stopped_after_training_resumes_without_training_again(chain: dict
     after = json.loads((directory / "run.json").read_text())
     assert after["status"] == "finished"
     assert after["student"]["metrics"] == record["student"]["metrics"]
-    assert after["export"]["fp32"]["metrics"] == record["export"]["fp32"]["metrics"]
     assert after["seconds"]["total"] > record["seconds"]["total"]  # Of both processes.
-
-
-def test_terminated_fine_tuning_of_a_teacher_resumes_to_identical_weights(
-    chain: dict[str, Any], tmp_path: Path
-) -> None:
-    arguments = [argument for argument in chain["arguments"] if not argument.startswith(("cache_dir", "output_dir"))]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "distill", *arguments, "teacher.finetune.checkpoint_steps=1", f"cache_dir={tmp_path}",
-         "export.enabled=false", "benchmark.enabled=false"],
-        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    deadline = time.monotonic() + 90
-    try:
-        while not find_files(tmp_path / "runs", "teacher/checkpoints/last.ckpt") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.terminate()
-        _, error = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 130, error
-    assert "Stopping after this step" in error
-    assert "teacher/checkpoints/last.ckpt holds the training so far; python -m distill resume=" in error
-    [(directory, record)] = read_records(tmp_path)
-    assert (record["status"], record["error"]) == ("failed", "interrupted")
-    assert not list(tmp_path.glob("teachers/*"))
-    resumed = run_here(f"resume={directory}", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    teachers = [
-        [path.read_bytes() for path in cache.glob("teachers/*/model.safetensors")]
-        for cache in (tmp_path, chain["root"] / "cache")
-    ]
-    assert len(teachers[0]) == len(teachers[1]) == 1
-    assert teachers[0] == teachers[1]
-    after = json.loads((directory / "run.json").read_text())
-    assert after["student"]["metrics"] == chain["runs"][0][1]["student"]["metrics"]
 
 
 def test_a_sweep_makes_a_run_for_every_value_and_computes_the_teacher_outputs_once(chain: dict[str, Any]) -> None:
     output = chain["root"] / "cached"
     done = run_here(
-        "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "benchmark.enabled=false",
-        "export.enabled=false", "objective=hinton", "objective.terms.soft.temperature=1,4", "seed=0,1",
+        "-m", *chain["arguments"], f"output_dir={output}", "trainer.max_steps=1", "objective=hinton",
+        "objective.terms.soft.temperature=1,4",
         cwd=chain["root"],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     records = [record for _, record in read_records(output)]
-    options = [(record["objective"]["terms"]["soft"]["temperature"], record["seed"]) for record in records]
-    assert sorted(options) == [(1, 0), (1, 1), (4, 0), (4, 1)]
+    assert sorted(record["objective"]["terms"]["soft"]["temperature"] for record in records) == [1, 4]
     trainings = [record["training"] for record in records]
-    assert [training["teacher_cache"]["hit"] for training in trainings] == [False, True, True, True]
+    assert [training["teacher_cache"]["hit"] for training in trainings] == [False, True]
     assert trainings[0]["teacher_seconds"] > 0
-    assert [training["teacher_seconds"] for training in trainings[1:]] == [0, 0, 0]
+    assert [training["teacher_seconds"] for training in trainings[1:]] == [0]
     assert done.stdout.count("Teacher: computes the outputs for 64 examples once") == 1
-    assert done.stdout.count("computed once, cached in") == 4
+    assert done.stdout.count("computed once, cached in") == 2
     assert "computed once, cached in" in chain["first"].stdout  # With the hidden states that cosine reads.
     first, second = (record for _, record in chain["runs"])
     assert [record["training"]["teacher_cache"]["hit"] for record in (first, second)] == [False, True]
@@ -275,17 +212,6 @@ def test_a_dry_run_trains_nothing_and_writes_no_run(
     assert not list(tmp_path.rglob("*.safetensors"))  # Neither a teacher nor outputs.
 
 
-def test_a_dry_run_refuses_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["+teacher=embedded", "+student=distilbert", "dry_run=true", "resume=true"]
-    monkeypatch.setattr(sys, "argv", ["distill", *arguments])
-    assert command_line.main() == 2
-    assert "dry_run=true plans a new run: leave out resume" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the models that this machine has from the Hub."""
@@ -307,11 +233,10 @@ def test_an_unreachable_teacher_stops_the_run_with_three_remedies(data_dir: Path
 @pytest.mark.usefixtures("empty_hub_cache")
 def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_path: Path) -> None:
     done = run_here(
-        "+teacher=bert_base", "+student=distilbert", "task.train_examples=400", "task.dev_examples=100",
+        "+teacher=bert_base", "+student=distilbert", "task.train_examples=64", "task.dev_examples=24",
         f"cache_dir={tmp_path}", f"output_dir={tmp_path / 'runs'}", *SMALL, "substitute.hidden_size=32",
-        "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_epochs=2",
-        "substitute.finetune.learning_rate=3e-3", "trainer.max_epochs=1", *LOOSE_OPTIONS,
-        "teacher.accept_weak=true", "augment=none", cwd=tmp_path,
+        "substitute.layers=2", "substitute.vocabulary=500", "substitute.finetune.max_steps=1",
+        "trainer.max_epochs=1", "export.enabled=false", "teacher.accept_weak=true", "augment=none", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "ANOTHER TEACHER TEACHES" in done.stdout
@@ -319,10 +244,9 @@ def test_the_built_in_task_runs_with_a_substitute_teacher_and_reports_it(tmp_pat
     assert record["teacher"]["substituted"] is True
     assert record["teacher"]["requested"] == "bert_base"
     assert record["teacher"]["resolved"].startswith("embedded")
-    for document in (directory / "report.md", directory / "bundle" / "README.md"):
-        text = document.read_text()
-        assert "The teacher is a substitute." in text
-        assert record["teacher"]["resolved"] in text
+    text = (directory / "report.md").read_text()
+    assert "The teacher is a substitute." in text
+    assert record["teacher"]["resolved"] in text
 
 
 def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
@@ -345,15 +269,15 @@ def test_the_finetune_job_reuses_a_fine_tuned_teacher_and_accepts_a_trained_one(
     assert "(as it is)" in other.stdout
 
 
-def test_every_cached_file_belongs_to_a_listed_entry(chain: dict[str, Any]) -> None:
-    cache = chain["root"] / "cache"
+def test_every_cached_file_belongs_to_a_listed_entry(golden_root: Path, golden_run: Callable[[str], Path]) -> None:
+    assert golden_run("labels")
+    cache = golden_root / "cache" / "labels"
     entries = [entry.path for entry in scan(cache)]
     files = {path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"}
     assert {path.relative_to(cache).parts[0] for path in entries} == {
         "teachers",
         "baselines",
         "outputs",
-        "onnx",
         "tokens",
         "stages",
     }
@@ -379,42 +303,6 @@ def test_an_interrupted_run_names_the_command_that_goes_on_with_it_or_with_all_o
     assert execution._describe_resume(created) == f"python -m distill resume={created.directory}"
     monkeypatch.setattr(execution, "_sweep_directory", lambda: tmp_path)
     assert execution._describe_resume(created) == "python -m distill -m seed=0,1 'task.text=[a b]' resume=true"
-
-
-@pytest.mark.slow
-def test_a_regression_on_pairs_trains_and_exports_a_bilstm(tmp_path: Path, encoder_dir: Path) -> None:
-    rows = [("first", "second", "score")]
-    for index, (text, label) in enumerate(sentences(120)):
-        rows.append((text, f"and then {text}" if index % 3 else "something else", str(5.0 * label)))
-    with open(tmp_path / "mine.csv", "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(rows)
-    shared = (
-        "+teacher=pretrained", f"teacher.path={encoder_dir}", "task=regression", "task.data_dir=mine.csv",
-        "task.text=[first,second]", "task.label=score", f"cache_dir={tmp_path / 'cache'}",
-        f"output_dir={tmp_path / 'runs'}", *SMALL, *TEACHER, "export.max_drop=0.2",
-        "export.recipes=[dynamic]", "benchmark.teacher=false",
-    )  # fmt: skip
-    done = run_here(*shared, "+student=bilstm", "student.hidden_dim=16", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "a number, score: 0 to 5" in done.stdout
-    [(directory, record)] = read_records(tmp_path / "runs")
-    assert record["task"]["examples"] == {"train": 108, "dev": 12, "test": 0}
-    assert (record["task"]["answer"], record["task"]["metric"]) == ("number", "pearson")
-    assert set(record["student"]["metrics"]) == {"pearson", "spearman", "mae"}
-    assert record["export"]["fp32"]["agreement"] == 1.0
-    assert record["export"]["fp32"]["gate"] == "passed"
-    bundle = Bundle(directory / "bundle", model="fp32")
-    [prediction] = bundle.predict(["a lovely and moving film"], ["something else"])
-    assert set(prediction) == {"value"}
-    model = AutoModelForSequenceClassification.from_pretrained(directory / "student", dtype=torch.float32)
-    assert type(model).__name__ == "BilstmForSequenceClassification"
-    assert model.config.pair
-    # The next run continues with this student.
-    again = run_here(
-        *shared, "+student=pretrained", f"student.path={directory / 'student'}", "export.enabled=false", cwd=tmp_path
-    )
-    assert again.returncode == 0, again.stderr
-    assert "13 tensors copied, 0 new" in again.stdout
 
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, 2), ("6", 6)])

@@ -17,7 +17,7 @@ from tests.jobs import sweeps
 from tests.jobs.conftest import Command
 
 FINETUNE = (
-    "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=8",
+    "job=finetune", "+teacher=pretrained", "task=sst2", "task.max_length=32", "teacher.finetune.max_epochs=1",
     "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16", "teacher.accept_weak=true",
 )  # fmt: skip
 
@@ -46,8 +46,8 @@ def read_runs(there: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) | {"directory": path.parent} for path in paths]
 
 
-def test_sweep_of_another_machine_has_the_teacher_and_goes_on(
-    command: Command, finetune: tuple[str, ...], there: Path, on: Any
+def test_sweep_of_another_machine_is_reported_and_goes_on(
+    command: Command, finetune: tuple[str, ...], there: Path, on: Any, tmp_path: Path
 ) -> None:
     on("first")
     code, output, error = command("-m", *finetune, "teacher.finetune.seed=0,1")
@@ -55,6 +55,19 @@ def test_sweep_of_another_machine_has_the_teacher_and_goes_on(
     first = read_runs(there)
     assert {run["status"] for run in first} == {"finished"}
     assert f"Sent     file://{first[0]['directory']}" in output
+    [sweep] = (there / "runs" / "sweeps").iterdir()
+    assert {"report.html", "report.md"} < {path.name for path in sweep.iterdir()}
+    on("reader")
+    for directory in (sweep, there / "runs", read_runs(there)[0]["directory"]):
+        shutil.rmtree(tmp_path / "reader", ignore_errors=True)
+        (directory / "report.html").unlink(missing_ok=True)
+        code, _, error = command("job=report", f"runs=file://{directory}")
+        assert code == 0, error
+        assert (directory / "report.html").is_file()
+        assert (directory / "report-paper" / "figures.tex").is_file()
+        assert not list((tmp_path / "reader").rglob("*.safetensors"))  # Weights are in no report.
+    code, _, error = command("job=report", f"runs=file://{there}/nothing")
+    assert (code, f"runs=file://{there}/nothing is no directory: give that of a run" in error) == (2, True)
     on("second")
     code, output, error = command("-m", *finetune, "teacher.finetune.seed=0,1,2", "resume=true")
     assert code == 0, error
@@ -69,30 +82,12 @@ def test_sweep_of_another_machine_has_the_teacher_and_goes_on(
     assert [path.name for path in (there / "cache" / "teachers").iterdir() if path.name.startswith(".")] == []
 
 
-def test_report_reads_runs_of_other_machines_and_is_sent(
-    command: Command, finetune: tuple[str, ...], there: Path, on: Any, tmp_path: Path
-) -> None:
-    on("first")
-    assert command("-m", *finetune, "teacher.finetune.seed=0,1")[0] == 0
-    [sweep] = (there / "runs" / "sweeps").iterdir()
-    assert {"report.html", "report.md"} < {path.name for path in sweep.iterdir()}
-    on("second")
-    for directory in (sweep, there / "runs", read_runs(there)[0]["directory"]):
-        shutil.rmtree(tmp_path / "second", ignore_errors=True)
-        (directory / "report.html").unlink(missing_ok=True)
-        code, _, error = command("job=report", f"runs=file://{directory}")
-        assert code == 0, error
-        assert (directory / "report.html").is_file()
-        assert (directory / "report-paper" / "figures.tex").is_file()
-        assert not list((tmp_path / "second").rglob("*.safetensors"))  # Weights are in no report.
-    code, _, error = command("job=report", f"runs=file://{there}/nothing")
-    assert (code, f"runs=file://{there}/nothing is no directory: give that of a run" in error) == (2, True)
-
-
 def test_killed_run_is_resumed_on_another_machine_with_the_same_result(
     command: Command, finetune: tuple[str, ...], there: Path, on: Any, tmp_path: Path
 ) -> None:
     on("undisturbed")
+    long = ("teacher.finetune.checkpoint_steps=3", "teacher.finetune.max_epochs=8")
+    finetune = (*(option for option in finetune if "max_epochs" not in option), *long)
     whole = [option for option in finetune if not option.startswith(("cache_dir", "output_dir"))]
     assert command(*whole, "cache_dir=cache", "output_dir=whole")[0] == 0
     process = subprocess.Popen(
