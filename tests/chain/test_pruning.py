@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import distill as d
-from distill.chain import student_search, task_run
+from distill.chain import student_search
 from distill.chain.distillation import check_ranking
 from distill.chain.plan import Student
 from distill.chain.student_search import Schedule, check_pruning, create_schedule
@@ -26,7 +26,6 @@ from distill.kinds.multitask import Tasks
 from distill.models.surgery.layers import Importance, Sizes
 from distill.records.pages import render_run
 from distill.records.schema import check_record
-from distill.training import fitting
 from tests.conftest import sentences, toy_bert
 from tests.students.test_albert import toy
 
@@ -105,7 +104,8 @@ def distil(teacher: d.Teacher, directory: Path, **options: Any) -> Any:
     return d.distill(
         teacher, d.students.distilbert(depth=2, heads=1, ffn=8, embedding_dim=8, prune="iterative", prune_steps=3),
         TASK, trainer=d.TrainerSettings(learning_rate=1e-3, batch_size=8, max_epochs=2, precision="32-true"),
-        export=d.ExportSettings(enabled=False), benchmark=d.BenchmarkSettings(enabled=False), directory=directory, augment=None,
+        export=d.ExportSettings(enabled=False), benchmark=d.BenchmarkSettings(enabled=False), directory=directory,
+        augment=None,
         **({"baseline": False} | options),
     )  # fmt: skip
 
