@@ -362,19 +362,17 @@ def test_a_baseline_is_trained_beside_a_cache_that_cannot_be_written(
 
 
 @pytest.mark.usefixtures("no_export")
-@pytest.mark.parametrize("damaged", [False, True])
 def test_baseline_of_another_training_or_a_damaged_one_is_trained(
-    distill: Distill, damaged: bool, capsys: pytest.CaptureFixture[str]
+    distill: Distill, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = distill(f"before-{damaged}", steps=7 + damaged, baseline=True)
-    if damaged:
-        for entry in (before.directory.parent / "cache" / "baselines").iterdir():
-            (entry / "metrics.csv").write_text("cut off")
-    capsys.readouterr()
-    after = distill(f"after-{damaged}", steps=8, baseline=True)
+    before = distill("before", steps=8, baseline=True)
+    assert "reused from" not in capsys.readouterr().out  # Others were trained for other numbers of steps.
+    for entry in (before.directory.parent / "cache" / "baselines").iterdir():
+        (entry / "metrics.csv").write_text("cut off")
+    after = distill("after", steps=8, baseline=True)
     printed = capsys.readouterr().out
     assert "reused from" not in printed
-    assert ("is damaged and made again" in printed) is damaged
+    assert "is damaged and made again" in printed
     assert after.record["baseline"]["seconds"] != before.record["baseline"]["seconds"]
 
 
@@ -382,11 +380,11 @@ def test_baseline_of_another_training_or_a_damaged_one_is_trained(
 def test_several_seeds_are_compared_on_test_and_the_first_baseline_is_exported(
     distill: Distill, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    several = distill("several", objective=WORSE, baseline=True, seeds=3)
+    several = distill("several", objective=WORSE, baseline=True, seeds=2)
     compared = several.comparison["baseline"]
     entries = several.record["seeds"]
     differences = [of["metrics"]["test/accuracy"] - of["baseline"]["metrics"]["test/accuracy"] for of in entries]
-    assert compared["difference"] == pytest.approx(sum(differences) / 3)
+    assert compared["difference"] == pytest.approx(sum(differences) / 2)
     assert (compared["split"], compared["over"], compared["interval"][1] < 0) == (
         "test", "seeds and examples", True,
     )  # fmt: skip
