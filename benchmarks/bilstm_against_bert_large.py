@@ -24,12 +24,7 @@ from distill.kinds import Classification
 from distill.models.forward import input_names
 from students import bilstm
 
-BERT_LARGE = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
+BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
 def main() -> None:

@@ -62,11 +62,7 @@ ORTOptimizer.from_pretrained(f"{directory}/fp32").optimize(AutoOptimizationConfi
 config = getattr(AutoQuantizationConfig, target)(is_static=False, per_channel=False)
 ORTQuantizer.from_pretrained(f"{directory}/fp32").quantize(config, f"{directory}/int8")
 """
-PEER_FILES = {
-    "fp32": "fp32/model.onnx",
-    "fp32-O3": "fp32-O3/model_optimized.onnx",
-    "int8": "int8/model_quantized.onnx",
-}
+PEER_FILES = {"fp32": "fp32/model.onnx", "fp32-O3": "fp32-O3/model_optimized.onnx", "int8": "int8/model_quantized.onnx"}
 
 
 def install_peer(directory: Path) -> Path:

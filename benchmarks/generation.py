@@ -65,11 +65,7 @@ def create_model(name: str, *, is_tiny: bool) -> PreTrainedModel:
         sides = {
             f"{side}_{key}": value
             for side in ("encoder", "decoder")
-            for key, value in {
-                "layers": layers,
-                "attention_heads": width // 64,
-                "ffn_dim": 4 * width,
-            }.items()
+            for key, value in {"layers": layers, "attention_heads": width // 64, "ffn_dim": 4 * width}.items()
         }
         model = BartForConditionalGeneration(
             BartConfig(vocab_size=size, d_model=width, decoder_start_token_id=START, bos_token_id=None, **sides, **ends)

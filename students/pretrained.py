@@ -27,10 +27,7 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
     has_labels = teacher.get_output_embeddings() is None and teacher.base_model is not teacher
     labels = [str(teacher.config.id2label[index]) for index in sorted(teacher.config.id2label)]
     start = load_directory(
-        directory,
-        auto_class_of(teacher),
-        labels if has_labels else None,
-        trust_remote_code=trust_remote_code,
+        directory, auto_class_of(teacher), labels if has_labels else None, trust_remote_code=trust_remote_code
     )
     student = start.model
     # Attributes of the object only, which are not saved.

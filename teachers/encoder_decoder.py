@@ -60,12 +60,7 @@ class EncoderDecoder:
         return self.encoder.width()
 
     def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
+        self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
     ) -> Start:
         """Returns the model, whose cross-attention is random, and its tokenizer.
 

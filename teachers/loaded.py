@@ -66,12 +66,7 @@ class Loaded:
         return int(self.model.config.hidden_size)
 
     def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
+        self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
     ) -> Start:
         """Returns a float32 copy of the model with a head for `labels`, or over the vocabulary, and its tokenizer."""
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code, "problem_type": problem_type}

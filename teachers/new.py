@@ -166,12 +166,7 @@ class NewModel:
         raise OptionError(f"teacher.{option}", str(value), f"null, because {self.family} has none")
 
     def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
+        self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
     ) -> Start:
         """Returns the untrained model and its tokenizer. Without `labels` the head is over the vocabulary.
 

@@ -130,12 +130,7 @@ class Pretrained:
         return read_width(self.locate(), trust_remote_code=self.trust_remote_code)
 
     def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
+        self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
     ) -> Start:
         """Returns the model in float32 with a head for `labels`, and its tokenizer.
 

@@ -77,13 +77,7 @@ def test_invalid_arguments_are_reported_in_one_line(arguments: list[str], expect
         (["-m", "+experiment=mine", "task.datadir=x"], "task.datadir (did you mean task.data_dir?)"),
     ],
 )
-@pytest.mark.parametrize(
-    "option",
-    [
-        "--config-dir own",
-        "--config-dir=own",
-    ],
-)
+@pytest.mark.parametrize("option", ["--config-dir own", "--config-dir=own"])
 def test_what_is_misspelt_beside_the_users_own_experiment_is_told_with_the_nearest_name(
     arguments: list[str], expected: str, option: str, tmp_path: Path
 ) -> None:
@@ -165,11 +159,7 @@ def test_without_the_extra_the_install_command_is_named(
     ],
 )
 def test_the_first_line_comes_before_the_packages_are_imported(
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "distill.jobs.execution", None)
     monkeypatch.setattr(sys, "argv", ["distill", *arguments])

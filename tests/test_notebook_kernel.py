@@ -77,11 +77,7 @@ def kernel() -> Iterator[Kernel]:
 
 
 def test_an_interrupted_cell_is_resumed_and_shows_one_bar_for_each_stage(
-    kernel: Kernel,
-    teacher: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    data_dir: Path,
-    tmp_path: Path,
+    kernel: Kernel, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path
 ) -> None:
     for part in (teacher, tokenizer):
         part.save_pretrained(tmp_path / "teacher")

@@ -423,12 +423,7 @@ def record_parts(scoring: Scoring, models: Mapping[str, Mapping[str, Scores] | N
 
 
 def compare_models(
-    scoring: Scoring,
-    models: Mapping[str, Mapping[str, Scores] | None],
-    parts: JsonObject,
-    *,
-    split: str,
-    seeds: int,
+    scoring: Scoring, models: Mapping[str, Mapping[str, Scores] | None], parts: JsonObject, *, split: str, seeds: int
 ) -> dict[str, Difference]:
     """Compares a student with its `baseline` and its `teacher`, as far as there are both, over the examples of a split.
 

@@ -449,10 +449,7 @@ class MixedExamples(Dataset[CollatedBatch]):
         order = np.argsort(~is_labelled, kind="stable")  # The labelled ones first.
         parts = [
             (part, chosen[of_part] - first)
-            for part, of_part, first in (
-                (self.labelled, is_labelled, 0),
-                (self.pool, ~is_labelled, len(self.labelled)),
-            )
+            for part, of_part, first in ((self.labelled, is_labelled, 0), (self.pool, ~is_labelled, len(self.labelled)))
             if of_part.any()
         ]
         rows = [part.take(rows) for part, rows in parts]

@@ -78,9 +78,7 @@ def find_unlabelled(
         "set task.missing=drop to leave them out, or task.missing=unlabelled to have the teacher label those of train"
     )
     return Problem(
-        f"{_count(rows, values)} {_have(rows)} no label{names} ({show_lines(rows, lines)})",
-        advice + classes,
-        is_error,
+        f"{_count(rows, values)} {_have(rows)} no label{names} ({show_lines(rows, lines)})", advice + classes, is_error
     )
 
 

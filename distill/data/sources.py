@@ -191,11 +191,7 @@ def _get_class_names(features: Mapping[str, object], columns: Collection[str]) -
 
 
 # The file or Hub names of each split.
-STEMS: Mapping[str, tuple[str, ...]] = {
-    "train": ("train",),
-    "dev": ("dev", "validation", "valid"),
-    "test": ("test",),
-}
+STEMS: Mapping[str, tuple[str, ...]] = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("test",)}
 # Splits a table, the only one of a source or its train, into train and dev.
 HoldOut = Callable[[Table], dict[str, Table]]
 MOST_OF_WANTED = 2  # A notice says if dev has more than this multiple of its share.

@@ -195,11 +195,7 @@ class Bundle(Shown):
         return [*self.manifest["inputs"], *(name for name, is_input in own.items() if is_input)]
 
     def item_logits(
-        self,
-        records: Iterable[Record],
-        *,
-        batch_size: int | None = None,
-        report: Callable[[float], None] | None = None,
+        self, records: Iterable[Record], *, batch_size: int | None = None, report: Callable[[float], None] | None = None
     ) -> list[NDArray[np.floating]]:
         """Returns the logits `[n, C]` of the items of each row of the model. Rows of similar length share a batch.
 

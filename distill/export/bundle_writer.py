@@ -131,13 +131,7 @@ def write_bundle(
 
 
 def wrap_file(
-    directory: Path,
-    file: Path,
-    *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    splits: Data,
+    directory: Path, file: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
 ) -> None:
     """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
     for path in list_with_encoder(file):

@@ -32,12 +32,7 @@ TOLERANCE = 1e-3  # Of the largest output, because those of a new head are small
 
 
 def rehearse_export(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    name: str,
-    max_length: int,
-    generates: bool = False,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, max_length: int, generates: bool = False
 ) -> None:
     """Raises UserError for a model of another family than `KNOWN` whose file cannot be written, or differs from it.
 

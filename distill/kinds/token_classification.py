@@ -28,9 +28,7 @@ from distill.data.sources import TableSource, check_columns, check_memory, text_
 from distill.data.splits import LabelledData, Split, create_data
 from distill.data.tokenization import check_offsets, tokenize_sentences
 from distill.edge.decoder import softmax
-from distill.edge.words import (
-    NAME as SPLITTER,
-)
+from distill.edge.words import NAME as SPLITTER
 from distill.edge.words import (
     Span,
     Splitter,
@@ -409,10 +407,7 @@ class TagScores(Scoring):
         """
         predicted = self.predictions(scores)
         correct, found, expected = (int(counts.sum()) for counts in self._count_entities(scores, predicted))
-        return {
-            **_f1(correct, found, expected),
-            "accuracy": float((predicted == scores.labels).mean()),
-        }
+        return {**_f1(correct, found, expected), "accuracy": float((predicted == scores.labels).mean())}
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """F1, precision and recall of each type of entity, and the number of its entities in the data."""

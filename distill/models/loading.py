@@ -424,12 +424,7 @@ def default_problem_type(labels: Sequence[str]) -> str:
 
 OF_TEXTS = "AutoModelForSequenceClassification"
 # The heads of tasks on labelled examples.
-HEADS = (
-    OF_TEXTS,
-    "AutoModelForTokenClassification",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForMultipleChoice",
-)
+HEADS = (OF_TEXTS, "AutoModelForTokenClassification", "AutoModelForQuestionAnswering", "AutoModelForMultipleChoice")
 ENCODER = "AutoModel"  # Has no head.
 CAUSAL = "AutoModelForCausalLM"
 _ENCODERS = "BERT, RoBERTa or DeBERTa-v2"

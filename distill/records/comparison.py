@@ -223,9 +223,7 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
     return sorted(compared, key=_order)
 
 
-def _tell_apart(
-    runs: Sequence[tuple[Path, JsonObject, Options]],
-) -> list[tuple[Path, JsonObject, Options]]:
+def _tell_apart(runs: Sequence[tuple[Path, JsonObject, Options]]) -> list[tuple[Path, JsonObject, Options]]:
     """Returns the runs, with their directory as an option where seeds cannot tell them apart.
 
     A run from Python has no config.yaml, so that its record may lack the option in which it differs from another. Two

@@ -233,10 +233,7 @@ def _describe_weakness(record: JsonObject, verdict: Verdict) -> list[str]:
     train = "set a higher teacher.finetune.max_epochs, label more rows, or take a larger teacher"
     check = "check that its labels mean the task's, or take another teacher"
     advice = train if (record["teacher"].get("origin") or "fine-tuned") in ("fine-tuned", "kept") else check
-    return [
-        f"On {weakness.split} it has {task['metric']} {values}, {noise}.",
-        f"{advice[0].upper()}{advice[1:]}.",
-    ]
+    return [f"On {weakness.split} it has {task['metric']} {values}, {noise}.", f"{advice[0].upper()}{advice[1:]}."]
 
 
 def _is_constant(verdict: Verdict) -> bool:

@@ -508,12 +508,7 @@ def _describe_front(points: Sequence[Point], front: Sequence[Point], behind: Seq
 
 
 def draw_parameter(
-    settings: Sequence[Setting],
-    name: str,
-    *,
-    metric: str,
-    caption: str,
-    references: Mapping[str, float] | None = None,
+    settings: Sequence[Setting], name: str, *, metric: str, caption: str, references: Mapping[str, float] | None = None
 ) -> Figure:
     """Returns the metric against one parameter, a line for each combination of the others.
 

@@ -64,12 +64,7 @@ class Connection:
         self._parts = _split_url(url)
 
     def ask(
-        self,
-        method: str,
-        path: str,
-        content: Mapping[str, Any] | None = None,
-        *,
-        file: IO[bytes] | None = None,
+        self, method: str, path: str, content: Mapping[str, Any] | None = None, *, file: IO[bytes] | None = None
     ) -> Json:
         """Returns the JSON of an answer, an empty object for one without a body; sends JSON or a file."""
         body = file if content is None else json.dumps(content).encode()

@@ -174,10 +174,7 @@ def open_outputs(computation: Computation, examples: Examples, hidden: HiddenLay
         parts.append(kept.key())
     visits = examples.visits or 1
     outputs = cache.open(
-        computation.directory / cache.key(*parts),
-        np.tile(examples.tokens, visits),
-        hidden=hidden,
-        kept=kept,
+        computation.directory / cache.key(*parts), np.tile(examples.tokens, visits), hidden=hidden, kept=kept
     )
     for path in outputs.damaged:
         print_notice(f"{path} is damaged: the teacher computes it again")

@@ -439,12 +439,7 @@ def label_scored(
 
 
 def _score(
-    teacher: PreparedTeacher,
-    task: Task,
-    scoring: Scoring,
-    examples: EncodedSplits,
-    cache: OutputCache,
-    directory: Path,
+    teacher: PreparedTeacher, task: Task, scoring: Scoring, examples: EncodedSplits, cache: OutputCache, directory: Path
 ) -> dict[str, Scores]:
     """Returns the scores of one teacher on the splits that are scored, by example."""
     if cache.enabled is not False and not task.info.classes_are_tokens:

@@ -117,9 +117,7 @@ def _choose(scoring: Scoring, dev: Scores) -> Constant | None:
     """Returns the constant prediction with the best metric on dev, the first of equal ones."""
     best = max if scoring.selects == "max" else min
     return best(
-        scoring.constants(dev),
-        key=lambda constant: scoring.selecting_metric(constant.predict(dev)),
-        default=None,
+        scoring.constants(dev), key=lambda constant: scoring.selecting_metric(constant.predict(dev)), default=None
     )
 
 

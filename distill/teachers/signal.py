@@ -332,12 +332,7 @@ def _cache_if_possible(
 
 
 def _obstacle(
-    cache: OutputCache,
-    objective: Objective,
-    task: Task,
-    *,
-    hidden_gb: float = 0.0,
-    unnamed_layers: Sequence[str] = (),
+    cache: OutputCache, objective: Objective, task: Task, *, hidden_gb: float = 0.0, unnamed_layers: Sequence[str] = ()
 ) -> str | None:
     return cache.obstacle(
         {output: objective.needing(output) for output in objective.needs},

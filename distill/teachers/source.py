@@ -403,12 +403,7 @@ class Weights(Protocol):
         ...
 
     def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
+        self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
     ) -> Start:
         """Loads the model with a head for `labels`, or over the vocabulary, and its tokenizer.
 

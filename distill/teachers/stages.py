@@ -85,12 +85,7 @@ class AdaptedWeights:
         return self.weights.width()
 
     def load(
-        self,
-        auto_class: str,
-        labels: Sequence[str] | None,
-        texts: Iterable[str],
-        *,
-        problem_type: str | None = None,
+        self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
     ) -> Start:
         """Returns the model with a head for `labels`, which is new, and its tokenizer."""
         if self.is_trained():

@@ -74,8 +74,7 @@ class Masking:
     replace: Annotated[
         Shares,
         Field(
-            strict=False,
-            description="three shares that sum to 1: of [MASK], of random tokens and of tokens that stay",
+            strict=False, description="three shares that sum to 1: of [MASK], of random tokens and of tokens that stay"
         ),
         AfterValidator(_check_sum),
     ] = (0.8, 0.1, 0.1)

@@ -44,12 +44,7 @@ Columns = dict[str, Tensor]
 
 
 def score_batch(
-    model: PreTrainedModel,
-    task: Learnable,
-    scoring: Scoring,
-    batch: Batch,
-    *,
-    reference: PreTrainedModel | None = None,
+    model: PreTrainedModel, task: Learnable, scoring: Scoring, batch: Batch, *, reference: PreTrainedModel | None = None
 ) -> tuple[Columns, Columns]:
     """Scores one batch: the columns of the scoring, and `labels [n]` and `example_id [n]`, all on the CPU."""
     items = task.select(batch)

@@ -127,10 +127,7 @@ def test_a_teacher_that_is_not_one_model_is_refused(given: str) -> None:
     ("options", "message"),
     [
         ({"student": "loaded"}, r"^export.vocabulary=trained is for a student that is made from its teacher, and st"),
-        (
-            {"student": "general"},
-            r"^export.vocabulary=trained trains other pieces than student.init=general, whose",
-        ),
+        ({"student": "general"}, r"^export.vocabulary=trained trains other pieces than student.init=general, whose"),
         ({"task": d.tasks.MaskedLM(data="nowhere")}, r"^got export.vocabulary=trained, expected full, because"),
     ],
     ids=["student", "general", "task"],

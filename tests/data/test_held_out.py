@@ -14,14 +14,7 @@ from sklearn.model_selection import train_test_split
 
 from distill.core.errors import UserError
 from distill.data.sources import keep_together, number_units, text_keys
-from distill.kinds import (
-    Classification,
-    Embedding,
-    MultipleChoice,
-    QuestionAnswering,
-    Seq2Seq,
-    TokenClassification,
-)
+from distill.kinds import Classification, Embedding, MultipleChoice, QuestionAnswering, Seq2Seq, TokenClassification
 from tests.data.conftest import Printed
 from tests.kinds.test_retrieval import write_judgements
 

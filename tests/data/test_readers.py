@@ -232,10 +232,7 @@ def test_semicolons_and_decimal_commas_are_read_and_said(
     path = write_sheet(tmp_path / "rows.csv", first + EXCEL.replace("\n", "\r\n"))
     table = read_file(path, ["Satz", "Note"])
     assert table.names == ("Satz", "Note", "Tag")
-    assert table.columns == {
-        "Satz": ["gut; sehr gut", "es geht", "schlecht, leider"],
-        "Note": ["3.5", "-1.25", "2"],
-    }
+    assert table.columns == {"Satz": ["gut; sehr gut", "es geht", "schlecht, leider"], "Note": ["3.5", "-1.25", "2"]}
     assert list(table.lines or ()) == [2 + bool(first), 3 + bool(first), 4 + bool(first)]
     note = "the columns are read as separated by ';', and 3,5 in Note is the number 3.5"
     assert capsys.readouterr().out == f"Notice: {path}: {note}\n"

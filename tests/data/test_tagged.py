@@ -93,10 +93,7 @@ def test_sentences_in_memory_are_the_same_in_every_form(form: str) -> None:
     assert data.sha256 == EXPECTED.sha256
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["train.conll", "train.txt.gz", "train.jsonl", "train.jsonl.gz", "train.parquet"],
-)
+@pytest.mark.parametrize("name", ["train.conll", "train.txt.gz", "train.jsonl", "train.jsonl.gz", "train.parquet"])
 def test_files_are_the_same_in_every_format(name: str, tmp_path: Path) -> None:
     (tmp_path / "validation.txt").write_text(conll(*DEV), encoding="utf-8")
     if name.endswith("parquet"):

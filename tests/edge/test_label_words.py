@@ -89,10 +89,7 @@ def test_log_likelihoods_are_those_of_torch_in_every_batch(both: Bundle) -> None
     for batch_size in (1, 4, 32):
         rows = both.item_logits(records, batch_size=batch_size)
         for text, of_one, of_two in zip(texts, rows[:3], rows[3:], strict=True):
-            one, two = (
-                expected(f"w10 w11 {text}", ONE["words"]),
-                expected(f"w12 w13 {text} w14 w30", TWO["words"]),
-            )
+            one, two = (expected(f"w10 w11 {text}", ONE["words"]), expected(f"w12 w13 {text} w14 w30", TWO["words"]))
             np.testing.assert_allclose(of_one, one[None], atol=1e-4)
             np.testing.assert_allclose(of_two, two[None], atol=1e-4)
 

@@ -160,10 +160,7 @@ def test_old_temporary_files_are_removed_and_recent_ones_are_not(distill: Any, c
 
 @pytest.mark.parametrize(
     "file",
-    [
-        f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}/00001.safetensors",
-        f"outputs/{HEX}0123/00001.safetensors",
-    ],
+    [f"outputs/{HEX}0123/.00001.safetensors.{TEMPORARY}/00001.safetensors", f"outputs/{HEX}0123/00001.safetensors"],
 )
 def test_files_being_written_by_another_process_are_not_removed(distill: Any, cache_dir: Path, file: str) -> None:
     written = write(cache_dir / file)

@@ -23,12 +23,7 @@ from distill.teachers import preparation as teaching
 from distill.training import fitting
 from tests.conftest import LARGEST_SHARE, run_here, sentences
 
-SMALL = (
-    "task.max_length=32",
-    "trainer.max_epochs=2",
-    "trainer.batch_size=16",
-    "trainer.learning_rate=1e-3",
-)
+SMALL = ("task.max_length=32", "trainer.max_epochs=2", "trainer.batch_size=16", "trainer.learning_rate=1e-3")
 TEACHER = ("teacher.finetune.max_epochs=15", "teacher.finetune.learning_rate=3e-3", "teacher.finetune.batch_size=16")
 
 

@@ -31,11 +31,7 @@ def read_texts(root: Path) -> dict[Path, list[list[str]]]:
 @pytest.mark.parametrize(
     ("common", "options", "plan"),
     [
-        (
-            TARGETS,
-            "objective=hinton teacher.beams=2 teacher.keep=nearest",
-            "the teacher writes 2 texts for each of ",
-        ),
+        (TARGETS, "objective=hinton teacher.beams=2 teacher.keep=nearest", "the teacher writes 2 texts for each of "),
         (
             CORPUS,
             "objective=causal_language_model teacher.sampling_temperature=2.0 task.prompt=6",

@@ -253,10 +253,7 @@ def test_sliding_windows_of_another_layout_are_refused() -> None:
             "the term one compares attention heads one by one, and the teacher has 2 of them and the student 4: take "
             "objective=minilmv2",
         ),
-        (
-            AttentionScoreMSE(),
-            "the term one compares attention heads one by one, and the teacher has 2 of them",
-        ),
+        (AttentionScoreMSE(), "the term one compares attention heads one by one, and the teacher has 2 of them"),
         (
             MiniLMv2(relation_heads=8, teacher_layer=4),
             "got teacher_layer=4, expected one of the teacher's layers 1 to 3",

@@ -94,13 +94,7 @@ def test_a_head_reads_the_attributes_of_the_encoder_and_does_not_change_the_mode
 
 
 @pytest.mark.parametrize("positions", ["masked", "all"])
-@pytest.mark.parametrize(
-    "tokens_at_once",
-    [
-        1,
-        4,
-    ],
-)
+@pytest.mark.parametrize("tokens_at_once", [1, 4])
 def test_chunks_have_the_loss_and_the_gradient_of_the_whole(
     positions: str, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

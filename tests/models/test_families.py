@@ -138,19 +138,8 @@ def test_a_bilstm_separates_the_texts_of_a_pair_of_the_family(family: Any) -> No
     assert lengths.sum().item() == batch["input_ids"].shape[1]
 
 
-@pytest.mark.parametrize(
-    "auto_class",
-    [
-        AUTO_CLASS,
-        "AutoModelForTokenClassification",
-    ],
-)
-@pytest.mark.parametrize(
-    "side",
-    [
-        "left",
-    ],
-)
+@pytest.mark.parametrize("auto_class", [AUTO_CLASS, "AutoModelForTokenClassification"])
+@pytest.mark.parametrize("side", ["left"])
 def test_the_logits_of_a_text_do_not_depend_on_its_padding(
     family: Any, side: str, auto_class: str, tmp_path: Path
 ) -> None:

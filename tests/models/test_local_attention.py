@@ -67,14 +67,7 @@ def batch_of(length: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("global_tokens", [0, 1, 3])
-@pytest.mark.parametrize(
-    "length",
-    [
-        1,
-        9,
-        37,
-    ],
-)
+@pytest.mark.parametrize("length", [1, 9, 37])
 def test_the_attention_is_that_of_longformer(length: int, global_tokens: int) -> None:
     reference = longformer("ForMaskedLM")
     model = LongTexts("student", "local", global_tokens=global_tokens).apply(reference)

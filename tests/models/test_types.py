@@ -233,9 +233,7 @@ def test_a_family_of_any_length_reads_as_many_tokens_as_its_tokenizer(tokenizer:
 
 @pytest.mark.parametrize(
     ("family", "sizes", "reason"),
-    [
-        ("Funnel", {"block_sizes": [4], "block_repeats": [1]}, "of type funnel has no number of layers"),
-    ],
+    [("Funnel", {"block_sizes": [4], "block_repeats": [1]}, "of type funnel has no number of layers")],
 )
 def test_a_model_without_layers_to_choose_from_is_refused(family: str, sizes: dict[str, Any], reason: str) -> None:
     own = TYPES[family.lower()].sizes | sizes

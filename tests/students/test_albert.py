@@ -8,10 +8,7 @@ import torch
 import transformers
 from distill.builtin.students import albert, distilbert
 from torch import Tensor
-from transformers import (
-    AlbertForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AlbertForSequenceClassification, PreTrainedModel
 
 from distill.core.errors import UserError
 from distill.models import compatibility

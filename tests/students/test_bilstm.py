@@ -6,9 +6,7 @@ import pytest
 import torch
 from distill.builtin.students import bilstm
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from distill.core.errors import UserError
 from distill.kinds import Classification, MaskedLM

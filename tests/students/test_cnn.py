@@ -204,14 +204,8 @@ def test_a_size_that_the_task_does_not_read_is_not_compared_with_its_length(teac
 
 @pytest.mark.parametrize(
     ("task", "kind"),
-    [
-        (MaskedLM(), "mlm (masked_lm)"),
-        (QuestionAnswering(), "question_answering"),
-    ],
-    ids=[
-        "mlm",
-        "answers",
-    ],
+    [(MaskedLM(), "mlm (masked_lm)"), (QuestionAnswering(), "question_answering")],
+    ids=["mlm", "answers"],
 )
 def test_other_tasks_are_refused_by_name(teacher: PreTrainedModel, task: Task, kind: str) -> None:
     with pytest.raises(UserError) as refused:

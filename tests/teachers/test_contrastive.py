@@ -17,14 +17,7 @@ from distill.kinds import Classification, Regression
 from distill.models.loading import find_head
 from distill.teachers import source
 from distill.teachers.computation import BilstmSettings, Features
-from distill.teachers.source import (
-    ContrastiveSettings,
-    TeacherSource,
-    check_source,
-    draw_pairs,
-    read_start,
-    tune,
-)
+from distill.teachers.source import ContrastiveSettings, TeacherSource, check_source, draw_pairs, read_start, tune
 from tests.conftest import LABELS, LOOSE_OPTIONS, SETTINGS, sentences, toy_bert
 from tests.jobs.conftest import Command, command
 from tests.teachers.conftest import CPU

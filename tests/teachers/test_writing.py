@@ -135,10 +135,7 @@ class OnDevice:
 
 
 def test_everything_that_texts_depend_on_is_in_their_place(
-    t5: PreTrainedModel,
-    words: PreTrainedTokenizerBase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    t5: PreTrainedModel, words: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def place(write: writing.Writer, sources: Sequence[str] = ("1 2", "3"), fingerprint: str = "one") -> Path:
         return writing.open_texts(sources, write, fingerprint=fingerprint, cache_dir=tmp_path).directory
@@ -272,11 +269,7 @@ def read(
 
 @pytest.mark.parametrize("prompt", [5, 0.5])
 def test_texts_keep_their_prompts_and_go_on_as_the_teacher_does(
-    prompt: int | float,
-    corpus: Path,
-    letters: PreTrainedTokenizerBase,
-    decoder: PreparedTeacher,
-    tmp_path: Path,
+    prompt: int | float, corpus: Path, letters: PreTrainedTokenizerBase, decoder: PreparedTeacher, tmp_path: Path
 ) -> None:
     data, examples = read(corpus, letters, tmp_path, prompt=prompt, packing="doc_sentences")
     settings = writing.TargetSettings(beams=1)

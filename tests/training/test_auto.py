@@ -34,13 +34,7 @@ def values(**facts: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("examples", "steps", "epochs", "evaluations"),
-    [
-        (67_349, 2_105, 2, 3),
-        (20_000, 625, 4, 3),
-        (3_576, 112, 22, 1),
-        (2_490, 78, 31, 1),
-        (64, 2, 40, 1),
-    ],
+    [(67_349, 2_105, 2, 3), (20_000, 625, 4, 3), (3_576, 112, 22, 1), (2_490, 78, 31, 1), (64, 2, 40, 1)],
 )
 def test_small_data_gets_more_epochs(examples: int, steps: int, epochs: int, evaluations: int):
     chosen = values(examples=examples, steps_per_epoch=steps)

@@ -162,11 +162,7 @@ def between_best_and_last(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 Fatal = Callable[[Toy, pytest.MonkeyPatch], None]
 # Where a training is killed, and the number of steps that the resumed training runs.
-KILLED: list[tuple[Fatal, int]] = [
-    (in_the_optimizer, 5),
-    (in_a_checkpoint, 4),
-    (between_best_and_last, 2),
-]
+KILLED: list[tuple[Fatal, int]] = [(in_the_optimizer, 5), (in_a_checkpoint, 4), (between_best_and_last, 2)]
 
 
 def train_and_die(
@@ -265,8 +261,7 @@ def test_a_second_signal_stops_the_training_at_once(make_toy: MakeToy, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("options", "other"),
-    [({"teacher_width": 48}, "model"), ({"max_epochs": 3, "seed": 3}, "seed and steps")],
+    ("options", "other"), [({"teacher_width": 48}, "model"), ({"max_epochs": 3, "seed": 3}, "seed and steps")]
 )
 def test_a_checkpoint_of_another_training_is_refused(
     make_toy: MakeToy, uninterrupted: Toy, options: dict[str, Any], other: str

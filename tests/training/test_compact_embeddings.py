@@ -90,15 +90,7 @@ def test_checkpoints_and_the_student_have_the_whole_table(make_toy: MakeToy):
     assert rows in {len(state["exp_avg"]) for state in optimizer["state"].values()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        DECAY,
-    ],
-    ids=[
-        "plain",
-    ],
-)
+@pytest.mark.parametrize("options", [DECAY], ids=["plain"])
 def test_a_resumed_training_is_the_same(make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]):
     whole, stopped = make_toy(**options), make_toy(**options)
     whole.fit()

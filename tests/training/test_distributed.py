@@ -32,19 +32,7 @@ from distill.training import processes as launchers
 from distill.training import processes as workers
 from distill.training.hyperparameters import TrainerSettings, check_processes
 from distill.training.processes import WorkerError, dumps
-from tests.conftest import (
-    BAD,
-    GOOD,
-    SETTINGS,
-    MakeToy,
-    Toy,
-    build_toy,
-    equal,
-    last_state,
-    run_here,
-    sentences,
-    weights,
-)
+from tests.conftest import BAD, GOOD, SETTINGS, MakeToy, Toy, build_toy, equal, last_state, run_here, sentences, weights
 from tests.jobs.sweeps import find_files
 
 CPU = torch.device("cpu")
@@ -248,10 +236,7 @@ def test_a_sharded_training_resumes_to_equal_weights(make_toy: MakeToy):
 
 @pytest.mark.parametrize(
     ("rank", "kind", "error", "message"),
-    [
-        (1, "user", UserError, "^an option is wrong$"),
-        (0, "bug", ZeroDivisionError, "division by zero"),
-    ],
+    [(1, "user", UserError, "^an option is wrong$"), (0, "bug", ZeroDivisionError, "division by zero")],
 )
 def test_all_ranks_end_when_one_fails(make_toy: MakeToy, rank: int, kind: str, error: type[Exception], message: str):
     toy = add_failure(make_toy(**TWO_RANKS), rank=rank, step=2, kind=kind)

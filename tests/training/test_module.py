@@ -368,13 +368,7 @@ def test_the_teacher_computes_in_its_own_precision_and_the_loss_in_float32(make_
 # Best weights
 
 
-@pytest.mark.parametrize(
-    ("values", "best"),
-    [
-        ([-1.0, -0.5, -2.0], 1),
-        ([0.0, 0.0, -0.1], 0),
-    ],
-)
+@pytest.mark.parametrize(("values", "best"), [([-1.0, -0.5, -2.0], 1), ([0.0, 0.0, -0.1], 0)])
 def test_the_best_weights_are_kept_even_at_negative_scores(
     make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch, values: list[float], best: int
 ):

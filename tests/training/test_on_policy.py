@@ -99,13 +99,7 @@ def test_the_mean_losses_of_a_module_in_training_are_without_its_dropout(batch: 
     assert list(found.values()) == pytest.approx((sums / 6).tolist())  # Of six tokens.
 
 
-@pytest.mark.parametrize(
-    ("share", "least", "most"),
-    [
-        (0.0, 0, 0),
-        (0.5, 20, 40),
-    ],
-)
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.5, 20, 40)])
 def test_a_share_of_the_batches_is_the_students(share: float, least: int, most: int, batch: dict[str, Tensor]) -> None:
     module = module_of(share)
     torch.manual_seed(0)

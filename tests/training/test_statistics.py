@@ -150,14 +150,7 @@ def test_the_interval_of_two_models_that_predict_alike_is_that_of_the_rule_of_th
     assert (result["difference"], result["p"]) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "lost",
-    [
-        0,
-        1,
-        5,
-    ],
-)
+@pytest.mark.parametrize("lost", [0, 1, 5])
 def test_the_interval_of_a_few_lost_examples_ends_near_the_exact_one(lost: int) -> None:
     """The exact one is that of Clopper and Pearson for a share of lost examples."""
     right = np.arange(2000) >= lost

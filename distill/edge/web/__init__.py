@@ -164,10 +164,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def _render_single_file(
-    contents: Mapping[str, str],
-    sources: Mapping[str, Path],
-    description: Mapping[str, Any],
-    bundle: Bundle,
+    contents: Mapping[str, str], sources: Mapping[str, Path], description: Mapping[str, Any], bundle: Bundle
 ) -> str:
     """Returns one HTML file with everything in it; modules are loaded from blobs, which `file://` allows."""
     data: dict[str, bytes] = {name: path.read_bytes() for name, path in sources.items()}

@@ -487,10 +487,7 @@ def check_cut(tokenizer: PreTrainedTokenizerBase, option: str = "task") -> None:
 
 
 def cut_vocabulary(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    labelled: Iterable[str],
-    unlabelled: Iterable[str] = (),
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labelled: Iterable[str], unlabelled: Iterable[str] = ()
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Returns copies of the model and the tokenizer with the pieces of `choose_pieces`."""
     cut = choose_pieces(model, tokenizer, labelled, unlabelled)
@@ -498,10 +495,7 @@ def cut_vocabulary(
 
 
 def choose_pieces(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    labelled: Iterable[str],
-    unlabelled: Iterable[str] = (),
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labelled: Iterable[str], unlabelled: Iterable[str] = ()
 ) -> CutVocabulary:
     """Returns the vocabulary with the pieces that the texts need.
 

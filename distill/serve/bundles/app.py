@@ -185,10 +185,7 @@ BODY = _describe_body(
 )
 RANKING_BODY = _describe_body(
     "A query and the documents to rank.",
-    {
-        "query": {"type": "string"},
-        "documents": {"type": "array", "items": {"type": "string"}},
-    },
+    {"query": {"type": "string"}, "documents": {"type": "array", "items": {"type": "string"}}},
     {"query": "heat transfer to a wing", "documents": ["the flow over a wing", "a heated wing"]},
     required=["query", "documents"],
 )

@@ -451,11 +451,7 @@ _WORDS = re.compile(r"[A-Za-z0-9_@.+-]*", re.ASCII)
 
 
 def check_overrides(
-    overrides: Sequence[str],
-    *,
-    resolve_data: Resolve,
-    resolve_teacher: Resolve,
-    administrator: bool = False,
+    overrides: Sequence[str], *, resolve_data: Resolve, resolve_teacher: Resolve, administrator: bool = False
 ) -> tuple[str, ...]:
     """Returns the overrides with paths in place of `data:NAME` and `teacher:NAME`, written anew.
 

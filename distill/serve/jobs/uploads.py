@@ -197,11 +197,7 @@ def _read_parts(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[by
 MEMORY = 6 * 2**30  # Bytes of address space.
 SECONDS = 300  # Of the processor.
 # Names of files of each split, which the tasks read.
-STEMS = {
-    "train": ("train",),
-    "dev": ("dev", "validation", "valid", "testa"),
-    "test": ("test", "testb"),
-}
+STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid", "testa"), "test": ("test", "testb")}
 _MOST_FILES = 200  # Of a directory that are listed.
 _OTHERS = {".conll": "conll", ".conllu": "conll", ".bio": "conll", ".iob": "conll", ".json": "squad", ".txt": "text"}
 _MAGIC = {b"PK\x03\x04": "zip", b"PAR1": "parquet", b"%PDF": "PDF"}

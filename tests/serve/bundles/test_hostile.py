@@ -15,12 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.serve import http
 from distill.serve.http import is_allowed
 from distill.serve.limits import Limits, is_known_host
-from tests.edge.conftest import (
-    write_choice_bundle,
-    write_mask_bundle,
-    write_tag_bundle,
-    write_vector_bundle,
-)
+from tests.edge.conftest import write_choice_bundle, write_mask_bundle, write_tag_bundle, write_vector_bundle
 from tests.serve.bundles.conftest import PATIENCE, Running, hold
 from tests.serve.bundles.test_app import counted, wait_until
 

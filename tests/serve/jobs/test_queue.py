@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from distill.core.files import is_full_disk
-from distill.serve.jobs.queue import (
-    LOSSES,
-    LiveJobError,
-    Queue,
-    QueuedJob,
-    StaleAttemptError,
-    State,
-    UnknownJobError,
-)
+from distill.serve.jobs.queue import LOSSES, LiveJobError, Queue, QueuedJob, StaleAttemptError, State, UnknownJobError
 
 
 def claim(queue: Queue) -> QueuedJob:
