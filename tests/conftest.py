@@ -90,7 +90,7 @@ def write_corpus(root: Path) -> Path:
 
 
 EXPENSIVE = (
-    "chain", "pretrained", "killed", "two_rank_training", "sweep", "result", "exported", "prepared", "recorded_fit",
+    "chain", "killed", "two_rank_training", "sweep", "result", "exported", "prepared", "recorded_fit",
     "ray_cluster", "written", "keys", "bart",
 )  # fmt: skip
 
