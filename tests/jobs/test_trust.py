@@ -223,7 +223,7 @@ def test_resume_creates_no_strange_object(command: Command, tmp_path: Path) -> N
 
 
 def test_resume_creates_the_objects_of_a_trusted_package(command: Command, tmp_path: Path) -> None:
-    own = "+objective.terms.attention={_target_: tests.jobs.test_mistakes.AttentionTerm}"
+    own = "+objective.terms.attention={_target_: tests.training.test_distributed.FailingLabels}"
     directory = create(tmp_path, "task=sst2", f"task.data_dir={tmp_path / 'gone'}", own)
     code, _, error = command(f"resume={directory}")
     assert code == 2
@@ -266,7 +266,7 @@ def test_a_run_saves_neither_what_its_command_trusts_nor_the_pruner_of_its_searc
 
 
 def test_the_names_of_the_command_itself_may_be_created() -> None:
-    own = "tests.jobs.test_mistakes.AttentionTerm"
+    own = "tests.training.test_distributed.FailingLabels"
     config = OmegaConf.create({"task": {"_target_": own}})
     check_targets(config, source="config.yaml", trust=(), own={own})
     with pytest.raises(UserError, match=r"add trust=\[tests\]"):
