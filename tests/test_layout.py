@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import distill
-from benchmarks.code_size import PACKAGES, list_imports, read_sources, unit_of, walk_statements
+from benchmarks.code_size import PACKAGES, list_excesses, list_imports, read_sources, unit_of, walk_statements
 
 ROOT = Path(distill.__file__).resolve().parents[1]
 # A room is a file or folder right below `distill`. It imports itself and rooms of lower levels.
@@ -127,6 +127,10 @@ def functions() -> Iterator[tuple[str, Function]]:
 def test_functions_are_short() -> None:
     lines = {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in functions()}
     assert not {name: count for name, count in lines.items() if count > LONGEST}
+
+
+def test_no_room_is_larger_than_its_budget() -> None:
+    assert list_excesses(ROOT) == []
 
 
 def list_parameters(function: Function) -> list[ast.arg]:
