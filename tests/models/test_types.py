@@ -1,7 +1,7 @@
 """Tests of every model type of transformers with a text head as a teacher: it teaches, or the reason is named.
 
 A type is one line of `TYPES`. The default part loads it, builds the student of `+student=distilbert`, checks both and
-runs a training step. pytest -m slow -n 0 tests/models/test_types.py does so for the other types.
+runs a training step. pytest -m slow -n 0 tests/models/test_types.py runs the whole chain of each type.
 """
 
 import re
@@ -24,7 +24,8 @@ from distill.models.forward import model_class, run_model
 from distill.models.loading import load_directory
 from distill.models.sentence_files import adopt_special_tokens
 from distill.models.surgery.long_texts import check_exportable
-from tests.conftest import LABELS, sentences
+from tests.conftest import LABELS, LOOSE_OPTIONS, sentences
+from tests.jobs.runs import read_record, run_command
 
 HEAD = "AutoModelForSequenceClassification"
 LONGEST = 80
@@ -56,10 +57,12 @@ class Type:
 
     Attributes:
         refused: the reason before anything is trained, as a regular expression; empty for a type that teaches.
+        unexported: the reason why its student cannot be exported; empty for one that is.
     """
 
     sizes: dict[str, Any] = field(default_factory=lambda: WIDE)
     refused: str = ""
+    unexported: str = ""
 
 
 TYPES: dict[str, Type] = {
@@ -99,7 +102,7 @@ TYPES: dict[str, Type] = {
     "ibert": Type(COUNTED),
     "jamba": Type(GROUPED | {
         "mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
-    }),
+    }, unexported="cannot be exported to ONNX"),
     "layoutlm": Type(),
     "led": Type(BART, NO_HEAD),
     "llama": Type(GROUPED),
@@ -107,7 +110,7 @@ TYPES: dict[str, Type] = {
     "m2m_100": Type(BART, NO_HEAD),
     "mamba": Type({"hidden_size": 32, "num_hidden_layers": 4, "state_size": 4}, NO_HEAD),
     "marian": Type(BART, NO_HEAD),
-    "mbart": Type(BART),
+    "mbart": Type(BART, unexported="cannot be exported to ONNX"),
     "mistral": Type(GROUPED | {"sliding_window": 16}),
     "mobilebert": Type(WIDE | {
         "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 2,
@@ -142,7 +145,7 @@ TYPES: dict[str, Type] = {
     "umt5": Type(T5),
     "xlm": Type(XLM),
     "xlm-roberta": Type(COUNTED),
-    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}),
+    "xlnet": Type({"d_model": 32, "n_layer": 4, "n_head": 4, "d_inner": 64}, unexported="cannot be exported to ONNX"),
     "xmod": Type(COUNTED | {"languages": ["en_XX"], "default_language": "en_XX"}),
     "yoso": Type(WIDE | {"max_position_embeddings": LONGEST + 2}),
 }  # fmt: skip
@@ -257,6 +260,30 @@ def test_an_encoder_decoder_is_refused_for_the_task_of_a_decoder(
     save_teacher("bart", tokenizer, tmp_path)
     with pytest.raises(UserError, match="of type bart, an encoder-decoder, and the task is for a decoder alone"):
         load_directory(tmp_path, "AutoModelForCausalLM", None, trust_remote_code=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TYPES)
+def test_the_chain_of_a_model_type_ends_in_a_bundle_or_in_its_reason(
+    name: str, tokenizer: PreTrainedTokenizerBase, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_teacher(name, tokenizer, tmp_path / "teacher")
+    code = run_command(
+        "+teacher=pretrained", f"teacher.path={tmp_path / 'teacher'}", "+student=distilbert", "task=sst2",
+        f"task.data_dir={data_dir}", "task.max_length=40", "augment=none", "benchmark.enabled=false", "baseline=false",
+        "teacher.accept_weak=true", "teacher.finetune.max_steps=2", "trainer.max_steps=2", "export.recipes=[dynamic]",
+        "trainer.precision=32-true", "teacher.finetune.precision=32-true",  # In which deberta and xmod train too.
+        f"output_dir={tmp_path / 'runs'}", f"cache_dir={tmp_path / 'cache'}", *LOOSE_OPTIONS,
+    )  # fmt: skip
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    if reason := TYPES[name].refused or TYPES[name].unexported:
+        assert (code, re.search(reason, printed) is not None) == (2, True), printed
+        return
+    assert code == 0, printed
+    [path] = (tmp_path / "runs").rglob("run.json")
+    assert read_record(path.parent)["status"] == "finished"
+    assert (path.parent / "bundle" / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize(
