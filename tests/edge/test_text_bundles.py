@@ -121,17 +121,17 @@ def generate(model: PreTrainedModel, prompt: list[int], **options: Any) -> tuple
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_of_100_prompts_are_those_of_transformers(kind: str, written: Any) -> None:
-    prompts, bundle = draw_prompts(100), Bundle(written(kind), threads=1)
-    texts = bundle.generate_all(map(to_text, prompts), max_new_tokens=10, batch_size=25)
+def test_greedy_tokens_are_those_of_transformers(kind: str, written: Any) -> None:
+    prompts, bundle = draw_prompts(40), Bundle(written(kind), threads=1)
+    texts = bundle.generate_all(map(to_text, prompts), max_new_tokens=10, batch_size=20)
     compared = 0
     for prompt, text in zip(prompts, texts, strict=True):
         expected, _, margins = generate(make_model(kind), prompt, max_new_tokens=10)
         clear = next((number for number, margin in enumerate(margins) if margin < 1e-4), len(expected))
         assert text["tokens"][:clear] == expected[:clear]
         compared += clear
-    assert compared > 900
-    assert len({tuple(text["tokens"]) for text in texts}) > 20
+    assert compared > 360
+    assert len({tuple(text["tokens"]) for text in texts}) > 5
 
 
 # Options, settings of the bundle, and the options of `generate` that have other names or are settings.

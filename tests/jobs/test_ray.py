@@ -128,6 +128,7 @@ class LosesItsWorker(CSVLogger):
         super().log_metrics(metrics, step)
 
 
+@pytest.mark.slow  # Workers of Ray; that two ranks equal one is a law of processes.
 def test_training_equals_ddp(ray_cluster: str, make_toy: MakeToy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     handler = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)

@@ -18,12 +18,12 @@ from distill.training.module import evaluate_splits
 from tests.conftest import LOOSE
 from tests.laws.conftest import MakeCell
 from tests.laws.test_batches import CHOSEN, assert_equal, results
-from tests.laws.toys import CELLS, LABELLED
+from tests.laws.toys import CELLS
 
-# A graph takes seconds, so that a student has one for each way of reading a text. Left out are several tasks, each with
-# a bundle of its own, and models that predict tokens on both sides, or detect them, which have other heads.
+# A graph takes seconds, so that a student has one for each way of reading a text, and one head of each form. Left out
+# are several tasks, each with a bundle of its own, and models that predict tokens on both sides, or detect them.
 EXPORTED = [
-    *(("distilbert", kind) for kind in (*LABELLED, "masks", "segments")),
+    *(("distilbert", kind) for kind in ("two texts", "tags", "answers", "choices", "vectors", "rankings", "masks")),
     ("layers", "two texts"), ("layers", "next token"), ("albert", "two texts"),
     ("bilstm", "two texts"), ("bilstm", "tags"), ("bilstm", "answers"), ("bilstm", "vectors"), ("cnn", "two texts"),
     ("cnn", "tags"), ("static", "two texts"), ("static", "vectors"), ("narrow", "classes"), ("local", "tags"),

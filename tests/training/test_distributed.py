@@ -143,6 +143,7 @@ def run_two_calls() -> None:
     launchers.release_ranks(store)
 
 
+@pytest.mark.slow  # One call that fails, of processes that this one starts, has a quick test.
 def test_processes_of_srun_serve_calls_after_a_failed_one():
     code = "from tests.training.test_distributed import run_two_calls; run_two_calls()"
     variables = {
