@@ -101,8 +101,8 @@ def expecting_replies(cluster: str) -> Iterator[None]:
         raise ConnectionError(f"{cluster} does not reply as expected: {first_line(error)}") from error
 
 
-class ClusterEngine(ABC):
-    """Runs attempts elsewhere: what their files show comes first, and then what a cluster says of them.
+class AttemptEngine(ABC):
+    """Runs attempts: what their files show comes first, and then what the machine or cluster says that has them.
 
     Args:
         directory: that of the service.
@@ -161,7 +161,7 @@ class ClusterEngine(ABC):
             yield Attempt(self.directory, path.parts[-4], int(path.parts[-2]))
 
 
-class LocalEngine(ClusterEngine):
+class LocalEngine(AttemptEngine):
     """Starts a runner for each attempt, in a session of its own, which goes on when the service is killed.
 
     Args:
@@ -222,7 +222,7 @@ def _find_runner(attempt: Attempt) -> psutil.Process | None:
     return runner if words[-2:] == [attempt.job, str(attempt.number)] else None
 
 
-class RayEngine(ClusterEngine):
+class RayEngine(AttemptEngine):
     """Submits each attempt to Ray's Jobs API. Ray does not try a job again; the service does.
 
     Args:
@@ -279,7 +279,7 @@ class RayEngine(ClusterEngine):
         return [handle for handle in handles if self.find(handle).work.is_file()]
 
 
-class SlurmEngine(ClusterEngine):
+class SlurmEngine(AttemptEngine):
     """Submits each attempt as a job of SLURM, with the partition and account of its variables SBATCH_*.
 
     Args:
@@ -359,7 +359,7 @@ def run_attempt() -> None:  # Kubeflow copies the source of this function alone.
     sys.exit(subprocess.call(json.loads(os.environ["DISTILL_RUNNER"])))
 
 
-class KubernetesEngine(ClusterEngine):
+class KubernetesEngine(AttemptEngine):
     """Submits each attempt as a TrainJob of a Kubernetes cluster, by the trainer client of Kubeflow's SDK.
 
     Args:
