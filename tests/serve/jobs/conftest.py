@@ -110,23 +110,23 @@ class Running:
         return job
 
     def wait(self, id: str, state: State) -> QueuedJob:
-        """Returns a job once it is in a state."""
+        """Returns a job once it is in a state; the engine has begun one that runs."""
         wait_for(lambda: self.job(id).state == state)
-        return self.job(id)
+        job = self.job(id)
+        if state == State.RUNNING:  # The queue says so before the engine is asked.
+            wait_for(lambda: f"{id}/{job.attempt}" in self.engine.list())
+        return job
 
     def end(self, id: str, *, code: int = 0, error: str | None = None) -> QueuedJob:
         """Lets the attempt of a job end."""
         job = self.wait(id, State.RUNNING)
-        wait_for(lambda: Attempt(self.service.directory, id, job.attempt).path.is_dir())
         self.engine.end(f"{id}/{job.attempt}", code, error)
         return self.wait(id, State.FAILED if code else State.FINISHED)
 
     def write_events(self, id: str, *events: Mapping[str, Any]) -> None:
         """Appends events to the file of a job that runs."""
         job = self.wait(id, State.RUNNING)
-        path = Attempt(self.service.directory, id, job.attempt).events
-        wait_for(path.parent.is_dir)
-        with open(path, "a", encoding="utf-8") as file:
+        with open(Attempt(self.service.directory, id, job.attempt).events, "a", encoding="utf-8") as file:
             file.write("".join(f"{json.dumps(event)}\n" for event in events))
 
     def stop(self) -> None:
