@@ -1,102 +1,22 @@
 """The profile of files of rows and every problem of them, with everything that is wrong left in."""
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from distill.core.errors import UserError
 from distill.data import problems
-from distill.data.problems import (
-    ColumnProfile,
-    Problem,
-    describe_column,
-    guess_label,
-    guess_text,
-    is_number,
-    show_lines,
-)
+from distill.data.labelled_text import TRAINED, CheckedRows, RowRules, TaskKind, ignore_notice, is_labelled
+from distill.data.problems import ColumnProfile, Problem, describe_column, guess_label, guess_text, show_lines
 from distill.data.prose import Lengths, find_scripts, is_like_english, measure_lengths, sample_texts
-from distill.rows.columns import Table, has_mark, read_columns
-from distill.rows.formats import (
-    WHOLE,
-    find_marks,
-    has_no_label,
-    is_delimited,
-    is_missing,
-    is_without_label,
-    show_names,
-    suggest_column,
-)
-from distill.rows.label_sets import read_lists, stack_columns
-from distill.rows.labels import LabelColumn, simplify, sort_classes
-
-TaskKind = Literal["classification", "multi_label", "regression"]
+from distill.rows.columns import SAMPLED, Table, has_mark, read_columns
+from distill.rows.formats import is_delimited, select_lines, show_names, suggest_column
+from distill.rows.labels import LabelColumn, is_number, join_spellings, simplify, sort_classes
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The columns that a task reads, each a guess where it is empty or None.
-
-    Args:
-        text: the column of the text, or the two of a pair.
-        label: the column of the label, or those of 0 and 1 for each label.
-        separator: between several labels in a text.
-        names: of the classes, where they are known.
-    """
-
-    text: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
-    task: TaskKind | None = None
-    separator: str | None = None
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SplitRows:
-    """The rows of a split.
-
-    Args:
-        texts: values of each column of text.
-        labels: of each row, several as a list of their names; None for a split without labels.
-    """
-
-    file: Table
-    texts: tuple[Sequence[object], ...]
-    labels: Sequence[object] | None
-
-    @property
-    def lines(self) -> Sequence[int] | None:
-        return self.file.lines
-
-    def complete(self, marks: frozenset[str]) -> "CompleteRows":
-        """Returns the rows that have a text and, unless the whole split has none, a label."""
-        labels = self.labels if self.labels is not None else [""] * len(self.file)
-        texts = self.texts[0] if len(self.texts) == 1 else list(zip(*self.texts, strict=True))
-        has_text = _flag(texts, lambda text: not is_missing(text))
-        has_label = _flag(labels, lambda label: self.labels is None or not has_no_label(label, marks))
-        rows = [row for row, both in enumerate(map(operator.and_, has_text, has_label)) if both]
-        lines = self.lines
-        return CompleteRows(
-            [_to_key(texts[row]) for row in rows],
-            None if self.labels is None else [str(labels[row]) for row in rows],
-            None if lines is None else [lines[row] for row in rows],
-        )
-
-
-@dataclass(frozen=True)
-class CompleteRows:
-    """The text, the label and the line of each row."""
-
-    texts: Sequence[Hashable]
-    labels: Sequence[str] | None
-    lines: Sequence[int] | None
-
-
-def choose_columns(columns: Sequence[ColumnProfile], given: Chosen, source: str) -> Chosen:
+def choose_columns(columns: Sequence[ColumnProfile], given: RowRules, source: str) -> RowRules:
     """Returns the columns and the task, with guesses for those that are not given.
 
     Raises:
@@ -117,54 +37,64 @@ def choose_columns(columns: Sequence[ColumnProfile], given: Chosen, source: str)
     if len(label) == 1 and kinds[label[0]] in ("list", "number"):
         task = "multi_label" if kinds[label[0]] == "list" else "regression"
     separators = [column.separator for column in columns if column.name in label and column.separator]
-    return Chosen(text, label, given.task or task, given.separator or next(iter(separators), None), given.names)
+    separator = given.separator or next(iter(separators), None)
+    return replace(given, text=text, label=label, task=given.task or task, separator=separator)
 
 
-def read_splits(files: Mapping[str, Table], chosen: Chosen) -> tuple[dict[str, SplitRows], list[Problem]]:
-    """Returns the texts and the labels of each split, and the columns and lists that cannot be read as problems."""
-    splits, problems = dict[str, SplitRows](), list[Problem]()
+@dataclass(frozen=True)
+class SplitRows:
+    """The rows of a split.
+
+    Args:
+        checked: all rows, with their problems.
+        complete: the rows with a text and, unless the whole split has none, a label.
+        labels: of each complete row in words; None for a split without labels.
+    """
+
+    checked: CheckedRows
+    complete: Table
+    labels: Sequence[Sequence[str]] | None = None
+
+
+def check_rows(files: Mapping[str, Table], rules: RowRules) -> tuple[dict[str, SplitRows], list[Problem]]:
+    """Returns the rows of each split, and the columns and lists of labels that cannot be read as problems."""
+    wanted, found = (*rules.text, *rules.label), list[Problem]()
+    tables, labelled = dict[str, Table](), list[str]()
     for split, file in files.items():
-        missing = [name for name in (*chosen.text, *chosen.label) if name not in file.columns]
-        if missing and not (split == "test" and set(missing) <= set(chosen.label)):
-            problems.append(
-                Problem(
-                    f"{file.source} has no column {' and '.join(missing)}",
-                    f"it has {show_names(tuple(file.columns))}; rename its columns",
-                    is_error=True,
-                )
-            )
-        empty = [None] * len(file)
-        texts = tuple(file.columns.get(name, empty) for name in chosen.text)
-        has_labels = bool(chosen.label) and all(name in file.columns for name in chosen.label)
-        values = file.columns[chosen.label[0]] if has_labels else empty
-        splits[split] = SplitRows(file, texts, None if all(map(is_without_label, values)) else values)
-    if chosen.task == "multi_label":
-        try:
-            splits = _read_label_lists(splits, chosen)
-        except UserError as error:
-            splits = {split: replace(rows, labels=None) for split, rows in splits.items()}
-            problems.append(Problem("the labels cannot be read", str(error), is_error=True))
-    return splits, problems
+        missing = [name for name in wanted if name not in file.columns]
+        if missing and not (split == "test" and set(missing) <= set(rules.label)):
+            summary = f"{file.source} has no column {' and '.join(missing)}"
+            advice = f"it has {show_names(tuple(file.columns))}; rename its columns"
+            found.append(Problem(summary, advice, is_error=True))
+        tables[split] = replace(
+            file,
+            names=(*file.names, *missing),
+            columns={name: file.columns.get(name, [None] * len(file)) for name in wanted},
+            samples={name: values[:SAMPLED] for name, values in file.columns.items() if name not in wanted},
+        )
+        if rules.label and not set(missing) & set(rules.label) and is_labelled(tables[split], rules.label):
+            labelled.append(split)
+    checked = rules.check(tables, without_labels=tables.keys() - labelled)
+    splits = {split: SplitRows(of_table, of_table.keep()) for split, of_table in checked.items()}
+    try:
+        labels = _name_labels({split: splits[split].complete for split in labelled}, rules)
+    except UserError as error:
+        return splits, [*found, Problem("the labels cannot be read", str(error), is_error=True)]
+    return {split: replace(rows, labels=labels.get(split)) for split, rows in splits.items()}, found
 
 
-def _read_label_lists(splits: Mapping[str, SplitRows], chosen: Chosen) -> dict[str, SplitRows]:
-    columns = {
-        split: LabelColumn(rows.file.source, rows.labels, lines=rows.lines)
-        if len(chosen.label) == 1
-        else stack_columns(rows.file.source, {name: rows.file.columns[name] for name in chosen.label}, lines=rows.lines)
-        for split, rows in splits.items()
-        if rows.labels is not None
-    }
-    lists = columns
-    if len(chosen.label) == 1:
-        lists = read_lists(columns, None, separator=chosen.separator or "|", notify=lambda _: None)
-    return {
-        split: replace(rows, labels=_name_labels(lists[split]) if split in lists else None)
-        for split, rows in splits.items()
-    }
+def _name_labels(tables: Mapping[str, Table], rules: RowRules) -> dict[str, Sequence[Sequence[str]]]:
+    """Returns the labels of each row in words by split, one of each row unless it has any number of them."""
+    if rules.task == "multi_label":
+        return {split: _name_lists(column) for split, column in rules.read_lists(tables, ignore_notice).items()}
+    columns = {split: LabelColumn(table.source, table.columns[rules.label[0]]) for split, table in tables.items()}
+    words = {split: list(map(str, column.values)) for split, column in columns.items()}
+    if rules.task == "classification":
+        join_spellings(columns, words, rules.names or (), ignore_notice)
+    return {split: [[word] for word in of_split] for split, of_split in words.items()}
 
 
-def _name_labels(column: LabelColumn) -> list[list[str]]:
+def _name_lists(column: LabelColumn) -> list[list[str]]:
     classes = column.classes
     return [
         [str(label) if classes is None else classes[int(str(label))] for label in labels]
@@ -173,33 +103,9 @@ def _name_labels(column: LabelColumn) -> list[list[str]]:
     ]
 
 
-def _flag(values: Sequence[object], test: Callable[[object], bool]) -> list[bool]:
-    """Returns the test of each value, which of hashable ones is run once for equal values."""
-    try:
-        known = {value: test(value) for value in set(values)}
-        return [known[value] for value in values]
-    except TypeError:
-        return [test(value) for value in values]
-
-
-def _to_key(text: object) -> Hashable:
-    if isinstance(text, tuple):
-        return tuple(map(_to_key, text))
-    return text if isinstance(text, str) or text is None else str(text)
-
-
-_SELECTING = ("data", "train", "dev")
 _MOST_CLASSES = 100  # From which on a column with as many values as rows has no classes.
 _NAMES_SHOWN = 8
 _LONGEST_NAME = 8  # Words of a header's field.
-
-
-def find_label_marks(splits: Mapping[str, SplitRows], chosen: Chosen) -> frozenset[str]:
-    """Returns the labels that mean that a row has none."""
-    if chosen.task == "multi_label":
-        return frozenset()
-    labels = [splits[split].labels or () for split in _SELECTING if split in splits]
-    return find_marks(chain.from_iterable(labels)) - set(chosen.names)
 
 
 def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterator[Problem]:
@@ -223,46 +129,18 @@ def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterato
         yield Problem("the file begins with a byte order mark", "it is left out, which needs no action")
 
 
-def find_text_problems(rows: SplitRows, names: Sequence[str], others: Sequence[str]) -> Iterator[Problem]:
-    """Yields the problems of the texts of a split; `others` are columns that look like text."""
-    if found := problems.find_empty(rows.texts, rows.lines):
-        yield found
-    for name, values in zip(names, rows.texts, strict=True):
-        wrong = [row for row, value in enumerate(values) if not (isinstance(value, str) or is_missing(value))]
-        if wrong:
-            yield Problem(
-                f"{len(wrong):,} of {len(values):,} rows have no text in column {name} but a value such as "
-                f"{values[wrong[0]]!r:.40} ({show_lines(wrong, rows.lines)})",
-                "write it in quotes, or name the column of the text",
-                is_error=True,
-            )
-        if found := problems.find_ids(name, values, others):
-            yield found
-
-
-def find_label_problems(rows: SplitRows, chosen: Chosen, marks: frozenset[str], *, is_train: bool) -> Iterator[Problem]:
-    """Yields the problems of the labels of a split; those of classes that other splits share are not among them."""
-    if rows.labels is None:
+def find_label_problems(rows: SplitRows, rules: RowRules, *, is_train: bool) -> Iterator[Problem]:
+    """Yields the problems of the classes of a split; those that other splits share are not among them."""
+    if rows.labels is None or rules.task == "regression":
         return
-    if chosen.task == "multi_label":
-        named = [label for labels in rows.labels if isinstance(labels, list) for label in labels]
-        numbers = [row for row, labels in enumerate(rows.labels) if isinstance(labels, list) for _ in labels]
-        lines = numbers if rows.lines is None else [rows.lines[row] for row in numbers]
-        if is_train and (found := problems.find_small_classes(named, lines)):
-            yield found
-        return
-    if found := problems.find_unlabelled(rows.labels, rows.lines, marks=marks):
+    table = rows.checked.table
+    if rules.task == "classification" and (found := problems.find_floats(table.columns[rules.label[0]], table.lines)):
         yield found
-    if chosen.task == "regression":
-        yield from _find_no_numbers(rows, marks)
-        return
-    if found := problems.find_floats(rows.labels, rows.lines):
-        yield found
-    labelled = [row for row, label in enumerate(rows.labels) if not has_no_label(label, marks)]
-    words = to_classes([rows.labels[row] for row in labelled])
-    lines = labelled if rows.lines is None else [rows.lines[row] for row in labelled]
-    has_classes = is_train and not _looks_like_text(len(set(words)), len(words))
-    if has_classes and (found := problems.find_small_classes(words, lines)):
+    named = [name for of_row in rows.labels for name in of_row]
+    numbers = [row for row, of_row in enumerate(rows.labels) for _ in of_row]
+    is_of_classes = rules.task == "multi_label" or not _looks_like_text(len(set(named)), len(named))
+    lines = select_lines(rows.complete.lines, numbers)
+    if is_train and is_of_classes and (found := problems.find_small_classes(named, lines)):
         yield found
 
 
@@ -305,14 +183,6 @@ def find_class_problems(classes: Mapping[str, Mapping[str, int]], splits: Sequen
             )
 
 
-def to_classes(labels: Sequence[object]) -> list[str]:
-    """Returns labels as names of classes, which of whole numbers have no point: 4.0 is the class 4."""
-    words = list(map(str, labels))
-    if any("." in word for word in set(words)) and all(map(WHOLE.fullmatch, set(words))):
-        return [word.partition(".")[0] for word in words]
-    return words
-
-
 def _looks_like_text(distinct: int, rows: int) -> bool:
     return distinct > _MOST_CLASSES and 2 * distinct > rows
 
@@ -320,18 +190,6 @@ def _looks_like_text(distinct: int, rows: int) -> bool:
 def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMES_SHOWN:,} more" if len(names) > _NAMES_SHOWN else ""
     return show_names(names[:_NAMES_SHOWN]) + more
-
-
-def _find_no_numbers(rows: SplitRows, marks: frozenset[str]) -> Iterator[Problem]:
-    labels = rows.labels or ()
-    wrong = [row for row, label in enumerate(labels) if not (has_no_label(label, marks) or is_number(label))]
-    if wrong:
-        yield Problem(
-            f"{len(wrong):,} of {len(labels):,} rows have a label that is no number, such as {labels[wrong[0]]!r:.40} "
-            f"({show_lines(wrong, rows.lines)})",
-            "correct them, or take task=classification for classes",
-            is_error=True,
-        )
 
 
 def _find_values_in_header(columns: Sequence[ColumnProfile]) -> list[str]:
@@ -373,7 +231,7 @@ class Profile:
 
     rows: Mapping[str, int]
     columns: tuple[ColumnProfile, ...]
-    chosen: Chosen
+    chosen: RowRules
     is_guess: bool
     classes: Mapping[str, Mapping[str, int]]
     numbers: tuple[float, float, float] | None
@@ -409,7 +267,7 @@ class Profile:
         }
 
 
-def profile_files(paths: Mapping[str, Sequence[Path]], given: Chosen | None = None) -> Profile:
+def profile_files(paths: Mapping[str, Sequence[Path]], given: RowRules | None = None) -> Profile:
     """Returns the profile of the file of each split, or of its parts, train first; `data` is the name of a single one.
 
     Args:
@@ -418,23 +276,25 @@ def profile_files(paths: Mapping[str, Sequence[Path]], given: Chosen | None = No
     Raises:
         UserError: for a file that cannot be read at all, and for a given column that it lacks.
     """
-    given = given or Chosen()
+    given = given or RowRules()
     files = {split: read_columns(*of_split) for split, of_split in paths.items()}
     first = next(iter(files))
     columns = tuple(describe_column(name, values) for name, values in files[first].columns.items())
     chosen = choose_columns(columns, given, files[first].source)
-    splits, unreadable = read_splits(files, chosen)
-    marks = find_label_marks(splits, chosen)
-    classes = {} if chosen.task == "regression" else _count_classes(splits, chosen, marks)
-    texts = [[text if isinstance(text, str) else "" for text in values] for values in splits[first].texts]
+    splits, unreadable = check_rows(files, chosen)
+    classes = {} if chosen.task == "regression" else _count_classes(splits)
+    texts = [
+        [text if isinstance(text, str) else "" for text in splits[first].checked.table.columns[name]]
+        for name in chosen.text
+    ]
     sample = [text for column in texts for text in sample_texts(column)]
     scripts, is_english = find_scripts(sample), is_like_english(sample)
     found = [
         *_find_choice_problems(chosen),
         *unreadable,
-        *_find_problems(splits, columns, chosen, marks),
+        *_find_problems(files, splits, columns, chosen),
         *(find_class_problems(classes, tuple(splits)) if chosen.task != "regression" and chosen.label else ()),
-        *_find_repeated(splits, chosen, marks),
+        *_find_repeated(splits, chosen),
         *_find_language_problems(sample, scripts, is_english=is_english),
     ]
     return Profile(
@@ -443,7 +303,7 @@ def profile_files(paths: Mapping[str, Sequence[Path]], given: Chosen | None = No
         chosen=chosen,
         is_guess=not (given.text and given.label),
         classes=classes,
-        numbers=_find_range(splits[first], marks) if chosen.task == "regression" else None,
+        numbers=_find_range(splits[first].complete, chosen) if chosen.task == "regression" else None,
         lengths=measure_lengths(texts, script=next(iter(scripts), ""), is_english=is_english) if texts else None,
         scripts=scripts,
         is_english=is_english,
@@ -451,26 +311,21 @@ def profile_files(paths: Mapping[str, Sequence[Path]], given: Chosen | None = No
     )
 
 
-def _count_classes(splits: Mapping[str, SplitRows], chosen: Chosen, marks: frozenset[str]) -> dict[str, dict[str, int]]:
+def _count_classes(splits: Mapping[str, SplitRows]) -> dict[str, dict[str, int]]:
     """Returns the number of rows of each class by split, in the order of `sort_classes`."""
     classes: dict[str, dict[str, int]] = {}
     for split, rows in splits.items():
-        if chosen.task == "multi_label":
-            names = [label for labels in rows.labels or () if isinstance(labels, list) for label in labels]
-        else:
-            names = to_classes([label for label in rows.labels or () if not has_no_label(label, marks)])
-        for name, count in Counter(names).items():
+        for name, count in Counter(name for of_row in rows.labels or () for name in of_row).items():
             classes.setdefault(name, {})[split] = count
     return {name: classes[name] for name in sort_classes(classes)}
 
 
-def _find_range(rows: SplitRows, marks: frozenset[str]) -> tuple[float, float, float] | None:
-    labels = [label for label in rows.labels or () if not has_no_label(label, marks) and is_number(label)]
-    numbers = [float(str(label)) for label in labels]
+def _find_range(table: Table, rules: RowRules) -> tuple[float, float, float] | None:
+    numbers = [float(str(label)) for label in table.columns[rules.label[0]] if is_number(label)]
     return (min(numbers), sum(numbers) / len(numbers), max(numbers)) if numbers else None
 
 
-def _find_choice_problems(chosen: Chosen) -> Iterator[Problem]:
+def _find_choice_problems(chosen: RowRules) -> Iterator[Problem]:
     """Yields the columns that no guess was found for."""
     if not chosen.text:
         yield Problem("no column looks like text", "name it with text=NAME", is_error=True)
@@ -483,35 +338,33 @@ def _find_choice_problems(chosen: Chosen) -> Iterator[Problem]:
 
 
 def _find_problems(
-    splits: Mapping[str, SplitRows], columns: Sequence[ColumnProfile], chosen: Chosen, marks: frozenset[str]
+    files: Mapping[str, Table], splits: Mapping[str, SplitRows], columns: Sequence[ColumnProfile], rules: RowRules
 ) -> Iterator[Problem]:
     """Yields the problems of each split by itself, with its name where there are several."""
-    texts = [column.name for column in columns if column.kind == "text" and column.name not in chosen.text]
     for split, rows in splits.items():
-        is_train = split in ("data", "train")
         found = [
-            *find_file_problems(rows.file, columns),
-            *find_text_problems(rows, chosen.text, texts),
-            *find_label_problems(rows, chosen, marks, is_train=is_train),
+            *find_file_problems(files[split], columns),
+            *rows.checked.problems,
+            *find_label_problems(rows, rules, is_train=split in TRAINED),
         ]
         prefix = f"{split}: " if len(splits) > 1 else ""
         yield from (replace(problem, summary=f"{prefix}{problem.summary}") for problem in found)
 
 
-def _find_repeated(splits: Mapping[str, SplitRows], chosen: Chosen, marks: frozenset[str]) -> Iterator[Problem]:
+def _find_repeated(splits: Mapping[str, SplitRows], rules: RowRules) -> Iterator[Problem]:
     """Yields the texts that are several times in one split or in several."""
-    if not chosen.text:
+    if not rules.text:
         return
-    complete = {split: rows.complete(marks) for split, rows in splits.items()}
-    for split, rows in complete.items():
-        if doubled := problems.find_doubled(rows.texts, rows.labels, rows.lines):
+    texts = {
+        split: [tuple(map(str, row)) for row in zip(*(rows.complete.columns[name] for name in rules.text), strict=True)]
+        for split, rows in splits.items()
+    }
+    lines = {split: rows.complete.lines for split, rows in splits.items()}
+    for split, rows in splits.items():
+        if doubled := problems.find_doubled(texts[split], rows.labels, lines[split]):
             yield doubled if len(splits) == 1 else replace(doubled, summary=f"{split}: {doubled.summary}")
-    labels = {split: rows.labels for split, rows in complete.items() if rows.labels is not None}
-    yield from problems.find_shared(
-        {split: rows.texts for split, rows in complete.items()},
-        labels if len(labels) == len(complete) else None,
-        {split: rows.lines for split, rows in complete.items()},
-    )
+    labels = {split: rows.labels for split, rows in splits.items() if rows.labels is not None}
+    yield from problems.find_shared(texts, labels if len(labels) == len(texts) else None, lines)
 
 
 def _find_language_problems(sample: Sequence[str], scripts: Mapping[str, float], *, is_english: bool) -> list[Problem]:

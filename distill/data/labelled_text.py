@@ -6,7 +6,7 @@ of all splits are found before the first of them is reported.
 
 import math
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -121,29 +121,35 @@ def check_surrogates(text: str, source: str) -> None:
         raise UserError(f"{source} contains the unpaired surrogate {text[error.start]!r}") from error
 
 
-Kind: TypeAlias = Literal["class", "number", "classes"]
+TaskKind: TypeAlias = Literal["classification", "multi_label", "regression"]
 Missing: TypeAlias = Literal["auto", "error", "drop", "unlabelled"]
-_TRAINED = ("train", SINGLE)
+TRAINED = ("train", SINGLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowRules:
-    """The columns of rows, and the treatment of those without a label or a text.
+    """The columns of rows with a label, and the treatment of those without a label or a text.
+
+    For a profile of files, an empty column and a task of None are guessed.
 
     Args:
-        text: the column of the text, or the two of a pair, of which one may be empty.
-        label: the possible columns of the label.
-        kind: of the label: a class, a number, or any number of classes.
-        names: of the classes, where they are given.
-        missing: error refuses such rows, drop leaves them out, and unlabelled gives those of train that have a text to
-            the teacher. auto does so too, but an empty list of several labels is none of them. Where no row of train
-            has a class although `names` are given, both keep the rows of train, and of a dev without classes.
+        text: the column of the text, or the two columns of a pair, of which one may be empty.
+        label: the column of the class or number; of several names the one that the data has. Examples with several
+            labels may have a column of 0 and 1 for each of them.
+        task: whether the label is a class, a number, or any number of classes.
+        names: of the classes in the order of the data's integers; None uses the labels of the training split.
+        separator: between several labels in a text, as for `read_lists`.
+        missing: error refuses rows without a label or a text, drop leaves them out, and unlabelled gives those of train
+            that have a text to the teacher. auto does so too, but an empty list of several labels is none of them.
+            Where no row of train has a class although `names` are given, both keep the rows of train, and of a dev
+            without classes.
     """
 
-    text: tuple[str, ...]
-    label: tuple[str, ...]
-    kind: Kind = "class"
+    text: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    task: TaskKind | None = None
     names: tuple[str, ...] | None = None
+    separator: str | None = None
     missing: Missing = "auto"
 
     def set_aside(self, tables: Mapping[str, Table]) -> tuple[dict[str, Table], Table | None]:
@@ -154,77 +160,95 @@ class RowRules:
         Raises:
             UserError: for all rows of all tables that cannot be used at once, and for a table without a row left.
         """
-        columns = {name: self._find_labels(table) for name, table in tables.items()}
-        marks = self._find_marks(columns)
+        lacking: list[str] = []
         if self.keeps_rows(tables):
-            lacking = [name for name in (*_TRAINED, "dev") if name in tables and lacks_labels(tables[name], self.label)]
-            columns |= dict.fromkeys(lacking)
-        checked = {name: self._check(table, columns[name], marks, name) for name, table in tables.items()}
+            lacking = [name for name in (*TRAINED, "dev") if name in tables and lacks_labels(tables[name], self.label)]
+        checked = self.check(tables, without_labels=lacking)
         if any(problem.is_error for of_table in checked.values() for problem in of_table.problems):
             every = [join_problems(of.table.source, of.problems) for of in checked.values() if of.problems]
             raise UserError("; ".join(every))
-        kept = {name: of_table.keep(name) for name, of_table in checked.items()}
         unlabelled = None
         for name, of_table in checked.items():
+            if name in (*TRAINED, "dev"):
+                of_table.check_left()
             if of_table.problems:
                 print_notice(join_problems(of_table.table.source, of_table.problems))
-            if name in _TRAINED and of_table.unlabelled and self.missing in ("auto", "unlabelled"):
+            if name in TRAINED and of_table.unlabelled and self.missing in ("auto", "unlabelled"):
                 unlabelled = of_table.table.select(of_table.unlabelled)
+        kept = {name: of_table.keep() for name, of_table in checked.items()}
         return {name: table for name, table in kept.items() if len(table)}, unlabelled
 
     def keeps_rows(self, tables: Mapping[str, Table]) -> bool:
         """Returns whether no row of train has a class, so that its rows are no exceptions."""
-        trained = [tables[name] for name in _TRAINED if name in tables]
-        may_keep = self.kind == "class" and self.names is not None and self.missing in ("auto", "unlabelled")
+        trained = [tables[name] for name in TRAINED if name in tables]
+        may_keep = self.task == "classification" and self.names is not None and self.missing in ("auto", "unlabelled")
         return may_keep and any(lacks_labels(table, self.label) for table in trained)
+
+    def check(self, tables: Mapping[str, Table], *, without_labels: Collection[str] = ()) -> dict[str, "CheckedRows"]:
+        """Returns the tables with the problems of their rows.
+
+        Args:
+            without_labels: tables whose labels are not looked at.
+        """
+        columns = {name: None if name in without_labels else self._find_labels(table) for name, table in tables.items()}
+        marks = self._find_marks(columns)
+        return {name: self._check(table, columns[name], marks, name) for name, table in tables.items()}
+
+    def read_lists(self, tables: Mapping[str, Table], notify: Notify) -> dict[str, LabelColumn]:
+        """Returns the labels of each example by split as lists, of one column or of one for each label.
+
+        Raises:
+            UserError: for a column that is missing, and for values that can be read in two ways.
+        """
+        if any(len([name for name in self.label if name in table.names]) > 1 for table in tables.values()):
+            return {split: stack_labels(table, self.label) for split, table in tables.items()}
+        columns = {split: get_labels(table, self.label) for split, table in tables.items()}
+        further = self.label if len(self.label) > 1 else ()
+        return read_lists(columns, self.names, separator=self.separator or "|", notify=notify, further=further)
 
     def _find_labels(self, table: Table) -> LabelColumn | None:
         """Returns the labels of a table, None if there is a column for each of several."""
-        several = self.kind == "classes" and len([name for name in self.label if name in table.names]) > 1
+        several = self.task == "multi_label" and len([name for name in self.label if name in table.names]) > 1
         return None if several else get_labels(table, self.label)
 
     def _find_marks(self, columns: Mapping[str, LabelColumn | None]) -> frozenset[str]:
         """Returns the labels of plain columns that mean that a row has none."""
-        if self.kind == "number":
+        if self.task == "regression":
             return MARKS
-        if self.kind == "classes":
+        if self.task == "multi_label":
             return frozenset()
         present = [column for column in columns.values() if column is not None]
         names = self.names or next((column.classes for column in present if column.classes), ())
         values = chain.from_iterable(column.values for column in present if column.classes is None)
         return find_marks(values, names, may_guess=self.missing == "auto")
 
-    def _check(self, table: Table, column: LabelColumn | None, marks: frozenset[str], name: str) -> "_Checked":
+    def _check(self, table: Table, column: LabelColumn | None, marks: frozenset[str], name: str) -> "CheckedRows":
         """Finds the problems of a table."""
         texts, is_error = [table.columns[of_text] for of_text in self.text], self.missing == "error"
         empty = {row for row, of_row in enumerate(zip(*texts, strict=True)) if all(map(is_missing, of_row))}
-        found = [*self._check_texts(table, empty, is_trained=name in _TRAINED)]
-        found.append(
-            problems.find_empty(texts, table.lines, advice=None if is_error else "they are left out", is_error=is_error)
-        )
+        found = [*self._check_texts(table, empty, is_trained=name in TRAINED)]
+        found.append(problems.find_empty(texts, table.lines, advice=None if is_error else "they are left out"))
         if column is None:
-            return _Checked(table, list(filter(None, found)), empty)
+            return CheckedRows(table, list(filter(None, found)), empty)
         if column.classes is not None:
             marks = frozenset({"-1"})
         without = [row for row, value in enumerate(column.values) if has_no_label(value, marks)]
         advice = None if is_error else self._describe_fate(name, is_most=2 * len(without) > len(table))
-        found.append(
-            problems.find_unlabelled(column.values, table.lines, marks=marks, advice=advice, is_error=is_error)
-        )
+        found.append(problems.find_unlabelled(column.values, table.lines, marks=marks, advice=advice))
         found += self._check_labels(column, set(without))
         unlabelled = [] if self._keeps_unlabelled else [row for row in without if row not in empty]
-        return _Checked(table, list(filter(None, found)), empty, unlabelled)
+        return CheckedRows(table, list(filter(None, found)), empty, unlabelled)
 
     @property
     def _keeps_unlabelled(self) -> bool:
-        return self.kind == "classes" and self.missing == "auto"
+        return self.task == "multi_label" and self.missing == "auto"
 
     def _describe_fate(self, name: str, *, is_most: bool) -> str:
         """Returns the use of the rows without a label in words."""
         most = "this is more than half, so check task.label; " if is_most and not self._keeps_unlabelled else ""
         if self._keeps_unlabelled:
             return "they count as examples with none of the labels; task.missing=drop leaves them out"
-        if name in _TRAINED and self.missing != "drop":
+        if name in TRAINED and self.missing != "drop":
             return f"{most}only the teacher labels them, as task.unlabelled; task.missing=drop leaves them out"
         return f"{most}they are left out"
 
@@ -240,15 +264,15 @@ class RowRules:
     def _check_labels(self, column: LabelColumn, without: set[int]) -> Iterable[Problem | None]:
         """Yields the problems of labels that are of the wrong kind."""
         rows = [row for row in range(len(column.values)) if row not in without]
-        if self.kind == "number":
+        if self.task == "regression":
             wrong = [row for row in rows if not is_number(column.values[row])]
             yield problems.find_no_numbers(column.values, wrong, column.lines)
-        elif self.kind == "class":
+        elif self.task == "classification":
             yield problems.find_mixed(column.values, find_kinds(column.values, rows), column.lines)
 
 
 @dataclass(frozen=True)
-class _Checked:
+class CheckedRows:
     """A table with its problems, and its rows without a text and without a label."""
 
     table: Table
@@ -256,53 +280,34 @@ class _Checked:
     empty: set[int] = field(default_factory=set)
     unlabelled: Sequence[int] = ()
 
-    def keep(self, name: str) -> Table:
-        """Returns the rows with a text and a label.
-
-        Raises:
-            UserError: if there is none, unless this is a test split.
-        """
-        if not self.empty and not self.unlabelled:
-            return self.table
+    def keep(self) -> Table:
+        """Returns the rows with a text and a label."""
         without = {*self.empty, *self.unlabelled}
-        rows = [row for row in range(len(self.table)) if row not in without]
-        if not rows and name in (*_TRAINED, "dev"):
+        return self.table.select(row for row in range(len(self.table)) if row not in without) if without else self.table
+
+    def check_left(self) -> None:
+        """Raises UserError if no row has a text and a label."""
+        if len({*self.empty, *self.unlabelled}) == len(self.table):
             raise UserError(
                 f"{self.table.source} has no row with a text and a label: {len(self.empty):,} of {len(self.table):,} "
                 f"have no text, and {len(self.unlabelled):,} others no label; name other columns with task.text=[...] "
                 "and task.label=..., add labels, or name the classes in task.labels=[...] for a teacher that knows them"
             )
-        return self.table.select(rows)
 
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledText:
+class LabelledText(RowRules):
     """A source of rows with one or two columns of text and a label.
 
     Args:
         source: the tables, of which a single one is split by class.
-        text: the column of the text, or the two columns of a pair.
-        label: the column of the class or number; of several names the one that the data has. Examples with several
-            labels may have a column of 0 and 1 for each of them.
-        label_names: names of the classes in the order of the data's integers; None uses the labels of the training
-            split.
-        regression: whether the label is a number.
-        separator: between the labels of an example that has any number of them, as for `read_lists`; None where an
-            example has one label.
-        missing: the treatment of rows without a label or a text, as in `RowRules`.
         is_labelled: whether the tables have labels. Without, the column of `label` is not read.
     """
 
     source: TableSource
-    text: tuple[str, ...]
-    label: tuple[str, ...]
-    label_names: tuple[str, ...] | None = None
-    regression: bool = False
-    separator: str | None = None
-    missing: Missing = "auto"
     is_labelled: bool = True
 
     def read(self, cache_dir: Path) -> LabelledData:
@@ -319,7 +324,7 @@ class LabelledText:
         splits = {name: _create_split(self, table, numbers[name]) for name, table in tables.items()}
         lines = {name: table.lines for name, table in self.source.sample(tables).items()}
         data = create_data(self.source, names, splits, lambda splits: _list_content(names, splits), lines=lines)
-        if self._kind != "number" and not lacks_labels(tables["train"], self.label):
+        if self.task != "regression" and not lacks_labels(tables["train"], self.label):
             _report_small_classes(tables["train"].source, data.splits["train"].labels, names, lines["train"])
         return data if unlabelled is None else replace(data, pool=Pool(_create_split(self, unlabelled)))
 
@@ -331,10 +336,7 @@ class LabelledText:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
         tables = self.source.read(cache_dir, lambda table: {SINGLE: table}, partial(is_labelled, names=self.label))
         tables = self._add_label_columns(tables)
-        rules = RowRules(
-            text=self.text, label=self.label, kind=self._kind, names=self.label_names, missing=self.missing
-        )
-        tables, unlabelled = rules.set_aside(tables)
+        tables, unlabelled = self.set_aside(tables)
         single = tables.pop(SINGLE, None)
         return ({} if single is None else self._hold_out_dev(single)) | tables, unlabelled
 
@@ -345,7 +347,7 @@ class LabelledText:
             UserError: for columns of text that are missing, for tables that all lack the labels they should have, for
                 others than train that lack them, and for classes without names.
         """
-        of_class, text = self._kind == "class", [(name,) for name in self.text]
+        of_class, text = self.task == "classification", [(name,) for name in self.text]
         train = next(tables[name] for name in ("train", SINGLE) if name in tables)
         is_anywhere = any(_has_column(table, self.label) for table in tables.values())
         if self.is_labelled and not (of_class and is_anywhere and not _has_column(train, self.label)):
@@ -356,7 +358,7 @@ class LabelledText:
         for table in tables.values():
             is_misnamed = self.is_labelled and not all(column in table.names for column in self.text)
             check_columns(table, [*text, self.label] if is_misnamed else text, ADVICE)
-        if self.label_names is None:
+        if self.names is None:
             raise UserError(
                 f"{train.source} has no row with a label: name the classes in task.labels=[...] and take a teacher "
                 "that knows them, as +teacher=zero_shot does, or add labels"
@@ -368,21 +370,17 @@ class LabelledText:
             for name, table in tables.items()
         }
 
-    @property
-    def _kind(self) -> Kind:
-        return "number" if self.regression else "class" if self.separator is None else "classes"
-
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         """Splits a table into train and dev, stratified by class; of several labels train has every one."""
         together = [text_keys(*(table.columns[name] for name in self.text))]
-        if self._kind == "number" or lacks_labels(table, self.label):
+        if self.task == "regression" or lacks_labels(table, self.label):
             return self.source.hold_out_dev(table, together=together)
-        if self._kind == "classes":
-            [column] = _get_label_lists(self, {"train": table}, _ignore).values()
+        if self.task == "multi_label":
+            [column] = self.read_lists({"train": table}, ignore_notice).values()
             return self.source.hold_out_dev(table, train=first_rows(column), together=together)
         columns = {"train": get_labels(table, self.label)}
-        words = to_words(columns, self.label_names)
-        join_spellings(columns, words, self.label_names or (), _ignore)
+        words = to_words(columns, self.names)
+        join_spellings(columns, words, self.names or (), ignore_notice)
         [column], [classes] = columns.values(), words.values()
         self._check_classes(table, classes)
         # Rows are drawn class by class, and indices in the order of their numbers as text.
@@ -411,16 +409,16 @@ class LabelledText:
 def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Returns the names of the classes in order, or the column of the numbers, and the labels of each split."""
     _check_same_column(rows, tables)
-    if rows.separator is not None:
-        return to_label_sets(_get_label_lists(rows, tables, print_notice), rows.label_names, print_notice)
+    if rows.task == "multi_label":
+        return to_label_sets(rows.read_lists(tables, print_notice), rows.names, print_notice)
     columns = {split: get_labels(table, rows.label) for split, table in tables.items()}
-    if rows.regression:
+    if rows.task == "regression":
         name = next(column for column in rows.label if column in tables["train"].names)
         return (name,), {split: to_numbers(column) for split, column in columns.items()}
-    check_single(columns, rows.label_names)
+    check_single(columns, rows.names)
     if not lacks_labels(tables["train"], rows.label):
-        return to_classes(columns, rows.label_names, print_notice)
-    names = rows.label_names
+        return to_classes(columns, rows.names, print_notice)
+    names = rows.names
     assert names is not None  # Rows without a label are kept for given classes alone.
     return names, {
         split: np.full(len(tables[split]), IGNORED)
@@ -437,17 +435,6 @@ def _has_column(table: Table, names: Sequence[str]) -> bool:
 def _without_labels(table: Table, name: str) -> Table:
     names = (*(other for other in table.names if other != name), name)
     return replace(table, names=names, columns={**table.columns, name: [None] * len(table)})
-
-
-def _get_label_lists(rows: LabelledText, tables: Mapping[str, Table], notify: Notify) -> dict[str, LabelColumn]:
-    """Returns the labels of each example by split as lists, of one column or of one for each label."""
-    assert rows.separator is not None
-    names = rows.label
-    if any(len([name for name in names if name in table.names]) > 1 for table in tables.values()):
-        return {split: stack_labels(table, names) for split, table in tables.items()}
-    columns = {split: get_labels(table, names) for split, table in tables.items()}
-    further = names if len(names) > 1 else ()
-    return read_lists(columns, rows.label_names, separator=rows.separator, notify=notify, further=further)
 
 
 def _check_same_column(rows: LabelledText, tables: Mapping[str, Table]) -> None:
@@ -473,32 +460,17 @@ def _report_small_classes(source: str, labels: np.ndarray, names: Sequence[str],
         print_notice(f"{source}: {problem}")
 
 
-def _ignore(notice: str) -> None:
-    """Does not show a notice of rows that are read again."""
-
-
-def _read_texts(rows: LabelledText, table: Table) -> list[list[str]]:
-    """Returns the texts of each column. One text of a pair may be empty."""
-    columns = [read_text_column(table, name, may_be_empty=len(rows.text) == 2) for name in rows.text]
-    if len(columns) == 2:
-        _check_pairs(columns, table.source)
-    return columns
-
-
-def _check_pairs(columns: Sequence[Sequence[str]], source: str) -> None:
-    """Counts the pairs with one empty text, and raises UserError for a pair of two."""
-    half_empty = 0
-    for row, texts in enumerate(zip(*columns, strict=True)):
-        empty = sum(not text.strip() for text in texts)
-        if empty == 2:
-            raise UserError(f"{source}, example {row + 1}: both texts of the pair are empty, expected text")
-        half_empty += empty
-    if half_empty:
-        print_notice(f"{source}: pairs with one empty text, which are used as they are: {half_empty:,}")
+def ignore_notice(notice: str) -> None:
+    """Does not show a notice of rows that are read once more."""
 
 
 def _create_split(rows: LabelledText, table: Table, numbers: np.ndarray | None = None) -> Split:
-    return text_split(*_read_texts(rows, table), labels=numbers)
+    """Returns the examples of a table. One text of a pair may be empty."""
+    columns = [read_text_column(table, name, may_be_empty=len(rows.text) == 2) for name in rows.text]
+    half_empty = sum(not all(map(str.strip, texts)) for texts in zip(*columns, strict=True))
+    if half_empty:
+        print_notice(f"{table.source}: pairs with one empty text, which are used as they are: {half_empty:,}")
+    return text_split(*columns, labels=numbers)
 
 
 def _list_content(labels: Sequence[str], splits: Mapping[str, Split]) -> Iterator[object]:

@@ -55,51 +55,37 @@ def show_lines(rows: Sequence[int], lines: Lines = None) -> str:
 
 
 def find_unlabelled(
-    values: Sequence[object],
-    lines: Lines = None,
-    *,
-    marks: frozenset[str] = frozenset(),
-    advice: str | None = None,
-    is_error: bool = False,
+    values: Sequence[object], lines: Lines = None, *, marks: frozenset[str] = frozenset(), advice: str | None = None
 ) -> Problem | None:
     """Returns the rows without a label as a problem.
 
     Args:
         marks: further labels that mean that there is none.
-        advice: None names the options.
+        advice: the use of the rows in words; without any they are an error, with the options as advice.
     """
     rows = [row for row, value in enumerate(values) if has_no_label(value, marks)]
-    if not rows:
-        return None
-    found = sorted({str(value) for value in values if not is_missing(value) and str(value) in marks})
+    found = sorted({str(values[row]) for row in rows if not is_missing(values[row])})
     names = f", for which {', '.join(found)} counts too" if found else ""
     classes = f"; if {found[0]} is a class, name all with task.labels=[{found[0]},...]" if found else ""
-    advice = advice or (
+    usual = (
         "set task.missing=drop to leave them out, or task.missing=unlabelled to have the teacher label those of train"
     )
-    return Problem(
-        f"{_count(rows, values)} {_have(rows)} no label{names} ({show_lines(rows, lines)})", advice + classes, is_error
-    )
+    return _of_rows(rows, values, f"no label{names}", (advice or usual) + classes, lines, is_error=advice is None)
 
 
 def find_empty(
-    columns: Sequence[Sequence[object]], lines: Lines = None, *, advice: str | None = None, is_error: bool = False
+    columns: Sequence[Sequence[object]], lines: Lines = None, *, advice: str | None = None
 ) -> Problem | None:
     """Returns the rows without any text as a problem.
 
     Args:
         columns: that of the text, or the two of a pair.
-        advice: None names the option.
+        advice: as for `find_unlabelled`.
     """
     rows = [row for row, texts in enumerate(zip(*columns, strict=True)) if all(map(is_missing, texts))]
-    if not rows:
-        return None
     what = "no text" if len(columns) == 1 else "no text in either column of the pair"
-    return Problem(
-        f"{_count(rows, columns[0])} {_have(rows)} {what} ({show_lines(rows, lines)})",
-        advice or "set task.missing=drop to leave them out",
-        is_error,
-    )
+    usual = "set task.missing=drop to leave them out"
+    return _of_rows(rows, columns[0] if columns else (), what, advice or usual, lines, is_error=advice is None)
 
 
 def find_no_texts(
@@ -107,26 +93,14 @@ def find_no_texts(
 ) -> Problem | None:
     """Returns the rows of a column of text whose value is of another type as a problem, apart from those `without`."""
     rows = [row for row, value in enumerate(values) if not isinstance(value, str) and row not in without]
-    if not rows:
-        return None
-    return Problem(
-        f"{_count(rows, values)} {_have(rows)} no text but {values[rows[0]]!r:.60} or the like in column {column} "
-        f"({show_lines(rows, lines)})",
-        "expected text",
-        is_error=True,
-    )
+    what = f"no text but {_show_first(values, rows)} or the like in column {column}"
+    return _of_rows(rows, values, what, "expected text", lines, is_error=True)
 
 
 def find_no_numbers(values: Sequence[object], rows: Sequence[int], lines: Lines = None) -> Problem | None:
     """Returns these rows, whose labels are no finite numbers, as a problem."""
-    if not rows:
-        return None
-    return Problem(
-        f"{_count(rows, values)} {_have(rows)} a label that is no number, {values[rows[0]]!r:.60} "
-        f"({show_lines(rows, lines)})",
-        "for classes take task=classification",
-        is_error=True,
-    )
+    what = f"a label that is no number, {_show_first(values, rows)}"
+    return _of_rows(rows, values, what, "for classes take task=classification", lines, is_error=True)
 
 
 def find_mixed(values: Sequence[object], kinds: Mapping[str, Sequence[int]], lines: Lines = None) -> Problem | None:
@@ -147,13 +121,9 @@ def find_floats(values: Sequence[object], lines: Lines = None) -> Problem | None
     if not whole or not all(map(WHOLE.fullmatch, whole)):
         return None
     rows = [row for row, word in enumerate(words) if word is not None and "." in word]
-    if not rows:
-        return None
-    word = str(values[rows[0]])
-    return Problem(
-        f"{_count(rows, values)} {_have(rows)} a label such as {word}, a whole number ({show_lines(rows, lines)})",
-        f"{word} is the class {word.partition('.')[0]}, because programs write integers so in a column with gaps",
-    )
+    word = str(values[rows[0]]) if rows else ""
+    advice = f"{word} is the class {word.partition('.')[0]}, because programs write integers so in a column with gaps"
+    return _of_rows(rows, values, f"a label such as {word}, a whole number", advice, lines)
 
 
 def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest: int = FEWEST) -> Problem | None:
@@ -187,7 +157,7 @@ def find_doubled(
     first: dict[Hashable, int] = {}
     rows = [row for row, text in enumerate(texts) if first.setdefault(text, row) != row]
     others = [row for row in rows if labels is not None and str(labels[row]) != str(labels[first[texts[row]]])]
-    if not rows or (differing and not others):
+    if differing and not others:
         return None
     advice = (
         f"{len(others):,} of them {_have(others)} another label ({show_lines(others, lines)}), so that no model can "
@@ -195,9 +165,7 @@ def find_doubled(
         if others
         else "they count more than once: remove them if that is not meant"
     )
-    return Problem(
-        f"{_count(rows, texts)} {_have(rows)} the text of an earlier row ({show_lines(rows, lines)})", advice
-    )
+    return _of_rows(rows, texts, "the text of an earlier row", advice, lines)
 
 
 def find_shared(
@@ -229,7 +197,8 @@ def find_shared(
             another = f", {number}with another label" if others else ""
             problems.append(
                 Problem(
-                    f"{_count(rows, texts[split])} of {split} {_have(rows)} the text of a row of {earlier}{another} "
+                    f"{len(rows):,} of {len(texts[split]):,} rows of {split} {_have(rows)} the text of a row of "
+                    f"{earlier}{another} "
                     f"({show_lines(rows, (lines or {}).get(split))} of {split})",
                     f"the scores of {split} may be too high"
                     if earlier == "train"
@@ -298,8 +267,18 @@ def _lines_of(name: str, labels: Sequence[object], lines: Lines) -> str:
     return show_lines([row for row, label in enumerate(labels) if str(label) == name], lines)
 
 
-def _count(rows: Sequence[int], values: Sequence[object]) -> str:
-    return f"{len(rows):,} of {len(values):,} rows"
+def _of_rows(
+    rows: Sequence[int], values: Sequence[object], what: str, advice: str, lines: Lines, *, is_error: bool = False
+) -> Problem | None:
+    """Returns some rows as a problem, such as `2 of 9 rows have no label (lines 3 and 7)`; None without any."""
+    if not rows:
+        return None
+    summary = f"{len(rows):,} of {len(values):,} rows {_have(rows)} {what} ({show_lines(rows, lines)})"
+    return Problem(summary, advice, is_error)
+
+
+def _show_first(values: Sequence[object], rows: Sequence[int]) -> str:
+    return f"{values[rows[0]]!r:.60}" if rows else ""
 
 
 def _have(rows: Sequence[int]) -> str:

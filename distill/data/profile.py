@@ -10,8 +10,8 @@ from rich.table import Table as ShownTable
 
 from distill.core.console import console, print_line
 from distill.core.errors import UserError
-from distill.data.check import MULTILINGUAL, Chosen, Profile, TaskKind, profile_files
-from distill.data.labelled_text import LabelledText
+from distill.data.check import MULTILINGUAL, Profile, profile_files
+from distill.data.labelled_text import LabelledText, RowRules
 from distill.data.problems import ColumnProfile, Problem
 from distill.data.prose import LIMIT
 from distill.data.sources import STEMS, TableSource, find_files, missing_file, number_units
@@ -27,7 +27,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 _POSITIVE = ("positive", "pos", "yes", "spam", "toxic", "hate", "offensive", "relevant", "entailment", "equivalent")
 
 
-def profile_data(data: str, given: Chosen | None = None, stems: Mapping[str, Sequence[str]] = STEMS) -> Profile:
+def profile_data(data: str, given: RowRules | None = None, stems: Mapping[str, Sequence[str]] = STEMS) -> Profile:
     """Returns the profile of a file, or of a directory with train, dev and perhaps test.
 
     Args:
@@ -72,14 +72,8 @@ def rehearse_reading(profile: Profile, data: str) -> Profile:
     if profile.errors:
         return profile
     chosen = profile.chosen
-    rows = LabelledText(
-        source=_Undrawn(name=str(chosen.task), wanted=(*chosen.text, *chosen.label), data_dir=data),
-        text=chosen.text,
-        label=chosen.label,
-        label_names=chosen.names or None,
-        regression=chosen.task == "regression",
-        separator=(chosen.separator or "|") if chosen.task == "multi_label" else None,
-    )
+    source = _Undrawn(name=str(chosen.task), wanted=(*chosen.text, *chosen.label), data_dir=data)
+    rows = LabelledText(source=source, **vars(chosen))
     try:
         with console.capture():  # The notices of the reading are among the problems.
             rows.read(Path())
@@ -111,10 +105,7 @@ def print_rows_profile(rows: LabelledText) -> None:
     data = rows.source.data_dir
     if data is None:
         return
-    task: TaskKind = "regression" if rows.regression else "classification" if rows.separator is None else "multi_label"
-    profile = profile_data(
-        data, Chosen(rows.text, rows.label, task, rows.separator, rows.label_names or ()), rows.source.stems
-    )
+    profile = profile_data(data, rows, rows.source.stems)
     print_line(_describe_rows(profile, data), style="bold")
     if profile.classes:
         print_line(f"Classes  {_list_classes(profile)}")

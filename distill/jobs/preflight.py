@@ -26,8 +26,7 @@ from distill.core import storage
 from distill.core.errors import PACKAGE, OptionError, UserError, is_checkout
 from distill.core.options import STRICT, describe, show_value
 from distill.core.storage import is_url
-from distill.data.check import Chosen
-from distill.data.labelled_text import LabelledText
+from distill.data.labelled_text import LabelledText, RowRules, TaskKind
 from distill.data.profile import print_profile, profile_data, rehearse_reading, suggest_command
 from distill.data.sources import SINGLE, STEMS, TableSource, find_files, missing_data, missing_file
 from distill.jobs.command_line import find_job, known_targets, walk_mappings
@@ -297,7 +296,10 @@ def _places(value: object) -> Iterator[str]:
         yield str(value)
 
 
-_OF_ROWS = ("distill.kinds.Classification", "distill.kinds.Regression")  # Their rows are a `LabelledText`.
+# The kinds of tasks whose rows are a `LabelledText`.
+_OF_ROWS: Mapping[str, TaskKind] = {
+    "distill.kinds.Classification": "classification", "distill.kinds.Regression": "regression",
+}  # fmt: skip
 _LOOKED_AT = 1000  # Rows of JSONL, after which it may have further columns.
 
 
@@ -373,9 +375,8 @@ def _check_columns(task: DictConfig, path: Path, named: Any) -> None:
         source=TableSource(name=str(task.name), wanted=(*text, *label), data_dir=str(path)),
         text=text,
         label=label or ("",),
-        label_names=labels or None,
-        regression=task._target_.endswith("Regression"),
-        separator="|" if task.get("multi_label") else None,
+        task="multi_label" if task.get("multi_label") else _OF_ROWS[task._target_],
+        names=labels or None,
         is_labelled=bool(label),
     )
     rows.check_names(
@@ -419,7 +420,7 @@ def run_check(config: DictConfig) -> None:
     if not isinstance(config.json, bool):
         raise OptionError("json", config.json, "true or false")
     data = str(storage.local_path(str(config.data)))
-    given = Chosen(text=_read_names("text", config.text), label=_read_names("label", config.label))
+    given = RowRules(text=_read_names("text", config.text), label=_read_names("label", config.label))
     if len(given.text) > 2:
         raise OptionError("text", f"[{','.join(given.text)}]", "one column or the two of a pair")
     profile = rehearse_reading(profile_data(data, given), data)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from distill.core.errors import UserError
-from distill.data.check import Chosen, Profile, profile_files
+from distill.data.check import Profile, profile_files
+from distill.data.labelled_text import RowRules
 from distill.data.problems import describe_column
 from distill.data.prose import find_scripts, measure_lengths
 from distill.rows.columns import read_columns
@@ -32,7 +33,7 @@ def labelled(count: int = 60, classes: Sequence[object] = ("bad", "good")) -> li
     return [["review", "stars"], *([sentence(row), classes[row % len(classes)]] for row in range(count))]
 
 
-def profile(path: Path, given: Chosen | None = None) -> Profile:
+def profile(path: Path, given: RowRules | None = None) -> Profile:
     return profile_files({"data": (path,)}, given)
 
 
@@ -105,7 +106,9 @@ def test_columns_of_0_and_1_are_several_labels(tmp_path: Path) -> None:
     found = profile(write_rows(tmp_path / "rows.csv", labelled(60, ("sun|sea", "sun", "", "sea"))))
     assert (found.chosen.task, found.chosen.separator) == ("multi_label", "|")
     assert found.classes == {"sea": {"data": 30}, "sun": {"data": 30}}
-    assert found.problems == ()
+    [problem] = found.problems
+    assert problem.advice.startswith("they count as examples with none of the labels")
+    assert problem.summary == "15 of 60 rows have no label (lines 4, 8, 12, 16, 20 and 10 more)"
 
 
 def profile_splits(root: Path, **splits: Sequence[Sequence[object]]) -> Profile:
@@ -141,7 +144,7 @@ def test_every_problem_has_its_count_and_the_lines_of_the_file(tmp_path: Path) -
         "1 of 57 rows has the text of an earlier row (line 21)",
     ):
         assert any(text in problem for problem in shown), text
-    assert found.classes == {"3": {"data": 1}, "4": {"data": 29}, "5": {"data": 28}}
+    assert found.classes == {"3": {"data": 1}, "4": {"data": 28}, "5": {"data": 28}}
     assert found.errors == [1]
 
 
@@ -191,18 +194,18 @@ def test_data_that_cannot_be_trained_on_is_an_error_and_other_languages_are_none
 def test_given_columns_are_no_guesses(tmp_path: Path) -> None:
     rows = [[1000 + row, sentence(row), row % 2] for row in range(40)]
     path = write_rows(tmp_path / "rows.csv", [["id", "text", "label"], *rows])
-    found = profile(path, Chosen(text=("id",), label=("label",)))
+    found = profile(path, RowRules(text=("id",), label=("label",)))
     assert (found.chosen.text, found.is_guess) == (("id",), False)
     assert problems(found)[0].startswith("error: the column id looks like ids (1000, 1001, 1002) and not like text")
     assert "task.text=[text]" in problems(found)[0]
     with pytest.raises(UserError, match=r"rows.csv has no column body: it has id, text, label"):
-        profile(path, Chosen(text=("body",)))
+        profile(path, RowRules(text=("body",)))
 
 
 def test_a_class_that_is_named_is_no_mark_of_a_row_without_a_label(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.csv", labelled(60, ("None", "good", "bad")))
     assert "20 of 60 rows have no label" in problems(profile(path))[0]
-    given = Chosen(("review",), ("stars",), "classification", names=("None", "good", "bad"))
+    given = RowRules(text=("review",), label=("stars",), task="classification", names=("None", "good", "bad"))
     assert profile(path, given).problems == ()
 
 
@@ -215,7 +218,7 @@ def test_lines_of_jsonl_that_are_no_objects_are_counted(tmp_path: Path) -> None:
     assert found.rows == {"data": 41}
     first, second, *_ = problems(found)
     assert first.startswith("error: 2 lines cannot be read (lines 5 and 8): line 5 is [1], expected an object")
-    assert second.startswith("error: 1 of 41 rows have no text in column text but a value such as 5 (line 7)")
+    assert second.startswith("error: 1 of 41 rows has no text but 5 or the like in column text (line 7): expected text")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from distill.core.errors import UserError
-from distill.data.check import Chosen, profile_files
+from distill.data.check import profile_files
+from distill.data.labelled_text import RowRules
 from distill.data.sources import read_file
 from distill.data.splits import LabelledData
 from distill.kinds import Classification, Regression
@@ -237,7 +238,7 @@ def test_semicolons_and_decimal_commas_are_read_and_said(
     note = "the columns are read as separated by ';', and 3,5 in Note is the number 3.5"
     assert capsys.readouterr().out == f"Notice: {path}: {note}\n"
     assert [row["Tag"] for _, row in read_rows(path)] == ["1,5", "-", "3"]  # Not all of them are numbers.
-    profile = profile_files({"data": (path,)}, Chosen(text=("Satz",), label=("Note",)))
+    profile = profile_files({"data": (path,)}, RowRules(text=("Satz",), label=("Note",)))
     assert (profile.chosen.task, profile.numbers) == ("regression", (-1.25, pytest.approx(4.25 / 3), 3.5))
     assert note in [problem.summary for problem in profile.problems]
 
