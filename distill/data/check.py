@@ -9,11 +9,11 @@ from typing import Any
 from distill.core.errors import UserError
 from distill.data import problems
 from distill.data.labelled_text import TRAINED, CheckedRows, RowRules, TaskKind, ignore_notice, is_labelled
-from distill.data.problems import ColumnProfile, Problem, describe_column, guess_label, guess_text, show_lines
+from distill.data.problems import ColumnProfile, Problem, describe_column, guess_label, guess_text
 from distill.data.prose import Lengths, find_scripts, is_like_english, measure_lengths, sample_texts
 from distill.rows.columns import SAMPLED, Table, has_mark, read_columns
-from distill.rows.formats import is_delimited, select_lines, show_names, suggest_column
-from distill.rows.labels import LabelColumn, is_number, join_spellings, simplify, sort_classes
+from distill.rows.formats import is_delimited, is_number, select_lines, show_names, suggest_column
+from distill.rows.labels import LabelColumn, join_spellings, simplify, sort_classes
 
 
 def choose_columns(columns: Sequence[ColumnProfile], given: RowRules, source: str) -> RowRules:
@@ -110,13 +110,8 @@ _LONGEST_NAME = 8  # Words of a header's field.
 
 def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterator[Problem]:
     """Yields the problems of a file that do not depend on the task."""
-    if file.unreadable:
-        lines, first = list(file.unreadable), next(iter(file.unreadable.values()))
-        noun = "line" if len(lines) == 1 else "lines"
-        reason = str(first).removeprefix(f"{file.source}, ")
-        yield Problem(
-            f"{len(lines):,} {noun} cannot be read ({show_lines(range(len(lines)), lines)})", reason, is_error=True
-        )
+    if unreadable := problems.find_unreadable(file.source, file.unreadable):
+        yield unreadable
     if is_delimited(file.path) and (names := _find_values_in_header(columns)):
         yield Problem(
             f"line 1 looks like a row and not like the names of the columns ({', '.join(map(repr, names))})",
@@ -276,8 +271,11 @@ def profile_files(paths: Mapping[str, Sequence[Path]], given: RowRules | None = 
     Raises:
         UserError: for a file that cannot be read at all, and for a given column that it lacks.
     """
-    given = given or RowRules()
-    files = {split: read_columns(*of_split) for split, of_split in paths.items()}
+    return profile_tables({split: read_columns(*of_split) for split, of_split in paths.items()}, given or RowRules())
+
+
+def profile_tables(files: Mapping[str, Table], given: RowRules) -> Profile:
+    """Returns the profile of the table of each split, as `profile_files`."""
     first = next(iter(files))
     columns = tuple(describe_column(name, values) for name, values in files[first].columns.items())
     chosen = choose_columns(columns, given, files[first].source)

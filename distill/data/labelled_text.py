@@ -23,19 +23,19 @@ from distill.data.problems import Problem, find_small_classes, join_problems
 from distill.data.sources import SINGLE, TableSource, check_columns, missing_columns, text_keys
 from distill.data.splits import LabelledData, Pool, Split, create_data, text_split
 from distill.rows.columns import Table
-from distill.rows.formats import MARKS, Lines, find_marks, has_no_label, is_missing, is_without_label, select_lines
-from distill.rows.label_sets import check_single, first_rows, read_lists, stack_columns, to_label_sets
-from distill.rows.labels import (
-    LabelColumn,
+from distill.rows.formats import (
+    MARKS,
+    Lines,
     Notify,
-    find_classes,
-    find_kinds,
+    find_marks,
+    has_no_label,
+    is_missing,
     is_number,
-    join_spellings,
-    to_classes,
-    to_numbers,
-    to_words,
+    is_without_label,
+    select_lines,
 )
+from distill.rows.label_sets import check_single, first_rows, read_lists, stack_columns, to_label_sets
+from distill.rows.labels import LabelColumn, find_classes, find_kinds, join_spellings, to_classes, to_numbers, to_words
 
 
 def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
-from distill.rows.formats import WHOLE, Lines, RowNumbers, has_no_label, is_blank, is_missing, show_names
+from distill.core.errors import UserError
+from distill.rows.formats import WHOLE, Lines, RowNumbers, has_no_label, is_blank, is_missing, is_number, show_names
 
 FEWEST = 10  # Rows of a class with fewer are too few to learn it and to score it.
 _LINES_SHOWN = 5
@@ -37,6 +38,22 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.summary}: {self.advice}"
+
+
+def refusal(error: UserError, advice: str = "a training cannot begin") -> Problem:
+    """Returns the error of a reader as a problem, with the advice if it has none."""
+    summary, _, own = str(error).partition(": ")
+    return Problem(summary, own or advice, is_error=True)
+
+
+def find_unreadable(source: str, errors: Mapping[int, UserError]) -> Problem | None:
+    """Returns lines of a file that are left out as a problem, with the error of the first one."""
+    if not errors:
+        return None
+    lines, first = list(errors), next(iter(errors.values()))
+    noun, reason = "line" if len(lines) == 1 else "lines", str(first).removeprefix(f"{source}, ")
+    summary = f"{len(lines):,} {noun} cannot be read ({show_lines(range(len(lines)), lines)})"
+    return Problem(summary, reason, is_error=True)
 
 
 def join_problems(source: str, problems: Sequence[Problem]) -> str:
@@ -307,7 +324,6 @@ _MOST_NUMBERS = 20  # Whole numbers up to which they are classes, whatever the n
 _MOST_CLASSES = 1000
 _LONGEST_CLASS = 60  # Characters of a class, on average.
 _SAMPLE = 1000  # Values in which a separator is looked for first.
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d\d?([T ][\d:.+Z-]*)?|\d\d?[-/.]\d\d?[-/.]\d{4}( [\d:.]*)?")
 _ID_NAME = re.compile(r"(.*[^a-z])?(id|ids|index|idx|key|nr|number|uuid|guid|unnamed: 0)|")
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
@@ -424,11 +440,6 @@ def _find_kind_of_numbers(column: ColumnProfile) -> Kind:
         return "number"
     in_order = all(int(float(one)) < int(float(other)) for one, other in pairwise(counts))
     return "id" if in_order or _ID_NAME.fullmatch(name) else "number"
-
-
-def is_number(value: object) -> bool:
-    """Returns whether a value is a finite number, perhaps as text."""
-    return not isinstance(value, bool) and _NUMBER.fullmatch(str(value).strip()) is not None
 
 
 def _find_separator(column: ColumnProfile) -> str | None:

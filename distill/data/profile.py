@@ -12,7 +12,7 @@ from distill.core.console import console, print_line
 from distill.core.errors import UserError
 from distill.data.check import MULTILINGUAL, Profile, profile_files
 from distill.data.labelled_text import LabelledText, RowRules
-from distill.data.problems import ColumnProfile, Problem
+from distill.data.problems import ColumnProfile, Problem, refusal
 from distill.data.prose import LIMIT
 from distill.data.sources import STEMS, TableSource, find_files, missing_file, number_units
 from distill.rows.columns import Table
@@ -78,9 +78,7 @@ def rehearse_reading(profile: Profile, data: str) -> Profile:
         with console.capture():  # The notices of the reading are among the problems.
             rows.read(Path())
     except UserError as error:
-        summary, _, advice = str(error).partition(": ")
-        refusal = Problem(summary, advice or "a training cannot begin", is_error=True)
-        return replace(profile, problems=(refusal, *profile.problems))
+        return replace(profile, problems=(refusal(error), *profile.problems))
     return profile
 
 

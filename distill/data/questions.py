@@ -95,7 +95,7 @@ def read_questions(
         UnreachableError: if the data is not in the cache and cannot be downloaded.
     """
     tables = source.read(cache_dir, partial(_hold_out_contexts, source), _has_answers)
-    splits = {name: _read_questions(table) for name, table in tables.items()}
+    splits = {name: create_split(table) for name, table in tables.items()}
     if TITLE in tables["train"].columns:
         titles = [None if title is None else str(title) for title in tables["train"].columns[TITLE]]
         splits["train"] = splits["train"].with_columns(**{TITLE: titles})
@@ -117,7 +117,7 @@ def _hold_out_contexts(source: TableSource, table: Table) -> dict[str, Table]:
     return source.hold_out_dev(table, groups=contexts, group="context", together=together)
 
 
-def _read_questions(table: Table) -> Split:
+def create_split(table: Table) -> Split:
     """Converts a table with the columns of a question.
 
     Raises:

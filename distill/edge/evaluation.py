@@ -41,9 +41,9 @@ from distill.edge.decoder import (
 from distill.edge.index import match_pairs
 from distill.edge.words import Span, TagScheme, locate_entities, locate_words, place_words, score_entities
 from distill.rows.columns import read_conll, read_table
-from distill.rows.formats import SUFFIXES, Row, read_articles, read_rows, reading_errors
+from distill.rows.formats import SUFFIXES, Notify, Row, read_articles, read_rows, reading_errors
 from distill.rows.label_sets import find_label_sets, stack_columns
-from distill.rows.labels import LabelColumn, Notify, find_classes, to_numbers
+from distill.rows.labels import LabelColumn, find_classes, to_numbers
 
 PARQUET = (".parquet",)
 CONLL = (".conll", ".txt", ".conllu", ".bio", ".iob", ".conll.gz", ".txt.gz")

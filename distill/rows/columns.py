@@ -1,10 +1,11 @@
 """Columns of files and words of CoNLL files, with the line of each row and the lines that cannot be read."""
 
 import codecs
+import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from distill.core.errors import UserError
 from distill.rows.formats import SUFFIXES as ROW_SUFFIXES
 from distill.rows.formats import (
     Lines,
+    Notify,
     Skipped,
     check_names,
     is_delimited,
@@ -31,6 +33,7 @@ from distill.rows.formats import (
 
 SUFFIXES = (*ROW_SUFFIXES, ".parquet")
 _DELIMITERS = (";", "\t", "|", ",")
+FIRST_ROWS = 50_000  # Of a Parquet file that is not read as a whole.
 SAMPLED = 50  # Rows of the columns that no task reads, of which a message offers those of text.
 
 
@@ -50,6 +53,7 @@ class Table:
         schema: of a Parquet file, None for others.
         parts: the files of several parts.
         note: what is unusual about the form of the file, in words.
+        left_out: number of the last rows of a large file, which are counted alone.
     """
 
     source: str
@@ -62,6 +66,7 @@ class Table:
     schema: Any = None
     parts: tuple[str, ...] = ()
     note: str | None = None
+    left_out: int = 0
 
     @property
     def path(self) -> Path:
@@ -82,13 +87,17 @@ class Table:
         return f"{self.source}, {name_row(row, self.lines)}"
 
 
-def read_table(path: Path, wanted: Collection[str] | None = None, skipped: Skipped | None = None) -> Table:
+def read_table(
+    path: Path, wanted: Collection[str] | None = None, skipped: Skipped | None = None, most: float = math.inf
+) -> Table:
     """Reads the wanted columns of a file of a type in `SUFFIXES`, all of them without `wanted`.
 
     Fields of CSV and TSV are strings. TSV has no quotes. Blank lines of CSV, TSV and JSONL are skipped.
 
     Args:
         skipped: receives the errors of lines that have no clear meaning, which end the reading without it.
+        most: characters of the first rows, behind which rows are only counted, and bytes of a Parquet file of which all
+            rows are read.
 
     Raises:
         UserError: if the file cannot be read.
@@ -97,8 +106,8 @@ def read_table(path: Path, wanted: Collection[str] | None = None, skipped: Skipp
         if path.stat().st_size == 0:
             raise UserError(f"{path} is empty, expected a header and examples")
         if path.name.endswith(".parquet"):
-            return _read_parquet(path, wanted)
-        return (_read_fields if is_delimited(path) else _read_objects)(path, wanted, skipped)
+            return _read_parquet(path, wanted, most)
+        return (_read_fields if is_delimited(path) else _read_objects)(path, wanted, skipped, most)
 
 
 def join_tables(tables: Sequence[Table]) -> Table:
@@ -124,21 +133,24 @@ def join_tables(tables: Sequence[Table]) -> Table:
     )  # fmt: skip
 
 
-def read_columns(*paths: Path) -> Table:
+def read_columns(*paths: Path, most: float = math.inf) -> Table:
     """Reads all columns of a file of a type in `SUFFIXES`, or of its parts, without the lines of no clear meaning.
+
+    Args:
+        most: of each file, as for `read_table`.
 
     Raises:
         UserError: if a file cannot be read at all, or has columns with another delimiter.
     """
-    return join_tables([_read_all_columns(path) for path in paths])
+    return join_tables([_read_all_columns(path, most) for path in paths])
 
 
-def _read_all_columns(path: Path) -> Table:
+def _read_all_columns(path: Path, most: float) -> Table:
     if not path.name.lower().endswith(SUFFIXES):
         raise UserError(
             f"{path} is of no known kind, expected one of {', '.join(SUFFIXES)}; others are checked by a dry run"
         )
-    table = read_table(path, skipped={})
+    table = read_table(path, skipped={}, most=most)
     if not len(table):
         raise UserError(f"{path} has no examples")
     return table
@@ -150,7 +162,7 @@ def has_mark(path: Path) -> bool:
         return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
 
 
-def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | None) -> Table:
+def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | None, most: float) -> Table:
     """Reads the wanted columns of CSV or TSV."""
     dialect = read_dialect(path)
     with closing(read_fields(path, skipped, dialect)) as rows:
@@ -161,7 +173,12 @@ def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | 
         columns: dict[str, list[str]] = {name: [] for name in places}
         others = {name: place for place, name in enumerate(names) if name and name not in places}
         lines, samples = array("q"), {name: list[str]() for name in others}
+        size = left_out = 0
         for line, row in rows:
+            if size >= most:
+                left_out += 1
+                continue
+            size += sum(map(len, row))
             lines.append(line)
             for name, place in places.items():
                 columns[name].append(row[place])
@@ -170,7 +187,7 @@ def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | 
                     samples[name].append(row[place])
     return Table(
         str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {},
-        note=dialect.describe(names),
+        note=dialect.describe(names), left_out=left_out,
     )  # fmt: skip
 
 
@@ -188,12 +205,17 @@ def _check_delimiter(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def _read_objects(path: Path, wanted: Collection[str] | None, skipped: Skipped | None) -> Table:
+def _read_objects(path: Path, wanted: Collection[str] | None, skipped: Skipped | None, most: float) -> Table:
     """Reads the wanted columns of JSONL."""
     names: dict[str, None] = {}
     columns: dict[str, list[object]] = {}
     lines, samples = array("q"), dict[str, list[object]]()
+    size = left_out = 0
     for line, row in read_rows(path, skipped):
+        if size >= most:
+            left_out += 1
+            continue
+        size += len(str(row))
         names.update(dict.fromkeys(row))
         for name, value in row.items():
             if wanted is None or name in wanted:
@@ -204,29 +226,33 @@ def _read_objects(path: Path, wanted: Collection[str] | None, skipped: Skipped |
             values.append(row.get(name))
         lines.append(line)
     columns = {name: columns[name] for name in (names if wanted is None else wanted) if name in columns}
-    return Table(str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {})
+    return Table(
+        str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {}, left_out=left_out
+    )
 
 
-def _read_parquet(path: Path, wanted: Collection[str] | None) -> Table:
+def _read_parquet(path: Path, wanted: Collection[str] | None, most: float) -> Table:
     """Reads the wanted columns of Parquet, which has no lines."""
     with open_parquet(path) as file:
         schema = file.schema_arrow
         names = tuple(schema.names)
         check_names(str(path), names)
         chosen = [name for name in names if wanted is None or name in wanted]
-        table = file.read(columns=chosen)
+        rows = file.metadata.num_rows
+        is_whole = most == math.inf or (rows <= FIRST_ROWS and path.stat().st_size <= most)
+        table = file.read(columns=chosen) if is_whole else next(file.iter_batches(FIRST_ROWS, columns=chosen))
         others = [name for name in names if name not in chosen and is_string(schema.field(name).type)]
         first = next(file.iter_batches(SAMPLED, columns=others), None) if others else None
-    columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    return Table(str(path), names, columns, samples={} if first is None else first.to_pydict(), schema=schema)
+    return Table(
+        str(path), names, table.to_pydict(), samples={} if first is None else first.to_pydict(), schema=schema,
+        left_out=0 if is_whole else rows - len(table),
+    )  # fmt: skip
 
 
 def is_string(kind: object) -> bool:
     """Returns whether the values of a type of Arrow, or of a feature of `datasets`, are strings."""
     return str(getattr(kind, "dtype", kind)) in ("string", "large_string")
 
-
-Notify = Callable[[str], None]  # Is called with each notice.
 
 BLANK = " \t\r\n"
 DOCUMENT = "-DOCSTART-"
@@ -372,8 +398,11 @@ def read_conll(path: Path, column: int, word_column: int | None = None, *, notif
     return parse_conll(path, notify).read(word_column, column)
 
 
-def parse_conll(path: Path, notify: Notify) -> Conll:
+def parse_conll(path: Path, notify: Notify, skipped: Skipped | None = None) -> Conll:
     """Splits a file into sentences and their lines into fields.
+
+    Args:
+        skipped: receives the errors of lines with another number of fields than most, which end the reading without it.
 
     Raises:
         UserError: as `read_conll`, apart from the columns.
@@ -393,16 +422,21 @@ def parse_conll(path: Path, notify: Notify) -> Conll:
     if not counts:
         raise UserError(f"{path} is empty, expected a word and its tag on each line")
     [(width, _)] = counts.most_common(1)
-    kept, texts, comments = [], list[str | None](), 0
+    kept, texts, others, comments = [], list[str | None](), list[_Line](), 0
     for block, sentence in zip(blocks, sentences, strict=True):
         first = next((place for place, line in enumerate(sentence) if not _is_comment(line, width)), len(sentence))
         comments += first
-        if sentence[first:]:
-            kept.append(sentence[first:])
+        others += [line for line in sentence[first:] if len(line.fields) != width]
+        if words := [line for line in sentence[first:] if len(line.fields) == width]:
+            kept.append(words)
             texts.append(_find_text([line for _, line in block[:first]]))
     if comments:
         notify(f"{path}: lines of comments (# ...), which are left out: {comments:,}")
-    _check_width(path, kept, width)
+    errors = {line.number: _other_width(path, line, usual=kept[0][0]) for line in others}
+    if errors and skipped is None:
+        raise next(iter(errors.values()))
+    if skipped is not None:
+        skipped |= errors
     return Conll(path, _drop_empty_ends(kept, width), texts, notify)
 
 
@@ -438,15 +472,11 @@ def _is_comment(line: _Line, width: int) -> bool:
     return first.startswith(("# ", "#\t")) or (first == "#" and bool(more))
 
 
-def _check_width(path: Path, sentences: Sequence[Sequence[_Line]], width: int) -> None:
-    """Raises UserError for the first line with another number of fields than most lines have."""
-    lines = [line for sentence in sentences for line in sentence]
-    usual = next(line.number for line in lines if len(line.fields) == width)
-    for line in lines:
-        if len(line.fields) != width:
-            number = len(line.fields)
-            raise UserError(
-                f"{path}, line {line.number} has {number} field{'s' if number > 1 else ''}, and line {usual} has "
-                f"{width}, expected one number of fields in all lines: a word and its tag, between tabs if a word has "
-                "a space"
-            )
+def _other_width(path: Path, line: _Line, usual: _Line) -> UserError:
+    """Returns the error for a line with another number of fields than most lines have."""
+    number = len(line.fields)
+    return UserError(
+        f"{path}, line {line.number} has {number} field{'s' if number > 1 else ''}, and line {usual.number} has "
+        f"{len(usual.fields)}, expected one number of fields in all lines: a word and its tag, between tabs if a word "
+        "has a space"
+    )

@@ -9,9 +9,10 @@ import re
 import reprlib
 import zlib
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ MARKS = frozenset({
 })  # fmt: skip
 WHOLE = re.compile(r"-?[0-9]{1,18}(\.0+)?")  # An integer, which a table with gaps writes as 1.0.
 _MINUS_ONE = {"-1", "-1.0"}
+Notify = Callable[[str], None]  # Shows a notice.
+_LARGEST = 3.4028234663852886e38  # Of float32.
 
 
 def is_blank(value: object) -> bool:
@@ -48,10 +51,36 @@ def is_without_label(value: object) -> bool:
     return is_missing(value) or str(value) in _MINUS_ONE
 
 
-def find_marks(values: Iterable[object], names: Sequence[str] = (), *, may_guess: bool = True) -> frozenset[str]:
-    """Returns the labels that mean that a row has none, as text: those of `MARKS`, and -1 among non-negative integers.
+def to_number(value: object) -> float | None:
+    """Returns a finite number that fits into float32, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        return None
+    if isinstance(value, str) and "_" in value:  # Python's notation.
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) <= _LARGEST else None
 
-    A hyphen beside a plus sign is a class. Nothing is a mark where fewer than two classes would be left.
+
+def is_number(value: object) -> bool:
+    """Returns whether a value is a finite number that fits into float32, or such a number as text."""
+    return to_number(value) is not None
+
+
+def list_marks(words: Set[str]) -> tuple[Set[str], Set[str]]:
+    """Returns the labels of `MARKS`, and -1 if it is among non-negative integers. A hyphen beside a plus is a class."""
+    marks, minus_one = {word for word in words & MARKS if not (word == "-" and "+" in words)}, words & _MINUS_ONE
+    others = words - marks - minus_one
+    are_indices = bool(others) and all(WHOLE.fullmatch(word) and not word.startswith("-") for word in others)
+    return marks, minus_one if are_indices else set()
+
+
+def find_marks(values: Iterable[object], names: Sequence[str] = (), *, may_guess: bool = True) -> frozenset[str]:
+    """Returns the labels that mean that a row has none, as text: those of `list_marks`.
+
+    Nothing is a mark where fewer than two classes would be left.
 
     Args:
         values: the labels of all splits.
@@ -59,12 +88,10 @@ def find_marks(values: Iterable[object], names: Sequence[str] = (), *, may_guess
         may_guess: whether -1 beside 0 and 1 alone is a class, as in the sentiments -1, 0 and 1.
     """
     words = {str(value) for value in values if not isinstance(value, list) and not is_missing(value)}
-    marks, minus_one = {word for word in words & MARKS if not (word == "-" and "+" in words)}, words & _MINUS_ONE
+    marks, minus_one = list_marks(words)
     if names:
-        return frozenset((marks | minus_one) - set(names))
-    others = words - marks - minus_one
-    are_indices = all(WHOLE.fullmatch(word) and not word.startswith("-") for word in others)
-    if are_indices and not (may_guess and {word.partition(".")[0] for word in others} <= {"0", "1"}):
+        return frozenset((marks | words & _MINUS_ONE) - set(names))
+    if not (may_guess and {word.partition(".")[0] for word in words - marks - minus_one} <= {"0", "1"}):
         marks |= minus_one
     return frozenset(marks) if len(words - marks) >= 2 else frozenset()
 

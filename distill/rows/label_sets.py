@@ -12,8 +12,8 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 
 from distill.core.errors import UserError
-from distill.rows.formats import Lines
-from distill.rows.labels import Columns, LabelColumn, Notify, find_classes, to_classes
+from distill.rows.formats import Lines, Notify
+from distill.rows.labels import Columns, LabelColumn, find_classes, to_classes
 
 Lists = Mapping[str, list[Sequence[object] | None]]  # By split; None for a blank value.
 

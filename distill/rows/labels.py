@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from distill.core.errors import UserError
-from distill.rows.formats import MARKS, WHOLE, Lines, is_missing, name_row, show_names
+from distill.rows.formats import WHOLE, Lines, Notify, is_missing, list_marks, name_row, show_names, to_number
 
 _DIGITS = re.compile(r"([0-9]+(?:\.[0-9]+)?)")
-_IS_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]+)?")
 
 
 def natural_key(text: str) -> list[tuple[Decimal, str]]:
@@ -27,19 +28,15 @@ def natural_key(text: str) -> list[tuple[Decimal, str]]:
     return [(Decimal(part), "") if place % 2 else (Decimal(0), part) for place, part in enumerate(parts)]
 
 
-def sort_classes(names: Iterable[str]) -> list[str]:
-    """Returns the names of classes as tables show them: by their values if all are numbers, else by `natural_key`."""
+def sort_classes(names: Iterable[str], key: Callable[[str], Any] = natural_key) -> list[str]:
+    """Returns the names of classes in order: by their values if all are numbers, else by a key, as tables show them."""
     known = set(names)
-    if all(map(_IS_NUMBER.fullmatch, known)):
+    if all(map(_NUMBER.fullmatch, known)):
         return sorted(known, key=lambda name: (Decimal(name), name))
-    return sorted(known, key=natural_key)
+    return sorted(known, key=key)
 
 
-_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]+)?")
-_LARGEST = float(np.finfo(np.float32).max)
 _SELECTING = ("train", "dev")
-
-Notify = Callable[[str], None]  # Shows a notice.
 
 
 @dataclass(frozen=True)
@@ -82,18 +79,13 @@ def to_numbers(column: LabelColumn) -> np.ndarray:
     """
     numbers = np.empty(len(column.values), dtype=np.float32)
     for row, value in enumerate(column.values):
-        number = _to_number(value)
+        number = to_number(value)
         if number is None:
             raise UserError(
                 f"{column.place(row)}: label {reprlib.repr(value)} is no number; for classes take task=classification"
             )
         numbers[row] = number
     return numbers
-
-
-def is_number(value: object) -> bool:
-    """Returns whether a value is a finite number that fits into float32, or such a number as text."""
-    return _to_number(value) is not None
 
 
 def find_kinds(values: Sequence[object], rows: Iterable[int]) -> dict[str, list[int]]:
@@ -104,19 +96,6 @@ def find_kinds(values: Sequence[object], rows: Iterable[int]) -> dict[str, list[
         if kind is not None:
             kinds.setdefault(kind, []).append(row)
     return kinds
-
-
-def _to_number(value: object) -> float | None:
-    """Returns a finite number that fits into float32, otherwise None."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        return None
-    if isinstance(value, str) and "_" in value:  # Python's notation.
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if abs(number) <= _LARGEST else None
 
 
 def to_classes(
@@ -180,31 +159,27 @@ def to_words(columns: Columns, given: tuple[str, ...] | None) -> Words:
     words = {split: _to_words(column) for split, column in columns.items()}
     _check_lookalikes(columns, words)
     if given is None and columns["train"].classes is None:
-        _check_minus_one(columns, words)
-        _check_missing(columns, words)
+        _check_marks(columns, words)
     return words
 
 
-def _sort(values: set[str]) -> tuple[str, ...]:
-    if all(_NUMBER.fullmatch(value) for value in values):
-        return tuple(sorted(values, key=lambda value: (Decimal(value), value)))
-    return tuple(sorted(values))
+def _sort(values: Iterable[str]) -> tuple[str, ...]:
+    """Returns labels in the order of their classes: by their values if all are numbers, else alphabetically."""
+    return tuple(sort_classes(values, key=str))
 
 
 def _to_words(column: LabelColumn) -> list[str]:
     """Returns the labels as text: for a `datasets.ClassLabel` the names of the classes."""
-    kinds: dict[str, int] = {}
     words = []
     for row, value in enumerate(column.values):
         if is_missing(value):
             raise UserError(f"{column.place(row)}: label {value!r} is empty, expected a class: remove rows without one")
-        kind = _kind(value)
-        if kind is None:
+        if _kind(value) is None:
             raise UserError(f"{column.place(row)}: label {reprlib.repr(value)} is no name and no number of a class")
-        kinds.setdefault(kind, row)
         words.append(_get_class(column, row, value) if column.classes else str(value))
+    kinds = find_kinds(column.values, range(len(words)))
     if len(kinds) > 1:
-        (kind, row), (other, other_row) = list(kinds.items())[:2]
+        (kind, [row, *_]), (other, [other_row, *_]) = list(kinds.items())[:2]
         raise UserError(
             f"{column.place(row)}: label {column.values[row]!r} is {kind} and {column.values[other_row]!r} of "
             f"{column.example(other_row)} {other}, expected labels of one kind"
@@ -302,31 +277,18 @@ def simplify(label: str) -> str:
     return visible.strip()
 
 
-def _check_minus_one(columns: Columns, words: Words) -> None:
-    """Raises UserError for -1 among the non-negative integers of train and dev."""
-    splits = [split for split in _plain(columns) if split in _SELECTING]
-    values = set(chain.from_iterable(words[split] for split in splits))
-    found = _find(columns, words, splits, lambda word: word in ("-1", "-1.0"))
-    others = [value for value in values if value not in ("-1", "-1.0")]
-    if found and others and all(WHOLE.fullmatch(value) and not value.startswith("-") for value in others):
-        names = ",".join(_sort(values)) if len(values) <= 10 else "-1,0,1,..."
-        drop = "; task.missing=drop leaves these rows out" if len(others) > 1 else ""
-        raise UserError(
-            f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
-            f"classes with task.labels=[{names}]{drop}"
-        )
-
-
-def _check_missing(columns: Columns, words: Words) -> None:
+def _check_marks(columns: Columns, words: Words) -> None:
     """Raises UserError for a text in train or dev by which programs mark that there is no label."""
     splits = [split for split in _plain(columns) if split in _SELECTING]
     values = set(chain.from_iterable(words[split] for split in splits))
-    found = _find(columns, words, splits, lambda word: word in MARKS and not (word == "-" and "+" in values))
+    marks, minus_one = list_marks(values)
+    found = _find(columns, words, splits, minus_one.__contains__) or _find(columns, words, splits, marks.__contains__)
     if found:
         names = ",".join(_sort(values)) if len(values) <= 10 else f"{found[0]},..."
+        drop = "; task.missing=drop leaves these rows out" if minus_one and len(values - minus_one) > 1 else ""
         raise UserError(
             f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
-            f"classes with task.labels=[{names}]"
+            f"classes with task.labels=[{names}]{drop}"
         )
 
 

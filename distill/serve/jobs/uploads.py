@@ -262,6 +262,8 @@ def inspect(path: Path, format: str, limit: int) -> dict[str, Any]:
 
 def _describe(place: Path, preview: dict[str, Any], content: Path) -> dict[str, Any]:
     rows = sum(preview["splits"].values()) if preview["splits"] else None
+    directory = place if place.is_dir() else place.parent
+    preview["problems"] = [problem.replace(f"{directory}/", "") for problem in preview["problems"]]
     return {"path": place.relative_to(content).as_posix(), "rows": rows, "preview": preview}
 
 
@@ -297,8 +299,7 @@ def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
         else:
             preview = preview_file(first, _OTHERS[first.suffix.lower()])
     except UserError as error:
-        reason = str(error).replace(f"{directory}/", "")
-        preview = create_preview({}, problems=[Problem(reason, "it is kept as it is", is_error=True)])
+        preview = create_preview({}, problems=[Problem(str(error), "it is kept as it is", is_error=True)])
     if left_out:
         names = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         problem = Problem(f"files that are no data are left out: {names}", "this needs no action")
