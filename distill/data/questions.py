@@ -248,8 +248,7 @@ def _create_table(
     }
     if "token_type_ids" not in tokenizer.model_input_names:
         del values["token_type_ids"]
-    lengths = np.array([len(window.ids) for window in windows])
-    return tokenization.create_table(values, lengths, rows=np.array(rows))
+    return tokenization.create_table(values, rows=np.array(rows))
 
 
 def label_windows(tokens: Tokens, spans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -175,13 +175,11 @@ def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: in
         truncated += is_cut
         for name, attribute in names.items():
             values[name].append(np.array(getattr(tokens, attribute), dtype=DTYPES[name]))
-    lengths = np.array(list(map(len, values["input_ids"])), dtype=np.int64)
-    return create_table(values, lengths, truncated=truncated)
+    return create_table(values, truncated=truncated)
 
 
 def create_table(
     columns: Mapping[str, Sequence[np.ndarray]],
-    lengths: np.ndarray,
     *,
     truncated: int = 0,
     wordless: int = 0,
@@ -190,13 +188,12 @@ def create_table(
     """Returns the table of the tokens of a split.
 
     Args:
-        columns: the columns in `DTYPES`, in parts that are joined.
-        lengths: number of tokens of each example.
+        columns: the columns in `DTYPES`, of each example.
         truncated: number of examples that were truncated.
         wordless: number of words without a token of their own.
         rows: the row of the split that each example shows, where an example is a window.
     """
-    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]))
+    offsets = pa.array(np.concatenate([[0], np.cumsum(list(map(len, columns["input_ids"])))]))
     lists: dict[str, Any] = {
         name: pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(arrays).astype(DTYPES[name], copy=False)))
         for name, arrays in columns.items()
@@ -356,56 +353,30 @@ def tokenize_sentences(
 
     A sentence that is longer than `max_length` tokens is cut between two words.
     """
-    from distill.core.storage import entry_key
-
     words = [list(words) for words in sentences]
     digest = entry_key("words", WORDS_FORMAT, max_length, describe_tokenizer(tokenizer), words)
     return cached_tokens(digest, lambda: _tokenize_words(sentences, tokenizer, max_length), cache_dir)
 
 
-class _Sentence(NamedTuple):
-    """The tokens of a sentence, `[L]` each.
-
-    Attributes:
-        truncated: whether it was cut.
-        wordless: number of words without a token of their own, of the whole sentence.
-    """
-
-    input_ids: np.ndarray
-    token_type_ids: np.ndarray
-    words: np.ndarray
-    truncated: bool
-    wordless: int
-
-
 def _tokenize_words(sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", max_length: int) -> "pa.Table":
-
-    rows = list(_tokenize_each(sentences, tokenizer, max_length))
     names = [name for name in DTYPES if name == "words" or name in tokenizer.model_input_names]
-    columns = {name: [getattr(row, name).astype(DTYPES[name]) for row in rows] for name in names}
-    lengths = np.array([len(row.input_ids) for row in rows], dtype=np.int64)
-    wordless = sum(row.wordless for row in rows)
-    return create_table(columns, lengths, truncated=sum(row.truncated for row in rows), wordless=wordless)
-
-
-def _tokenize_each(
-    sentences: Sequence[Words], tokenizer: "PreTrainedTokenizerBase", max_length: int
-) -> Iterator[_Sentence]:
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    truncated = wordless = 0
     for part in chunk_texts(sentences, lambda words: sum(map(len, words)) + len(words)):
         texts = [" ".join(words) for words in part]
         # The backend itself would truncate and pad as its file or its last call says.
         encodings = tokenizer(texts, truncation=False, padding=False, verbose=False).encodings
         for words, encoding in zip(part, encodings, strict=True):
             spans, offsets, special = locate_words(words), encoding.offsets, encoding.special_tokens_mask
-            kept = np.array(
-                cut_between_words(spans, offsets, special, length=max_length, side=tokenizer.truncation_side), dtype=int
-            )
+            kept = cut_between_words(spans, offsets, special, length=max_length, side=tokenizer.truncation_side)
             word_of = np.full(len(offsets), -1)
             pieces = find_first_pieces(spans, offsets, special)
             for word, piece in enumerate(pieces):
                 if piece is not None:
                     word_of[piece] = word
-            yield _Sentence(
-                np.array(encoding.ids)[kept], np.array(encoding.type_ids)[kept], word_of[kept],
-                truncated=len(kept) < len(offsets), wordless=pieces.count(None),
-            )  # fmt: skip
+            values = {"input_ids": encoding.ids, "token_type_ids": encoding.type_ids, "words": word_of}
+            for name, of_sentences in columns.items():
+                of_sentences.append(np.array(values[name], dtype=DTYPES[name])[np.array(kept, dtype=int)])
+            truncated += len(kept) < len(offsets)
+            wordless += pieces.count(None)
+    return create_table(columns, truncated=truncated, wordless=wordless)
