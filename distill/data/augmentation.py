@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,44 +61,46 @@ Change = Callable[[int, int, np.random.Generator], str]
 Copy = Callable[[int, int, np.random.Generator], tuple[str, ...]]
 
 
-class Augmentation(Protocol):
+class Augmentation:
     """A way of making changed copies of texts.
 
     Attributes:
         name: of the method in records.
+        rows: those of the tasks that it is for, in words.
         copies: of each training example, before duplicates are removed.
         seed: of the changes; it is not the run's, so that the seeds of a student share the copies and their outputs.
     """
 
     name: str
+    rows = "labelled texts"
     copies: int
     seed: int
 
     def check(self) -> None:
-        """Raises UserError if something is missing that the method needs."""
-        ...
+        """Raises UserError if a package or a model is missing that the method needs; most need none."""
+
+    def fits(self, task: TaskInfo) -> bool:
+        """Returns whether it can change the rows of a task."""
+        return task.can_augment
 
     def check_task(self, task: TaskInfo) -> None:
         """Raises UserError for a task whose rows it cannot change."""
-        ...
+        if not self.fits(task):
+            raise UserError(
+                f"augment={self.name} is for tasks with {self.rows}, and task {task.name} is {task.kind}: leave it out"
+            )
 
     def options(self) -> dict[str, Any]:
         """Returns the options for run.json."""
-        ...
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def key(self, data: LabelledData) -> list[object]:
         """Returns everything besides the training texts that the copies depend on, as JSON values."""
-        ...
+        return [self.options()]
 
     def prepare(self, data: LabelledData, mask_token: str | None, device: str) -> Copy:
-        """Returns the function that makes the copies of the training rows."""
-        ...
-
-
-def check_rows(name: str, fits: bool, rows: str, task: TaskInfo) -> None:
-    """Raises UserError unless a task fits an augmentation, which is for tasks with these rows."""
-    if not fits:
-        raise UserError(f"augment={name} is for tasks with {rows}, and task {task.name} is {task.kind}: leave it out")
+        """Returns the function that makes the copies of the training rows; most read no mask token and no device."""
+        raise NotImplementedError
 
 
 def change_in_turns(split: Split, change: Change) -> Copy:
@@ -113,7 +115,7 @@ def change_in_turns(split: Split, change: Change) -> Copy:
     return copy
 
 
-class TangAugmentation:
+class TangAugmentation(Augmentation):
     """Augmentation of Tang et al., arXiv 1903.12136, section 3.3.
 
     Each word is masked with `p_mask`, or else replaced with `p_pos` by a word of the same part of speech, drawn from
@@ -165,13 +167,6 @@ class TangAugmentation:
         """Raises UserError if the tagger is not installed."""
         if self.p_pos > 0:
             _import_tagger()
-
-    def check_task(self, task: TaskInfo) -> None:
-        """Raises UserError for a task without labelled texts."""
-        check_rows(self.name, task.can_augment, "labelled texts", task)
-
-    def options(self) -> dict[str, Any]:
-        return dict(vars(self))
 
     def key(self, data: LabelledData) -> list[object]:
         return [self.options(), importlib.metadata.version("textblob") if self.p_pos > 0 else None]
@@ -381,7 +376,7 @@ def _import_tagger() -> Callable[..., list[tuple[str, str]]]:
     return tagger
 
 
-class MentionAugmentation:
+class MentionAugmentation(Augmentation):
     """Mention replacement of Dai and Adel, arXiv 2010.11683, section 2.
 
     A mention is a span of words with a type, read out of the tags by the rule of `TagScheme`. Each one is replaced with
@@ -398,21 +393,14 @@ class MentionAugmentation:
         OptionError: for an option that got a value it cannot take.
     """
 
-    name = "mentions"
+    name, rows = "mentions", "tagged spans of words"
 
     @check_arguments
     def __init__(self, *, copies: PositiveInt = 10, p_replace: Probability = 1.0, seed: NonNegativeInt = 0) -> None:
         self.copies, self.p_replace, self.seed = copies, p_replace, seed
 
-    def check(self) -> None:
-        """Raises nothing, because the method needs no further package and no model."""
-
-    def check_task(self, task: TaskInfo) -> None:
-        """Raises UserError for a task without mentions."""
-        check_rows(self.name, task.has_mentions, "tagged spans of words", task)
-
-    def options(self) -> dict[str, Any]:
-        return dict(vars(self))
+    def fits(self, task: TaskInfo) -> bool:
+        return task.has_mentions
 
     def key(self, data: LabelledData) -> list[object]:
         train = data.splits["train"]

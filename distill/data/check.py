@@ -56,7 +56,7 @@ class SplitRows:
     labels: Sequence[Sequence[str]] | None = None
 
 
-def check_rows(files: Mapping[str, Table], rules: RowRules) -> tuple[dict[str, SplitRows], list[Problem]]:
+def judge_rows(files: Mapping[str, Table], rules: RowRules) -> tuple[dict[str, SplitRows], list[Problem]]:
     """Returns the rows of each split, and the columns and lists of labels that cannot be read as problems."""
     wanted, found = (*rules.text, *rules.label), list[Problem]()
     tables, labelled = dict[str, Table](), list[str]()
@@ -279,7 +279,7 @@ def profile_tables(files: Mapping[str, Table], given: RowRules) -> Profile:
     first = next(iter(files))
     columns = tuple(describe_column(name, values) for name, values in files[first].columns.items())
     chosen = choose_columns(columns, given, files[first].source)
-    splits, unreadable = check_rows(files, chosen)
+    splits, unreadable = judge_rows(files, chosen)
     classes = {} if chosen.task == "regression" else _count_classes(splits)
     texts = [
         [text if isinstance(text, str) else "" for text in splits[first].checked.table.columns[name]]

@@ -23,7 +23,7 @@ from distill.core.contracts import IGNORED, TaskInfo
 from distill.core.errors import UserError
 from distill.core.options import check_arguments
 from distill.data import tokenization
-from distill.data.augmentation import Copy, check_rows
+from distill.data.augmentation import Augmentation, Copy
 from distill.data.labelled_text import read_text_column
 from distill.data.sources import TableSource, check_columns, text_keys
 from distill.data.splits import LabelledData, Split, compute_digest, create_data
@@ -288,7 +288,7 @@ def label_windows(tokens: Tokens, spans: np.ndarray) -> tuple[np.ndarray, np.nda
     return labels[0], labels[1]
 
 
-class QuestionAugmentation:
+class QuestionAugmentation(Augmentation):
     """Asks the questions of train of other contexts: those of the same title, such as the paragraphs of one article.
 
     Such a context is about the same things and rarely has the answer. The teacher says where it would be, and how sure
@@ -303,21 +303,14 @@ class QuestionAugmentation:
         OptionError: for an option that got a value it cannot take.
     """
 
-    name = "questions"
+    name, rows = "questions", "questions about contexts"
 
     @check_arguments
     def __init__(self, *, copies: PositiveInt = 2, seed: NonNegativeInt = 0) -> None:
         self.copies, self.seed = copies, seed
 
-    def check(self) -> None:
-        """Raises nothing, because the method needs no further package and no model."""
-
-    def check_task(self, task: TaskInfo) -> None:
-        """Raises UserError for a task without questions about contexts."""
-        check_rows(self.name, task.has_contexts, "questions about contexts", task)
-
-    def options(self) -> dict[str, Any]:
-        return dict(vars(self))
+    def fits(self, task: TaskInfo) -> bool:
+        return task.has_contexts
 
     def key(self, data: LabelledData) -> list[object]:
         return [self.options(), compute_digest([self._titles(data)])]

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from transformers import ElectraConfig, ElectraForMaskedLM, PreTrainedModel, Pre
 
 from distill.core import storage
 from distill.core.console import ProgressMeter, print_line
-from distill.core.contracts import TaskInfo
 from distill.core.errors import OptionError, UnreachableError, UserError
 from distill.core.files import hash_file
 from distill.core.options import STRICT, check_arguments, raise_option_errors
-from distill.data.augmentation import Copy, Probability, change_in_turns, check_rows
+from distill.data.augmentation import Augmentation, Copy, Probability, change_in_turns
 from distill.data.batches import scored_tokens, scoring_steps
 from distill.data.splits import LabelledData
 from distill.models.forward import attention_width, run_encoder, run_head, to_device
@@ -183,7 +182,7 @@ _TEXTS_PER_CALL = 4096  # Limits the memory for token ids.
 _FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 
-class MaskedLMAugmentation:
+class MaskedLMAugmentation(Augmentation):
     """Augmentation of TinyBERT, arXiv 1909.10351, algorithm 1.
 
     Each word is replaced with `p_replace` by one of the `candidates` likeliest words of a masked language model at its
@@ -230,13 +229,6 @@ class MaskedLMAugmentation:
         if start.tokenizer.mask_token_id is None:
             raise UserError(f"augment.model={self.model} has a tokenizer without a mask token, which augment=mlm needs")
         self._start = start
-
-    def check_task(self, task: TaskInfo) -> None:
-        """Raises UserError for a task without labelled texts."""
-        check_rows(self.name, task.can_augment, "labelled texts", task)
-
-    def options(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def key(self, data: LabelledData) -> list[object]:
         options = self.options() | {"model": None}
