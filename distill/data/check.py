@@ -10,7 +10,7 @@ from distill.core.errors import UserError
 from distill.data import problems
 from distill.data.labelled_text import TRAINED, CheckedRows, RowRules, TaskKind, ignore_notice, is_labelled
 from distill.data.problems import ColumnProfile, Problem, describe_column, guess_label, guess_text
-from distill.data.prose import Lengths, find_scripts, is_like_english, measure_lengths, sample_texts
+from distill.data.prose import Lengths, find_scripts, is_english, measure_lengths, sample_texts
 from distill.rows.columns import SAMPLED, Table, has_mark, read_columns
 from distill.rows.formats import is_delimited, is_number, select_lines, show_names, suggest_column
 from distill.rows.labels import LabelColumn, join_spellings, simplify, sort_classes
@@ -286,14 +286,14 @@ def profile_tables(files: Mapping[str, Table], given: RowRules) -> Profile:
         for name in chosen.text
     ]
     sample = [text for column in texts for text in sample_texts(column)]
-    scripts, is_english = find_scripts(sample), is_like_english(sample)
+    scripts, english = find_scripts(sample), is_english(sample)
     found = [
         *_find_choice_problems(chosen),
         *unreadable,
         *_find_problems(files, splits, columns, chosen),
         *(find_class_problems(classes, tuple(splits)) if chosen.task != "regression" and chosen.label else ()),
         *_find_repeated(splits, chosen),
-        *_find_language_problems(sample, scripts, is_english=is_english),
+        *_find_language_problems(sample, scripts, is_english=english),
     ]
     return Profile(
         rows={split: len(file) for split, file in files.items()},
@@ -302,9 +302,9 @@ def profile_tables(files: Mapping[str, Table], given: RowRules) -> Profile:
         is_guess=not (given.text and given.label),
         classes=classes,
         numbers=_find_range(splits[first].complete, chosen) if chosen.task == "regression" else None,
-        lengths=measure_lengths(texts, script=next(iter(scripts), ""), is_english=is_english) if texts else None,
+        lengths=measure_lengths(texts, script=next(iter(scripts), ""), is_english=english) if texts else None,
         scripts=scripts,
-        is_english=is_english,
+        is_english=english,
         problems=tuple(sorted(found, key=lambda problem: not problem.is_error)),
     )
 

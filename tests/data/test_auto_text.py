@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 from distill.core.errors import UserError
 from distill.data import augmentation as module
 from distill.data import splits
-from distill.data.augmentation import AutoAugmentation, is_english
+from distill.data.augmentation import AutoAugmentation
+from distill.data.prose import is_english
 from distill.data.splits import Room, choose_amounts, measure_room, text_split
 from distill.kinds import Classification, Embedding, Regression
 from tests.data.conftest import Printed

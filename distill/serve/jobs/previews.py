@@ -12,7 +12,7 @@ from distill.core.errors import UserError
 from distill.data.check import profile_tables
 from distill.data.labelled_text import RowRules, ignore_notice
 from distill.data.problems import Problem, find_unreadable, refusal
-from distill.data.prose import find_scripts, is_like_english, measure_lengths, sample_texts
+from distill.data.prose import find_scripts, is_english, measure_lengths, sample_texts
 from distill.data.sources import read_file
 from distill.rows.columns import parse_conll, read_columns
 from distill.rows.formats import Skipped, iterate_lines
@@ -84,7 +84,7 @@ def _measure(texts: Sequence[str]) -> dict[str, int]:
     """Returns the lengths of texts in words, or in characters for scripts without spaces."""
     sample = sample_texts(texts)
     script = next(iter(find_scripts(sample)), "")
-    lengths = measure_lengths([texts], script=script, is_english=is_like_english(sample))
+    lengths = measure_lengths([texts], script=script, is_english=is_english(sample))
     return {"median": lengths.median, "p95": lengths.p95, "longest": lengths.longest}
 
 
