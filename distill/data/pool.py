@@ -121,8 +121,7 @@ class UnlabelledTables:
                     f"{' and '.join(self.text)} as {self.option}"
                 )
             return Table(str(path), self.text, {self.text[0]: list(_read_texts(path))})
-        if not path.name.endswith(SUFFIXES):
-            raise UserError(f"{self.option}={path} is of no known kind, expected one of {', '.join(SUFFIXES)}")
+        sources.check_suffix(path, f"{self.option}={path}", SUFFIXES)
         return sources.read_file(path, self.wanted)
 
     def _read_hub(self, name: str) -> Table:

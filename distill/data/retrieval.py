@@ -28,7 +28,7 @@ from distill.data.sources import TableSource, check_columns, keep_together, numb
 from distill.data.splits import Column, LabelledData, Split, compute_digest, create_data, text_split
 from distill.edge.index import normalize
 from distill.rows.columns import Table
-from distill.rows.formats import is_blank, read_lines
+from distill.rows.formats import is_blank, is_number, read_lines
 from distill.rows.labels import to_classes, to_numbers
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
@@ -139,7 +139,7 @@ class GroupColumns:
         given = [row for row, value in enumerate(column.values) if not is_blank(value)]
         numbers = np.full(count, np.nan, dtype=np.float32)
         known = replace(column, values=[column.values[row] for row in given], rows=given)
-        if self.classes is None and column.classes is None and any(map(_is_number, known.values)):
+        if self.classes is None and column.classes is None and any(map(is_number, known.values)):
             numbers[given] = to_numbers(known)
             return (), numbers
         if not given:
@@ -185,14 +185,6 @@ def _form_triples(
     if not found:
         raise UserError(f"{given}: no first text of {source} has pairs of both classes: leave it out")
     return found
-
-
-def _is_number(value: object) -> bool:
-    try:
-        float(str(value))
-    except ValueError:
-        return False
-    return True
 
 
 def _read_groups(table: Table, columns: Sequence[str], *, least: int) -> list[list[str]]:

@@ -374,8 +374,7 @@ class TableSource:
         if self.tables is not None:
             return from_dataset(self.tables[SINGLE], "the data", self.wanted)
         path = Path(str(self.data_dir)).expanduser()
-        if not path.name.endswith(self.suffixes):
-            raise UserError(f"task.data_dir={path} is of no known kind, expected one of {', '.join(self.suffixes)}")
+        check_suffix(path, f"task.data_dir={path}", self.suffixes)
         return self.read_file(path, self.wanted)
 
     def _read_memory(self, tables: "Mapping[str, datasets.Dataset]") -> dict[str, Table]:
@@ -418,9 +417,7 @@ class TableSource:
             return self._read_parts(files.get("test") or files["dev"])
         if not path.is_file():
             raise UserError(f"task.transfer.{name}={content} does not exist, expected a file, or a directory with test")
-        if not path.name.endswith(self.suffixes):
-            kinds = ", ".join(self.suffixes)
-            raise UserError(f"task.transfer.{name}={content} is of no known kind, expected one of {kinds}")
+        check_suffix(path, f"task.transfer.{name}={content}", self.suffixes)
         return self.read_file(path, self.wanted)
 
     def _read_hub(self) -> dict[str, Table]:
@@ -478,6 +475,12 @@ def _find_parts(directory: Path, suffixes: Sequence[str]) -> dict[tuple[str, int
         if part is not None and path.name.endswith(tuple(suffixes)) and path.is_file():
             found.setdefault((part[0], part[2]), []).append(path)
     return {key: tuple(paths) for key, paths in found.items()}
+
+
+def check_suffix(path: Path, given: str, suffixes: tuple[str, ...]) -> None:
+    """Raises UserError for a file of another kind than those of `suffixes`; `given` is the option with its value."""
+    if not path.name.endswith(suffixes):
+        raise UserError(f"{given} is of no known kind, expected one of {', '.join(suffixes)}")
 
 
 def missing_data(path: Path) -> UserError:
