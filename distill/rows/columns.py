@@ -107,7 +107,7 @@ def read_table(
             raise UserError(f"{path} is empty, expected a header and examples")
         if path.name.endswith(".parquet"):
             return _read_parquet(path, wanted, most)
-        return (_read_fields if is_delimited(path) else _read_objects)(path, wanted, skipped, most)
+        return _read_text(path, wanted, skipped, most)
 
 
 def join_tables(tables: Sequence[Table]) -> Table:
@@ -162,32 +162,37 @@ def has_mark(path: Path) -> bool:
         return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
 
 
-def _read_fields(path: Path, wanted: Collection[str] | None, skipped: Skipped | None, most: float) -> Table:
-    """Reads the wanted columns of CSV or TSV."""
-    dialect = read_dialect(path)
-    with closing(read_fields(path, skipped, dialect)) as rows:
-        _, names = next(rows)
+def _read_text(path: Path, wanted: Collection[str] | None, skipped: Skipped | None, most: float) -> Table:
+    """Reads the wanted columns of CSV, TSV or JSONL."""
+    names, dialect, note = dict[str, None](), None, None
+    if is_delimited(path):
+        dialect = read_dialect(path)
+        with closing(read_fields(path, dialect=dialect)) as fields:
+            _, header = next(fields)
         if skipped is not None:
-            _check_delimiter(path, names)
-        places = {name: place for place, name in enumerate(names) if wanted is None or name in wanted}
-        columns: dict[str, list[str]] = {name: [] for name in places}
-        others = {name: place for place, name in enumerate(names) if name and name not in places}
-        lines, samples = array("q"), {name: list[str]() for name in others}
-        size = left_out = 0
-        for line, row in rows:
-            if size >= most:
-                left_out += 1
-                continue
-            size += sum(map(len, row))
-            lines.append(line)
-            for name, place in places.items():
-                columns[name].append(row[place])
-            if len(lines) <= SAMPLED:
-                for name, place in others.items():
-                    samples[name].append(row[place])
+            _check_delimiter(path, header)
+        names, note = dict.fromkeys(header), dialect.describe(header)
+    columns = {name: list[object]() for name in names if wanted is None or name in wanted}
+    lines, samples = array("q"), dict[str, list[object]]()
+    size = left_out = 0
+    for line, row in read_rows(path, skipped, dialect):
+        if size >= most:
+            left_out += 1
+            continue
+        size += len(str(row)) if most < math.inf else 0
+        for name in [name for name in row if name not in names]:
+            names[name] = None
+            if wanted is None or name in wanted:
+                columns[name] = [None] * len(lines)
+        for name in [name for name in row if name not in columns] if len(lines) < SAMPLED else ():
+            samples.setdefault(name, []).append(row[name])
+        for name, values in columns.items():
+            values.append(row.get(name))
+        lines.append(line)
+    columns = {name: columns[name] for name in (names if wanted is None else wanted) if name in columns}
     return Table(
-        str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {},
-        note=dialect.describe(names), left_out=left_out,
+        str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {}, note=note,
+        left_out=left_out,
     )  # fmt: skip
 
 
@@ -203,32 +208,6 @@ def _check_delimiter(path: Path, names: Sequence[str]) -> None:
             f"{path} has one column {names[0]!r} with {shown} in its name, expected {expected} between the columns of "
             f"{kind}: {advice}"
         )
-
-
-def _read_objects(path: Path, wanted: Collection[str] | None, skipped: Skipped | None, most: float) -> Table:
-    """Reads the wanted columns of JSONL."""
-    names: dict[str, None] = {}
-    columns: dict[str, list[object]] = {}
-    lines, samples = array("q"), dict[str, list[object]]()
-    size = left_out = 0
-    for line, row in read_rows(path, skipped):
-        if size >= most:
-            left_out += 1
-            continue
-        size += len(str(row))
-        names.update(dict.fromkeys(row))
-        for name, value in row.items():
-            if wanted is None or name in wanted:
-                columns.setdefault(name, [None] * len(lines))
-            elif len(lines) < SAMPLED:
-                samples.setdefault(name, []).append(value)
-        for name, values in columns.items():
-            values.append(row.get(name))
-        lines.append(line)
-    columns = {name: columns[name] for name in (names if wanted is None else wanted) if name in columns}
-    return Table(
-        str(path), tuple(names), columns, lines=lines, samples=samples, unreadable=skipped or {}, left_out=left_out
-    )
 
 
 def _read_parquet(path: Path, wanted: Collection[str] | None, most: float) -> Table:

@@ -309,19 +309,20 @@ Row = Mapping[str, object]
 Skipped = dict[int, UserError]  # The errors of lines that are left out, by the number of the line.
 
 
-def read_rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, skipped: Skipped | None = None, dialect: Dialect | None = None) -> Iterator[tuple[int, Row]]:
     """Yields the first line and the values by column of each row of a file of a type in `SUFFIXES`.
 
     Fields of CSV and TSV are strings. TSV has no quotes. Blank lines are skipped.
 
     Args:
         skipped: receives the errors of lines that have no clear meaning, which end the reading without it.
+        dialect: as for `read_fields`.
 
     Raises:
         UserError: if the file cannot be read, or a line of it has no clear meaning.
     """
     if is_delimited(path):
-        fields = read_fields(path, skipped)
+        fields = read_fields(path, skipped, dialect)
         _, names = next(fields)
         yield from ((number, dict(zip(names, row, strict=True))) for number, row in fields)
         return
