@@ -129,7 +129,7 @@ def join_tables(tables: Sequence[Table]) -> Table:
     unreadable = {line: error for of in tables for line, error in of.unreadable.items()}
     return replace(
         first, source=f"{first.source} and {len(others)} more", columns=columns, lines=None, unreadable=unreadable,
-        parts=tuple(of.source for of in tables),
+        parts=tuple(of.source for of in tables), left_out=sum(of.left_out for of in tables),
     )  # fmt: skip
 
 

@@ -92,13 +92,13 @@ def _measure(texts: Sequence[str]) -> dict[str, int]:
 _OF_ONE_TASK = "no column looks like"
 
 
-def preview_rows(paths: Mapping[str, Path]) -> Preview:
-    """Returns the preview of the file of each split, train first, or of a single one under the name `data`.
+def preview_rows(paths: Mapping[str, Sequence[Path]]) -> Preview:
+    """Returns the preview of the file of each split or of its parts, train first, or of a single one called `data`.
 
     Raises:
         UserError: for a file that cannot be read.
     """
-    tables = {split: read_columns(path, most=LARGEST) for split, path in paths.items()}
+    tables = {split: read_columns(*of_split, most=LARGEST) for split, of_split in paths.items()}
     profile = profile_tables(tables, RowRules())
     problems = [problem for problem in profile.problems if not problem.summary.startswith(_OF_ONE_TASK)]
     for table in tables.values():

@@ -24,6 +24,7 @@ from typing import Any
 from distill.core.errors import UserError, first_line
 from distill.core.files import is_full_disk
 from distill.data.problems import Problem
+from distill.data.sources import find_files
 from distill.rows.columns import SUFFIXES
 from distill.rows.formats import reading_errors
 from distill.serve.jobs.allowed_options import show_escaped
@@ -262,8 +263,9 @@ def inspect(path: Path, format: str, limit: int) -> dict[str, Any]:
 
 def _describe(place: Path, preview: dict[str, Any], content: Path) -> dict[str, Any]:
     rows = sum(preview["splits"].values()) if preview["splits"] else None
-    directory = place if place.is_dir() else place.parent
-    preview["problems"] = [problem.replace(f"{directory}/", "") for problem in preview["problems"]]
+    preview["problems"] = [
+        problem.replace(f"{place}/", "").replace(f"{content}/", "") for problem in preview["problems"]
+    ]
     return {"path": place.relative_to(content).as_posix(), "rows": rows, "preview": preview}
 
 
@@ -281,7 +283,7 @@ def preview_file(path: Path, format: str) -> Preview:
         raise UserError(f"{path} {looks} like {format}: name its format with format=NAME")
     read = {"conll": preview_conll, "squad": preview_squad, "text": preview_text}.get(format)
     with reading_errors(path):
-        return preview_rows({"data": path}) if read is None else read(path)
+        return preview_rows({"data": (path,)}) if read is None else read(path)
 
 
 def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
@@ -291,11 +293,13 @@ def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
         left_out: files of the zip that were not unpacked.
     """
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    splits = find_splits(files, directory)
-    first = splits.get("train", files[0])
     try:
+        splits = find_files(directory, STEMS, DATA_SUFFIXES)
+        if "train" not in splits:
+            splits = {"data": (files[0],)}
+        first = next(iter(splits.values()))[0]
         if first.name.lower().endswith(SUFFIXES):
-            preview = preview_rows(splits or {"data": first})
+            preview = preview_rows(splits)
         else:
             preview = preview_file(first, _OTHERS[first.suffix.lower()])
     except UserError as error:
@@ -306,17 +310,6 @@ def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
         preview["problems"].append(str(problem))
     listed = [{"name": path.relative_to(directory).as_posix(), "bytes": path.stat().st_size} for path in files]
     return {**preview, "files": listed[:_MOST_FILES], "number_of_files": len(listed)}
-
-
-def find_splits(files: Sequence[Path], directory: Path) -> dict[str, Path]:
-    """Returns the files of train, dev and test at the top of a directory, all of one type; none without train."""
-    found: dict[str, Path] = {}
-    for split, stems in STEMS.items():
-        named = [path for stem in stems for path in files if path.parent == directory and path.stem == stem]
-        alike = [path for path in named if not found or path.suffix == found["train"].suffix]
-        if alike and (found or split == "train"):
-            found[split] = alike[0]
-    return found
 
 
 if __name__ == "__main__":

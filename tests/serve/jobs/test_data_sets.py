@@ -2,11 +2,9 @@
 
 import asyncio
 import errno
-import io
 import json
 import os
 import sys
-import zipfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +21,7 @@ from distill.serve.jobs import data_sets, previews
 from distill.serve.jobs.data_sets import DataSets
 from distill.serve.jobs.previews import preview_rows
 from tests.serve.jobs.conftest import look
+from tests.serve.jobs.test_zips import make_zip
 
 T = TypeVar("T")
 ROWS = "".join(f"this is the film that was number {n} of the year,{'good' if n % 3 else 'bad'}\n" for n in range(60))
@@ -258,11 +257,9 @@ def test_a_data_set_that_a_job_reads_is_not_deleted(data: DataSets, looked: list
 
 
 def test_a_zip_becomes_a_directory_of_splits(data: DataSets) -> None:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in {"train.csv": CSV, "dev.csv": CSV, "LICENSE": "x", "notes.txt": "hi"}.items():
-            archive.writestr(f"films/{name}", content)
-    found = put(data, "films", buffer.getvalue(), "zip")
+    files = {"train.csv": CSV, "dev.csv": CSV, "LICENSE": "x", "notes.txt": "hi"}
+    packed = make_zip(*((f"films/{name}", content) for name, content in files.items()))
+    found = put(data, "films", packed, "zip")
     assert (found.rows, found.columns) == (120, ("text", "label"))
     path = data.path("ada", "films")
     assert sorted(file.name for file in path.iterdir()) == ["dev.csv", "notes.txt", "train.csv"]
@@ -273,6 +270,14 @@ def test_a_zip_becomes_a_directory_of_splits(data: DataSets) -> None:
     assert any("dev" in problem for problem in preview["problems"])  # It has the texts of train.
     data.delete("ada", "films")
     assert list_files(data) == []
+
+
+def test_the_files_of_a_zip_are_splits_as_a_training_finds_them(data: DataSets) -> None:
+    put(data, "parts", make_zip(*((f"train-0000{part}-of-00002.csv", CSV) for part in (0, 1))), "zip")
+    assert data.preview("ada", "parts")["splits"] == {"train": 120}
+    put(data, "two", make_zip(("train.csv", CSV), ("train.tsv", CSV)), "zip")
+    [problem] = data.preview("ada", "two")["problems"]
+    assert problem.startswith("two has train.csv and train.tsv, expected one file for train: move the others away")
 
 
 def test_the_other_formats_are_previewed(data: DataSets, tmp_path: Path) -> None:
@@ -328,7 +333,7 @@ def test_of_a_large_file_the_first_rows_are_looked_through_and_all_counted(
         (tmp_path / name).write_text(content)
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     for name in (*files, "x.parquet"):
-        preview = preview_rows({"data": tmp_path / name})
+        preview = preview_rows({"data": (tmp_path / name,)})
         assert preview["splits"] == {"data": 60}, name
         assert any("of 60 rows are looked through: a job reads all of them" in one for one in preview["problems"])
         assert preview["first_rows"][0]["text"].startswith("this is the film that was number 0")
