@@ -19,6 +19,7 @@ from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.pool import clean, describe_removed
 from distill.data.prose import is_english
 from distill.data.splits import AUTO, CHANGED_COPIES, LabelledData, Split, compute_digest, text_split
+from distill.data.tokenization import write_table
 from distill.edge.words import TagScheme
 
 FORMAT = 1  # Of the files of copies.
@@ -290,12 +291,8 @@ def cached_copies(
             print_notice(f"{directory} is damaged: the copies are made again")
         columns = make_copies(data, augmentation, mask_token, device)
         table = pa.table({name: pa.array(column) for name, column in zip(("text", "pair"), columns, strict=False)})
-        with (
-            new_entry(directory) as temporary,
-            pa.OSFile(str(temporary / path.name), "wb") as sink,
-            pa.ipc.new_file(sink, table.schema) as writer,
-        ):
-            writer.write_table(table)
+        with new_entry(directory) as temporary:
+            write_table(table, temporary / path.name)
     with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
         return [column.to_pylist() for column in reader.read_all().columns]
 

@@ -215,10 +215,7 @@ def tokenize_windows(
         UserError: for a question that is too long for the windows.
     """
     digest = tokenization.compute_digest(split, tokenizer, max_length, doc_stride=doc_stride)
-
-    def create() -> "pyarrow.Table":
-        return _create_table(split, tokenizer, max_length=max_length, doc_stride=doc_stride, name=name)
-
+    create = partial(_create_table, split, tokenizer, max_length=max_length, doc_stride=doc_stride, name=name)
     return tokenization.cached_tokens(digest, create, cache_dir)
 
 

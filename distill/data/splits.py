@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
@@ -194,26 +195,34 @@ def text_table(value: object, text: Sequence[str]) -> "datasets.Dataset":
     """
     import datasets
     import pandas
-    import pyarrow
 
     if isinstance(value, datasets.Dataset | pandas.DataFrame | Mapping):
         return _to_table(value, text=text, label="")
-    try:
+    with _table_errors("the texts of unlabelled cannot be read ({}), expected text only"):
         return datasets.Dataset.from_dict(_split_texts(_to_list("unlabelled", value), text))
-    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"the texts of unlabelled cannot be read ({first_line(error)}), expected text only") from error
+
+
+@contextmanager
+def _table_errors(message: str) -> Iterator[None]:
+    """Converts errors of pyarrow to a UserError with this message, in which `{}` is the reason."""
+    import pyarrow
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OverflowError, NotImplementedError) as error:
+        raise UserError(message.format(first_line(error))) from error
 
 
 def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Dataset":
     import datasets
     import pandas
-    import pyarrow
 
     if isinstance(value, datasets.Dataset):
         return value
-    try:
+    problem = "the data cannot be made a table ({}): every column needs a name of its own and values of one type"
+    with _table_errors(problem):
         if isinstance(value, pandas.DataFrame):
             return datasets.Dataset.from_pandas(value, preserve_index=False)
         if isinstance(value, Mapping):
@@ -223,13 +232,6 @@ def _to_table(value: object, *, text: Sequence[str], label: str) -> "datasets.Da
             return datasets.Dataset.from_dict({name: [row.get(name) for row in value] for name in names})
         if isinstance(value, tuple) and len(value) == 2:
             return datasets.Dataset.from_dict(_join_columns(*value, text=text, label=label))
-    except (pyarrow.ArrowException, ValueError, OverflowError, NotImplementedError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = first_line(error)
-        raise UserError(
-            f"the data cannot be made a table ({reason}): every column needs a name of its own and values of one type"
-        ) from error
     raise UserError(f"got data of type {type(value).__name__}, {EXPECTED}")
 
 

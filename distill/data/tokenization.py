@@ -93,7 +93,7 @@ def cached_tokens(digest: str, tokenize: Callable[[], pa.Table], cache_dir: Path
     if not has_entry(directory):
         table = tokenize()
         with new_entry(directory) as temporary:
-            _write_table(table, temporary / path.name)
+            write_table(table, temporary / path.name)
     return read_tokens(path, digest)
 
 
@@ -137,7 +137,7 @@ class TokenWriter:
         }
         if self._pair_labels:
             columns["pair_labels"] = pa.array(np.array(self._pair_labels, dtype=np.int8))
-        _write_table(pa.table(columns).replace_schema_metadata({"truncated": "0"}), self.path)
+        write_table(pa.table(columns).replace_schema_metadata({"truncated": "0"}), self.path)
         for name in self._files:
             self._column_path(name).unlink()
 
@@ -228,7 +228,8 @@ def _cut_texts(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: i
     return Truncation(backend, max_length=max_length, side=tokenizer.truncation_side).encode(texts)
 
 
-def _write_table(table: pa.Table, path: Path) -> None:
+def write_table(table: pa.Table, path: Path) -> None:
+    """Writes an Arrow file."""
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
