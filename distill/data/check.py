@@ -301,7 +301,7 @@ def profile_tables(files: Mapping[str, Table], given: RowRules) -> Profile:
         chosen=chosen,
         is_guess=not (given.text and given.label),
         classes=classes,
-        numbers=_find_range(splits[first].complete, chosen) if chosen.task == "regression" else None,
+        numbers=_find_range(splits[first]) if chosen.task == "regression" else None,
         lengths=measure_lengths(texts, script=next(iter(scripts), ""), is_english=english) if texts else None,
         scripts=scripts,
         is_english=english,
@@ -318,8 +318,8 @@ def _count_classes(splits: Mapping[str, SplitRows]) -> dict[str, dict[str, int]]
     return {name: classes[name] for name in sort_classes(classes)}
 
 
-def _find_range(table: Table, rules: RowRules) -> tuple[float, float, float] | None:
-    numbers = [float(str(label)) for label in table.columns[rules.label[0]] if is_number(label)]
+def _find_range(rows: SplitRows) -> tuple[float, float, float] | None:
+    numbers = [float(label) for [label] in rows.labels or () if is_number(label)]
     return (min(numbers), sum(numbers) / len(numbers), max(numbers)) if numbers else None
 
 

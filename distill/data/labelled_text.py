@@ -1,7 +1,7 @@
 """Texts or pairs of texts with a label, from the columns of a table, and rows without a label or a text.
 
-Rows without a label or a text: they are refused, left out, or become texts that only the teacher labels. All problems
-of all splits are found before the first of them is reported.
+Rows without a label or a text are refused, left out, or become texts that only the teacher labels. All problems of all
+splits are found before the first of them is reported, and job=check lists them.
 """
 
 import math

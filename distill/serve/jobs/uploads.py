@@ -1,8 +1,8 @@
-"""Unpacks and looks through an upload in a process with limits: `python -m distill.serve.jobs.uploads`.
+"""Unpacks and looks through an upload in a process with limits.
 
-Looks through an upload in a process with limits: `python -m distill.serve.jobs.uploads FILE FORMAT LIMIT`. It unpacks a
-zip, reads the columns, the first rows, the labels, the lengths and the problems, and prints them as JSON. A file of a
-stranger that takes all memory, or crashes a library, ends this process and not the service.
+`python -m distill.serve.jobs.uploads FILE FORMAT LIMIT` unpacks a zip, reads the columns, the first rows, the labels,
+the lengths and the problems, and prints them as JSON. A file of a stranger that takes all memory, or crashes a library,
+ends this process and not the service.
 """
 
 import errno
