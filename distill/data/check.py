@@ -13,6 +13,7 @@ from distill.data.problems import ColumnProfile, Problem, describe_column, guess
 from distill.data.prose import Lengths, find_scripts, is_english, measure_lengths, sample_texts
 from distill.rows.columns import SAMPLED, Table, has_mark, read_columns
 from distill.rows.formats import is_delimited, is_number, select_lines, show_names, suggest_column
+from distill.rows.label_sets import name_lists
 from distill.rows.labels import LabelColumn, join_spellings, simplify, sort_classes
 
 
@@ -86,21 +87,12 @@ def judge_rows(files: Mapping[str, Table], rules: RowRules) -> tuple[dict[str, S
 def _name_labels(tables: Mapping[str, Table], rules: RowRules) -> dict[str, Sequence[Sequence[str]]]:
     """Returns the labels of each row in words by split, one of each row unless it has any number of them."""
     if rules.task == "multi_label":
-        return {split: _name_lists(column) for split, column in rules.read_lists(tables, ignore_notice).items()}
+        return {split: name_lists(column) for split, column in rules.read_lists(tables, ignore_notice).items()}
     columns = {split: LabelColumn(table.source, table.columns[rules.label[0]]) for split, table in tables.items()}
     words = {split: list(map(str, column.values)) for split, column in columns.items()}
     if rules.task == "classification":
         join_spellings(columns, words, rules.names or (), ignore_notice)
     return {split: [[word] for word in of_split] for split, of_split in words.items()}
-
-
-def _name_lists(column: LabelColumn) -> list[list[str]]:
-    classes = column.classes
-    return [
-        [str(label) if classes is None else classes[int(str(label))] for label in labels]
-        for labels in column.values
-        if isinstance(labels, list | tuple)
-    ]
 
 
 _MOST_CLASSES = 100  # From which on a column with as many values as rows has no classes.

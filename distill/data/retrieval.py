@@ -11,6 +11,7 @@ nor a negative, as in BEIR's evaluation (`ignore_identical_ids`).
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from distill.data.sources import TableSource, check_columns, keep_together, numb
 from distill.data.splits import Column, LabelledData, Split, compute_digest, create_data, text_split
 from distill.edge.index import normalize
 from distill.rows.columns import Table
-from distill.rows.formats import is_blank, is_number, read_lines
+from distill.rows.formats import is_blank, is_number, read_fields
 from distill.rows.labels import to_classes, to_numbers
 
 ADVICE = "name yours with task.text=[...] and task.label=..."
@@ -463,23 +464,19 @@ def _read_texts(path: Path, columns: Sequence[str]) -> IdTexts:
 def _read_judgements(path: Path, queries: IdTexts, corpus: IdTexts) -> dict[int, Gains]:
     """Returns the gains of every query with a relevant document, by the number of the query."""
     judged: dict[int, dict[int, int]] = {}
-    lines = read_lines(path)
-    if not lines or tuple(lines[0].split("\t")) != HEADER:
-        first = repr(lines[0][:60]) if lines else "nothing"
-        raise UserError(f"{path}, line 1: got {first}, expected {', '.join(HEADER)} with tabs between them")
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        fields = line.split("\t")
-        if len(fields) != len(HEADER):
-            raise UserError(f"{path}, line {number}: got {len(fields)} fields, expected {', '.join(HEADER)}")
-        query, document = _look_up(fields[0], queries, path, number), _look_up(fields[1], corpus, path, number)
-        gains = judged.setdefault(query, {})
-        if document in gains:
-            raise UserError(
-                f"{path}, line {number}: query {fields[0]} has document {fields[1]} twice, expected it once"
-            )
-        gains[document] = _read_gain(fields[2], path, number)
+    with closing(read_fields(path)) as rows:
+        _, names = next(rows)
+        if tuple(names) != HEADER:
+            first = repr("\t".join(names)[:60])
+            raise UserError(f"{path}, line 1: got {first}, expected {', '.join(HEADER)} with tabs between them")
+        for number, (query_id, document_id, score) in rows:
+            query, document = _look_up(query_id, queries, path, number), _look_up(document_id, corpus, path, number)
+            gains = judged.setdefault(query, {})
+            if document in gains:
+                raise UserError(
+                    f"{path}, line {number}: query {query_id} has document {document_id} twice, expected it once"
+                )
+            gains[document] = _read_gain(score, path, number)
     relevant = {query: {d: gain for d, gain in gains.items() if gain} for query, gains in judged.items()}
     found: dict[int, Gains] = {query: gains for query, gains in relevant.items() if gains and queries.texts[query]}
     if left_out := len(judged) - len(found):

@@ -6,16 +6,15 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isnan
 from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
 from distill.core.errors import UserError
-from distill.rows.formats import Lines, Notify
+from distill.rows.formats import Lines, Notify, is_missing
 from distill.rows.labels import Columns, LabelColumn, find_classes, to_classes
 
-Lists = Mapping[str, list[Sequence[object] | None]]  # By split; None for a blank value.
+Lists = Mapping[str, list[Sequence[object]]]  # By split; () for a blank value.
 
 _ITEM = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?[0-9]+(?:\.[0-9]*)?|True|False|true|false)"""
 _LIST = re.compile(rf"\[\s*(?:{_ITEM}(?:\s*,\s*{_ITEM})*(?:\s*,)?)?\s*\]", re.DOTALL)
@@ -40,15 +39,15 @@ def to_lists(columns: Columns, separator: str, notify: Notify) -> Lists:
     are_lists = bool(texts) and len(written) == len(texts)
     if are_lists:
         notify(f"labels are read as lists, such as {_show(min(texts))}")
-    found: dict[str, list[Sequence[object] | None]] = {}
-    for split, column in columns.items():
-        found[split] = [
+    return {
+        split: [
             (written[value] if are_lists else _split(value, separator, column.place(row)))
             if _is_text(value)
             else _to_list(value)
             for row, value in enumerate(column.values)
         ]
-    return found
+        for split, column in columns.items()
+    }
 
 
 def check_texts(columns: Columns, separator: str, names: Sequence[str] | None) -> None:
@@ -148,12 +147,10 @@ def _parse_list(text: str) -> list[object] | None:
     return labels
 
 
-def _to_list(value: object) -> Sequence[object] | None:
+def _to_list(value: object) -> Sequence[object]:
     if isinstance(value, list | tuple):
         return value
-    if value is None or isinstance(value, str) or (isinstance(value, float) and isnan(value)):
-        return None
-    return (value,)
+    return () if is_missing(value) else (value,)
 
 
 def _split(text: str, separator: str, place: str) -> Sequence[object]:
@@ -239,14 +236,14 @@ def check_indices(columns: Columns, lists: Lists) -> None:
     """Raises UserError for a list of indices of a `datasets.ClassLabel` with one twice, as a vector of 0 and 1 has."""
     for split, column in columns.items():
         for row, labels in enumerate(lists[split]):
-            if len(set(map(str, labels or ()))) < len(labels or ()):
+            if len(set(map(str, labels))) < len(labels):
                 raise UserError(
                     f"{column.place(row)}: the labels {labels!r} have an index twice, expected each once, because "
                     "the data set names the labels; give a vector of 0 and 1 as numbers"
                 )
 
 
-def _may_be_vectors(columns: Columns, rows: Sequence[Sequence[object] | None], widths: set[int], names: Names) -> bool:
+def _may_be_vectors(columns: Columns, rows: Sequence[Sequence[object]], widths: set[int], names: Names) -> bool:
     """Returns whether values of 0 and 1, none of which is twice in a list, may be vectors as well as indices."""
     if widths == {1}:  # One column of several, or a vector of a single label.
         are_lists = any(isinstance(value, list | tuple) for column in columns.values() for value in column.values)
@@ -277,15 +274,15 @@ def _check_values(columns: Columns, lists: Lists) -> None:
     for split, rows in lists.items():
         for row, labels in enumerate(rows):
             place = columns[split].place(row)
-            for value in labels or ():
+            for value in labels:
                 if isinstance(value, float) and not value.is_integer():
                     raise UserError(f"{place}: label {value!r} is no label, expected names, indices, or 0 and 1")
-            numbers = [value for value in map(str, labels or ()) if value.partition(".")[0].isdecimal()]
+            numbers = [value for value in map(str, labels) if value.partition(".")[0].isdecimal()]
             if len(set(numbers)) < len(numbers):
                 double = next(value for value in numbers if numbers.count(value) > 1)
                 raise UserError(
                     f"{place}: label {double} is there twice, expected each index once, or as many values of 0 and 1 "
-                    f"in every example, while {_find_other(columns, lists, len(labels or ()))}"
+                    f"in every example, while {_find_other(columns, lists, len(labels))}"
                 )
 
 
@@ -294,8 +291,8 @@ def _find_other(columns: Columns, lists: Lists, width: int) -> str:
     for split, rows in lists.items():
         for row, labels in enumerate(rows):
             place = columns[split].place(row)
-            other = next((value for value in labels or () if to_bit(value) is None), None)
-            if other is not None or None in (labels or ()):
+            other = next((value for value in labels if to_bit(value) is None), None)
+            if other is not None or None in labels:
                 return f"{place} has {other!r}"
             if labels and len(labels) != width:
                 return f"{place} has {len(labels)} values"
@@ -330,9 +327,7 @@ def find_label_sets(column: LabelColumn, names: tuple[str, ...], separator: str,
         UserError: for values that `read_lists` refuses, and for a label that is no class.
     """
     [lists] = read_lists({"": column}, names, separator=separator, notify=notify, checks_texts=False).values()
-    flat = _flatten(lists)
-    if lists.classes is not None:
-        flat = replace(flat, values=[lists.classes[int(str(value))] for value in flat.values], classes=None)
+    flat = _flatten(lists if lists.classes is None else replace(lists, values=name_lists(lists), classes=None))
     return _to_rows(flat, lists, find_classes(flat, names, notify), names)
 
 
@@ -364,7 +359,7 @@ def read_lists(
     lists = to_lists(columns, separator, notify)
     check_indices({split: column for split, column in columns.items() if split not in plain}, lists)
     width = find_width(plain, {split: lists[split] for split in plain}, names)
-    found = {split: replace(column, values=[row or () for row in lists[split]]) for split, column in columns.items()}
+    found = {split: replace(column, values=lists[split]) for split, column in columns.items()}
     if width is None:
         return found
     if names is None:
@@ -378,6 +373,16 @@ def read_lists(
         indices = [[number for number, bit in enumerate(map(to_bit, row)) if bit] for row in lists[split] if row]
         found[split] = replace(found[split], values=indices, classes=names)
     return found
+
+
+def name_lists(column: LabelColumn) -> list[list[str]]:
+    """Returns the labels of a column of lists as text, those of a `datasets.ClassLabel` by their names."""
+    classes = column.classes
+    return [
+        [str(label) if classes is None else classes[int(str(label))] for label in labels]
+        for labels in column.values
+        if isinstance(labels, list | tuple)
+    ]
 
 
 def first_rows(column: LabelColumn) -> list[int]:

@@ -258,7 +258,7 @@ MISTAKES: dict[str, tuple[dict[str, str], str]] = {
     "judgements of TREC": ({"qrels/train.tsv": "1 0 d1 1\n"}, r"train.tsv, line 1: got '1 0 d1 1', expected query-id,"),
     "a missing score": (
         {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\n"},
-        "train.tsv, line 2: got 2 fields, expected query-id, corpus-id, score",
+        "train.tsv, line 2 has 2 fields, its header 3: expected as many in every row",
     ),
     "a score in words": (
         {"qrels/train.tsv": "query-id\tcorpus-id\tscore\n1\td1\thigh\n"},
