@@ -9,15 +9,16 @@ from typing import Any
 from distill.core.errors import UserError
 from distill.data import problems
 from distill.data.labelled_text import TRAINED, CheckedRows, RowRules, TaskKind, ignore_notice, is_labelled
-from distill.data.problems import ColumnProfile, Problem, describe_column, guess_label, guess_text
+from distill.data.problems import ColumnProfile, Problem, describe_column, guess_label, guess_text, refusal
 from distill.data.prose import Lengths, find_scripts, is_english, measure_lengths, sample_texts
+from distill.data.sources import missing_columns
 from distill.rows.columns import SAMPLED, Table, has_mark, read_columns
-from distill.rows.formats import is_delimited, is_number, select_lines, show_names, suggest_column
+from distill.rows.formats import is_delimited, is_number, select_lines, show_names
 from distill.rows.label_sets import name_lists
 from distill.rows.labels import LabelColumn, join_spellings, simplify, sort_classes
 
 
-def choose_columns(columns: Sequence[ColumnProfile], given: RowRules, source: str) -> RowRules:
+def choose_columns(columns: Sequence[ColumnProfile], given: RowRules, file: Table) -> RowRules:
     """Returns the columns and the task, with guesses for those that are not given.
 
     Raises:
@@ -29,8 +30,7 @@ def choose_columns(columns: Sequence[ColumnProfile], given: RowRules, source: st
         label = tuple(name for name in label if name in names)[:1] or label
     missing = [name for name in (*given.text, *label) if name not in names]
     if missing:
-        hint = suggest_column(missing, names)
-        raise UserError(f"{source} has no column {' and '.join(missing)}{hint}: it has {show_names(names)}")
+        raise missing_columns(file, ", ".join(missing), "name yours with text=NAME and label=NAME")
     label = label or guess_label([column for column in columns if column.name not in given.text])
     text = given.text or guess_text(columns, label)
     kinds = {column.name: column.kind for column in columns}
@@ -64,9 +64,7 @@ def judge_rows(files: Mapping[str, Table], rules: RowRules) -> tuple[dict[str, S
     for split, file in files.items():
         missing = [name for name in wanted if name not in file.columns]
         if missing and not (split == "test" and set(missing) <= set(rules.label)):
-            summary = f"{file.source} has no column {' and '.join(missing)}"
-            advice = f"it has {show_names(tuple(file.columns))}; rename its columns"
-            found.append(Problem(summary, advice, is_error=True))
+            found.append(refusal(missing_columns(file, ", ".join(missing), "rename its columns")))
         tables[split] = replace(
             file,
             names=(*file.names, *missing),
@@ -270,7 +268,7 @@ def profile_tables(files: Mapping[str, Table], given: RowRules) -> Profile:
     """Returns the profile of the table of each split, as `profile_files`."""
     first = next(iter(files))
     columns = tuple(describe_column(name, values) for name, values in files[first].columns.items())
-    chosen = choose_columns(columns, given, files[first].source)
+    chosen = choose_columns(columns, given, files[first])
     splits, unreadable = judge_rows(files, chosen)
     classes = {} if chosen.task == "regression" else _count_classes(splits)
     texts = [
