@@ -100,8 +100,7 @@ _LONGEST_NAME = 8  # Words of a header's field.
 
 def find_file_problems(file: Table, columns: Sequence[ColumnProfile]) -> Iterator[Problem]:
     """Yields the problems of a file that do not depend on the task."""
-    if unreadable := problems.find_unreadable(file.source, file.unreadable):
-        yield unreadable
+    yield from problems.find_unreadable(file.source, file.unreadable)
     if is_delimited(file.path) and (names := _find_values_in_header(columns)):
         yield Problem(
             f"line 1 looks like a row and not like the names of the columns ({', '.join(map(repr, names))})",
@@ -119,14 +118,13 @@ def find_label_problems(rows: SplitRows, rules: RowRules, *, is_train: bool) -> 
     if rows.labels is None or rules.task == "regression":
         return
     table = rows.checked.table
-    if rules.task == "classification" and (found := problems.find_floats(table.columns[rules.label[0]], table.lines)):
-        yield found
+    if rules.task == "classification":
+        yield from problems.find_floats(table.columns[rules.label[0]], table.lines)
     named = [name for of_row in rows.labels for name in of_row]
     numbers = [row for row, of_row in enumerate(rows.labels) for _ in of_row]
     is_of_classes = rules.task == "multi_label" or not _looks_like_text(len(set(named)), len(named))
-    lines = select_lines(rows.complete.lines, numbers)
-    if is_train and is_of_classes and (found := problems.find_small_classes(named, lines)):
-        yield found
+    if is_train and is_of_classes:
+        yield from problems.find_small_classes(named, select_lines(rows.complete.lines, numbers))
 
 
 def find_class_problems(classes: Mapping[str, Mapping[str, int]], splits: Sequence[str]) -> Iterator[Problem]:
@@ -349,7 +347,7 @@ def _find_repeated(splits: Mapping[str, SplitRows], rules: RowRules) -> Iterator
     }
     lines = {split: rows.complete.lines for split, rows in splits.items()}
     for split, rows in splits.items():
-        if doubled := problems.find_doubled(texts[split], rows.labels, lines[split]):
+        for doubled in problems.find_doubled(texts[split], rows.labels, lines[split]):
             yield doubled if len(splits) == 1 else replace(doubled, summary=f"{split}: {doubled.summary}")
     labels = {split: rows.labels for split, rows in splits.items() if rows.labels is not None}
     yield from problems.find_shared(texts, labels if len(labels) == len(texts) else None, lines)

@@ -6,7 +6,7 @@ splits are found before the first of them is reported, and job=check lists them.
 
 import math
 import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -19,7 +19,7 @@ from distill.core.console import print_notice
 from distill.core.contracts import IGNORED
 from distill.core.errors import UserError
 from distill.data import problems
-from distill.data.problems import Problem, find_small_classes, join_problems
+from distill.data.problems import Problem, join_problems
 from distill.data.sources import SINGLE, TableSource, check_columns, missing_columns, text_keys
 from distill.data.splits import LabelledData, Pool, Split, create_data, text_split
 from distill.rows.columns import Table
@@ -226,18 +226,18 @@ class RowRules:
         """Finds the problems of a table."""
         texts, is_error = [table.columns[of_text] for of_text in self.text], self.missing == "error"
         empty = {row for row, of_row in enumerate(zip(*texts, strict=True)) if all(map(is_missing, of_row))}
-        found = [*self._check_texts(table, empty, is_trained=name in TRAINED)]
-        found.append(problems.find_empty(texts, table.lines, advice=None if is_error else "they are left out"))
+        found = self._check_texts(table, empty, is_trained=name in TRAINED)
+        found += problems.find_empty(texts, table.lines, advice=None if is_error else "they are left out")
         if column is None:
-            return CheckedRows(table, list(filter(None, found)), empty)
+            return CheckedRows(table, found, empty)
         if column.classes is not None:
             marks = frozenset({"-1"})
         without = [row for row, value in enumerate(column.values) if has_no_label(value, marks)]
         advice = None if is_error else self._describe_fate(name, is_most=2 * len(without) > len(table))
-        found.append(problems.find_unlabelled(column.values, table.lines, marks=marks, advice=advice))
+        found += problems.find_unlabelled(column.values, table.lines, marks=marks, advice=advice)
         found += self._check_labels(column, set(without))
         unlabelled = [] if self._keeps_unlabelled else [row for row in without if row not in empty]
-        return CheckedRows(table, list(filter(None, found)), empty, unlabelled)
+        return CheckedRows(table, found, empty, unlabelled)
 
     @property
     def _keeps_unlabelled(self) -> bool:
@@ -252,23 +252,25 @@ class RowRules:
             return f"{most}only the teacher labels them, as task.unlabelled; task.missing=drop leaves them out"
         return f"{most}they are left out"
 
-    def _check_texts(self, table: Table, empty: set[int], *, is_trained: bool) -> Iterable[Problem | None]:
-        """Yields the problems of columns whose values are no texts, or look like ids."""
+    def _check_texts(self, table: Table, empty: set[int], *, is_trained: bool) -> list[Problem]:
+        """Returns the problems of columns whose values are no texts, or look like ids."""
         others = [name for name, values in table.samples.items() if problems.looks_like_text(values)]
+        found: list[Problem] = []
         for name in self.text:
             values = table.columns[name]
-            if is_trained:
-                yield problems.find_ids(name, values, others)
-            yield problems.find_no_texts(name, values, table.lines, without=empty)
+            found += problems.find_ids(name, values, others) if is_trained else []
+            found += problems.find_no_texts(name, values, table.lines, without=empty)
+        return found
 
-    def _check_labels(self, column: LabelColumn, without: set[int]) -> Iterable[Problem | None]:
-        """Yields the problems of labels that are of the wrong kind."""
+    def _check_labels(self, column: LabelColumn, without: set[int]) -> list[Problem]:
+        """Returns the problems of labels that are of the wrong kind."""
         rows = [row for row in range(len(column.values)) if row not in without]
         if self.task == "regression":
             wrong = [row for row in rows if not is_number(column.values[row])]
-            yield problems.find_no_numbers(column.values, wrong, column.lines)
-        elif self.task == "classification":
-            yield problems.find_mixed(column.values, find_kinds(column.values, rows), column.lines)
+            return problems.find_no_numbers(column.values, wrong, column.lines)
+        if self.task == "classification":
+            return problems.find_mixed(column.values, find_kinds(column.values, rows), column.lines)
+        return []
 
 
 @dataclass(frozen=True)
@@ -392,8 +394,8 @@ class LabelledText(RowRules):
         fraction, count = self.source.dev_fraction, len(set(classes))
         number = math.ceil(fraction * len(table))
         advice = "give a directory with train and dev instead"
-        if problem := find_small_classes(classes, table.lines, fewest=2):
-            reason = f"{problem.summary}; add rows, join classes, remove these rows, or {advice}"
+        if small := problems.find_small_classes(classes, table.lines, fewest=2):
+            reason = f"{small[0].summary}; add rows, join classes, remove these rows, or {advice}"
         elif min(number, len(table) - number) < count:
             needed = math.ceil(100 * count / len(table)) / 100
             reason = f"{number:,} of {len(table):,} rows would be dev, and there are {count:,} classes; "
@@ -455,8 +457,7 @@ def _report_small_classes(source: str, labels: np.ndarray, names: Sequence[str],
     if labels.ndim == 2:
         rows, classes = np.nonzero(labels)
         lines = select_lines(lines, rows.tolist())
-    problem = find_small_classes([names[number] for number in classes], lines)
-    if problem is not None:
+    for problem in problems.find_small_classes([names[number] for number in classes], lines):
         print_notice(f"{source}: {problem}")
 
 

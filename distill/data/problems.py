@@ -46,14 +46,14 @@ def refusal(error: UserError, advice: str = "a training cannot begin") -> Proble
     return Problem(summary, own or advice, is_error=True)
 
 
-def find_unreadable(source: str, errors: Mapping[int, UserError]) -> Problem | None:
+def find_unreadable(source: str, errors: Mapping[int, UserError]) -> list[Problem]:
     """Returns lines of a file that are left out as a problem, with the error of the first one."""
     if not errors:
-        return None
+        return []
     lines, first = list(errors), next(iter(errors.values()))
     noun, reason = "line" if len(lines) == 1 else "lines", str(first).removeprefix(f"{source}, ")
     summary = f"{len(lines):,} {noun} cannot be read ({show_lines(range(len(lines)), lines)})"
-    return Problem(summary, reason, is_error=True)
+    return [Problem(summary, reason, is_error=True)]
 
 
 def join_problems(source: str, problems: Sequence[Problem]) -> str:
@@ -73,7 +73,7 @@ def show_lines(rows: Sequence[int], lines: Lines = None) -> str:
 
 def find_unlabelled(
     values: Sequence[object], lines: Lines = None, *, marks: frozenset[str] = frozenset(), advice: str | None = None
-) -> Problem | None:
+) -> list[Problem]:
     """Returns the rows without a label as a problem.
 
     Args:
@@ -90,9 +90,7 @@ def find_unlabelled(
     return _of_rows(rows, values, f"no label{names}", (advice or usual) + classes, lines, is_error=advice is None)
 
 
-def find_empty(
-    columns: Sequence[Sequence[object]], lines: Lines = None, *, advice: str | None = None
-) -> Problem | None:
+def find_empty(columns: Sequence[Sequence[object]], lines: Lines = None, *, advice: str | None = None) -> list[Problem]:
     """Returns the rows without any text as a problem.
 
     Args:
@@ -107,63 +105,62 @@ def find_empty(
 
 def find_no_texts(
     column: str, values: Sequence[object], lines: Lines = None, *, without: Collection[int] = ()
-) -> Problem | None:
+) -> list[Problem]:
     """Returns the rows of a column of text whose value is of another type as a problem, apart from those `without`."""
     rows = [row for row, value in enumerate(values) if not isinstance(value, str) and row not in without]
     what = f"no text but {_show_first(values, rows)} or the like in column {column}"
     return _of_rows(rows, values, what, "expected text", lines, is_error=True)
 
 
-def find_no_numbers(values: Sequence[object], rows: Sequence[int], lines: Lines = None) -> Problem | None:
+def find_no_numbers(values: Sequence[object], rows: Sequence[int], lines: Lines = None) -> list[Problem]:
     """Returns these rows, whose labels are no finite numbers, as a problem."""
     what = f"a label that is no number, {_show_first(values, rows)}"
     return _of_rows(rows, values, what, "for classes take task=classification", lines, is_error=True)
 
 
-def find_mixed(values: Sequence[object], kinds: Mapping[str, Sequence[int]], lines: Lines = None) -> Problem | None:
+def find_mixed(values: Sequence[object], kinds: Mapping[str, Sequence[int]], lines: Lines = None) -> list[Problem]:
     """Returns labels of several kinds as a problem; `kinds` are the rows of each, such as those of text."""
     if len(kinds) < 2:
-        return None
+        return []
     parts = [
         f"{len(rows):,} {_have(rows)} {kind} as label, {values[rows[0]]!r:.60} ({show_lines(rows, lines)})"
         for kind, rows in sorted(kinds.items(), key=lambda item: len(item[1]))
     ]
-    return Problem(f"of {len(values):,} rows {' and '.join(parts)}", "expected labels of one kind", is_error=True)
+    return [Problem(f"of {len(values):,} rows {' and '.join(parts)}", "expected labels of one kind", is_error=True)]
 
 
-def find_floats(values: Sequence[object], lines: Lines = None) -> Problem | None:
+def find_floats(values: Sequence[object], lines: Lines = None) -> list[Problem]:
     """Returns labels that are integers written as 4.0 as a problem, if all labels are whole numbers."""
     words = [None if is_missing(value) else str(value) for value in values]
     whole = {word for word in words if word is not None}
     if not whole or not all(map(WHOLE.fullmatch, whole)):
-        return None
+        return []
     rows = [row for row, word in enumerate(words) if word is not None and "." in word]
     word = str(values[rows[0]]) if rows else ""
     advice = f"{word} is the class {word.partition('.')[0]}, because programs write integers so in a column with gaps"
     return _of_rows(rows, values, f"a label such as {word}, a whole number", advice, lines)
 
 
-def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest: int = FEWEST) -> Problem | None:
+def find_small_classes(labels: Sequence[object], lines: Lines = None, *, fewest: int = FEWEST) -> list[Problem]:
     """Returns the classes with fewer rows than `fewest` as a problem; `labels` are those of rows that have one."""
     counts = Counter(map(str, labels))
     small = sorted((count, name) for name, count in counts.items() if count < fewest)
     if not small:
-        return None
+        return []
     shown = [
         f"{show_names([name])} ({count:,}: {_lines_of(name, labels, lines)}{_describe_slip(name, counts)})"
         for count, name in small[:_CLASSES_SHOWN]
     ]
     more = f" and {len(small) - _CLASSES_SHOWN:,} more" if len(small) > _CLASSES_SHOWN else ""
     verb, them = ("has", "it") if len(small) == 1 else ("have", "them")
-    return Problem(
-        f"{len(small):,} of {len(counts):,} classes {verb} fewer than {fewest} rows: {', '.join(shown)}{more}",
-        f"this is too little to learn {them} and to score {them}: add rows, join classes, or remove {them}",
-    )
+    summary = f"{len(small):,} of {len(counts):,} classes {verb} fewer than {fewest} rows: {', '.join(shown)}{more}"
+    advice = f"this is too little to learn {them} and to score {them}: add rows, join classes, or remove {them}"
+    return [Problem(summary, advice)]
 
 
 def find_doubled(
     texts: Sequence[Hashable], labels: Sequence[object] | None = None, lines: Lines = None, *, differing: bool = False
-) -> Problem | None:
+) -> list[Problem]:
     """Returns the rows whose text an earlier row of the same split has as a problem.
 
     Args:
@@ -175,7 +172,7 @@ def find_doubled(
     rows = [row for row, text in enumerate(texts) if first.setdefault(text, row) != row]
     others = [row for row in rows if labels is not None and str(labels[row]) != str(labels[first[texts[row]]])]
     if differing and not others:
-        return None
+        return []
     advice = (
         f"{len(others):,} of them {_have(others)} another label ({show_lines(others, lines)}), so that no model can "
         "have all right: correct the labels, or remove these rows"
@@ -225,7 +222,7 @@ def find_shared(
     return problems
 
 
-def find_ids(column: str, values: Sequence[object], others: Sequence[str] = ()) -> Problem | None:
+def find_ids(column: str, values: Sequence[object], others: Sequence[str] = ()) -> list[Problem]:
     """Returns a column of text whose values look like ids as a problem, an error if no value has a letter.
 
     Ids are single tokens with a digit, nearly all of them different.
@@ -235,17 +232,14 @@ def find_ids(column: str, values: Sequence[object], others: Sequence[str] = ()) 
     """
     words = [str(value).strip() for value in values if not is_missing(value)]
     if len(words) < _FEWEST_IDS or len(set(words)) < _SHARE_OF_IDS * len(words):
-        return None
+        return []
     if sum(_ID.fullmatch(word) is not None for word in words) < _SHARE_OF_IDS * len(words):
-        return None
+        return []
     has_letters = any(_LETTER.search(word) for word in words)
     offer = f"task.text=[{others[0]}]" if others else "task.text=[...]"
     further = f" (also text: {', '.join(others[1:])})" if len(others) > 1 else ""
-    return Problem(
-        f"the column {column} looks like ids ({', '.join(words[:3])}) and not like text",
-        f"name the column of the text, as in {offer}{further}",
-        not has_letters,
-    )
+    summary = f"the column {column} looks like ids ({', '.join(words[:3])}) and not like text"
+    return [Problem(summary, f"name the column of the text, as in {offer}{further}", not has_letters)]
 
 
 def looks_like_text(values: Sequence[object]) -> bool:
@@ -286,12 +280,12 @@ def _lines_of(name: str, labels: Sequence[object], lines: Lines) -> str:
 
 def _of_rows(
     rows: Sequence[int], values: Sequence[object], what: str, advice: str, lines: Lines, *, is_error: bool = False
-) -> Problem | None:
-    """Returns some rows as a problem, such as `2 of 9 rows have no label (lines 3 and 7)`; None without any."""
+) -> list[Problem]:
+    """Returns some rows as a problem, such as `2 of 9 rows have no label (lines 3 and 7)`; none without any."""
     if not rows:
-        return None
+        return []
     summary = f"{len(rows):,} of {len(values):,} rows {_have(rows)} {what} ({show_lines(rows, lines)})"
-    return Problem(summary, advice, is_error)
+    return [Problem(summary, advice, is_error)]
 
 
 def _show_first(values: Sequence[object], rows: Sequence[int]) -> str:

@@ -565,7 +565,7 @@ def _report_shared_texts(splits: Mapping[str, Split], lines: Mapping[str, Lines]
     notices = list(map(str, find_shared(texts, labels, lines)))
     if labels is not None and lines is not None:
         doubled = find_doubled(texts["train"], labels["train"], lines["train"], differing=True)
-        notices += [] if doubled is None else [f"train: {doubled}"]
+        notices += [f"train: {problem}" for problem in doubled]
     if notices:
         print_notice("; ".join(notices))
 

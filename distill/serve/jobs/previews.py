@@ -148,7 +148,7 @@ def preview_conll(path: Path) -> Preview:
     """
     skipped: Skipped = {}
     file = parse_conll(path, ignore_notice, skipped)
-    problems = [find_unreadable(str(path), skipped)]
+    problems = find_unreadable(str(path), skipped)
     tags = Counter[str]()
     try:
         tags.update(itertools.chain.from_iterable(file.read(None, -1).tags))
@@ -165,7 +165,7 @@ def preview_conll(path: Path) -> Preview:
         columns=columns,
         label_counts={last: dict(tags.most_common())} if tags else {},
         measured=("0",),
-        problems=filter(None, problems),
+        problems=problems,
         task="token_classification",
     )
 
