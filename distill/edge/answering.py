@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge.decoder import (
     MASKED,
+    SEVERAL,
     Example,
     Floats,
     Items,
@@ -36,7 +37,7 @@ from distill.edge.decoder import (
     Row,
     SourceTokens,
     TooLongError,
-    softmax,
+    most_probable,
 )
 from distill.edge.text_decoders import Targets
 
@@ -479,11 +480,8 @@ class LabelWords(Targets):
         decoding: that of `Targets`, and `tasks`, as `WordTask.describe` returns each.
     """
 
-    fields: tuple[str, ...] = ("label", "probability", "probabilities")
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels > 1
+    label_counts = SEVERAL
+    fields = ("label", "probability", "probabilities")
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         super().__init__(labels, pair, decoding, tokenizer)
@@ -573,13 +571,8 @@ class LabelWords(Targets):
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(_, logits)] = rows
-        task, row = self.tasks[str(example.task)], softmax(logits[0].astype(np.float64))
-        best = int(row.argmax())
-        prediction: Prediction = {
-            "label": task.labels[best], "probability": float(row[best]),
-            "probabilities": dict(zip(task.labels, row.tolist(), strict=True)),
-        }  # fmt: skip
-        return prediction | ({TASK: task.name} if len(self.tasks) > 1 else {})
+        task = self.tasks[str(example.task)]
+        return most_probable(task.labels, logits) | ({TASK: task.name} if len(self.tasks) > 1 else {})
 
     def format(self, prediction: Prediction) -> str:
         return f"{escape(prediction['label'])}\t{prediction['probability']:.4f}"

@@ -983,6 +983,6 @@ def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]
         known = ", ".join(decode.DECODERS)
         raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
     decoder = decode.DECODERS[name]
-    if not decoder.accepts(len(labels)):
+    if len(labels) not in decoder.label_counts:
         raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
     return decoder

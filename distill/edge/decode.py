@@ -14,7 +14,21 @@ from tokenizers import Tokenizer
 from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge import answering
 from distill.edge.answering import LabelWords
-from distill.edge.decoder import Decoder, Example, Floats, Items, Prediction, Record, Row, pad_classes, sigmoid, softmax
+from distill.edge.decoder import (
+    SEVERAL,
+    Decoder,
+    Example,
+    Floats,
+    Items,
+    Prediction,
+    Record,
+    Row,
+    most_probable,
+    pad_classes,
+    sigmoid,
+    softmax,
+    split_pair,
+)
 from distill.edge.index import check_count
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
 from distill.edge.words import (
@@ -86,66 +100,22 @@ NO_ANSWER = "(no answer)"  # In the plain form.
 IMPOSSIBLE = -30.0  # The logit of a class whose probability is 0, with 0 for the others.
 
 
-class _WholeText:
-    """Base of the decoders for one row of logits for each text."""
-
-    input_axes = 2
-    axes = 2
-    cuts = False
-    classes_are_tokens = False
-    encodes = False
-    at_positions = False
-    generates = False
-    targets = False
-    ranks = False
-
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        self.labels, self.pair = list(labels), pair
-
-    def parse(self, line: str) -> Record:
-        return _split_pair(line) if self.pair else line
-
-    def read(self, record: Record) -> Example:
-        if self.pair and isinstance(record, list | tuple) and len(record) == 2:
-            first, second = record
-            if isinstance(first, str) and isinstance(second, str):
-                return Example(check_text(first), check_text(second))
-        if not self.pair and isinstance(record, str):
-            return Example(check_text(record))
-        raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
-
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        return [row]
-
-    def select(self, example: Example, row: Row, logits: Floats) -> Items:
-        return None, logits
-
-    def truncated_item(self) -> Floats | None:
-        return None
-
-
-class Classes(_WholeText):
+class Classes(Decoder):
     """Decodes the class of a text: `label`, its `probability`, and the `probabilities` of all labels."""
 
+    label_counts = SEVERAL
     fields: tuple[str, ...] = ("label", "probability", "probabilities")
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels > 1
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(_, logits)] = rows
-        row = softmax(logits[0].astype(np.float64))
-        best = int(row.argmax())
-        probabilities = {label: float(value) for label, value in zip(self.labels, row, strict=True)}
-        return {"label": self.labels[best], "probability": float(row[best]), "probabilities": probabilities}
+        return most_probable(self.labels, logits)
 
     def format(self, prediction: Prediction) -> str:
-        label = WITHHELD if prediction["label"] is None else escape(prediction["label"])
-        return f"{label}\t{prediction['probability']:.4f}"
+        name = prediction[self.fields[0]]
+        return f"{WITHHELD if name is None else escape(name)}\t{prediction['probability']:.4f}"
 
 
-class Labels(_WholeText):
+class Labels(Decoder):
     """Decodes any number of labels of a text.
 
     `labels` are those whose probability is at least their threshold, each with `label` and `probability`, the most
@@ -155,11 +125,8 @@ class Labels(_WholeText):
         decoding: `thresholds`, a probability for each label.
     """
 
-    fields: tuple[str, ...] = ("labels", "probabilities")
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels > 1
+    label_counts = SEVERAL
+    fields = ("labels", "probabilities")
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         super().__init__(labels, pair, decoding, tokenizer)
@@ -183,14 +150,11 @@ class Labels(_WholeText):
         return "; ".join(f"{escape(of['label'])}: {of['probability']:.4f}" for of in given) or "-"
 
 
-class Number(_WholeText):
+class Number(Decoder):
     """Decodes the number of a regression: `value`."""
 
-    fields: tuple[str, ...] = ("value",)
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 1
+    label_counts = range(1, 2)
+    fields = ("value",)
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(_, logits)] = rows
@@ -200,7 +164,7 @@ class Number(_WholeText):
         return f"{prediction['value']:.4f}"
 
 
-class Tags:
+class Tags(Decoder):
     """Decodes the entities of a text, or of the words of a record `{"tokens": [...]}`.
 
     Each has `text`, `type`, `score` (the mean probability of its tags), and `start` and `end` in code points. A text is
@@ -211,26 +175,14 @@ class Tags:
         decoding: `splitter`, as `Splitter.describe` returns it, of texts into words.
     """
 
-    input_axes = 2
+    label_counts = SEVERAL
+    fields = ("entities",)
     axes = 3
-    fields: tuple[str, ...] = ("entities",)
     cuts = True
-    classes_are_tokens = False
-    encodes = False
-    at_positions = False
-    generates = False
-    targets = False
-    ranks = False
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels > 1
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        self.labels, self.scheme, self.splitter = list(labels), TagScheme(labels), Splitter.parse(decoding)
-
-    def parse(self, line: str) -> Record:
-        return line
+        super().__init__(labels, pair, decoding, tokenizer)
+        self.scheme, self.splitter = TagScheme(labels), Splitter.parse(decoding)
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
@@ -273,7 +225,7 @@ class Tags:
         return "; ".join(f"{escape(entity['type'])}: {escape(entity['text'])}" for entity in entities) or "-"
 
 
-class Spans:
+class Spans(Decoder):
     """Decodes the answer to a question, which is a span of its context.
 
     `answer` is its text, None for no answer, `score` its probability, and `start` and `end` are its code points in the
@@ -285,22 +237,14 @@ class Spans:
             difference from which on there is no answer, None if there always is one.
     """
 
-    input_axes = 2
+    label_counts = range(2, 3)
+    fields = ("answer", "score", "start", "end")
     axes = 3
-    fields: tuple[str, ...] = ("answer", "score", "start", "end")
     cuts = True
     classes_are_tokens = True
-    encodes = False
-    at_positions = False
-    generates = False
-    targets = False
-    ranks = False
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 2
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+        super().__init__(labels, pair, decoding, tokenizer)
         for name in ("n_best", "max_answer_length"):
             value = decoding.get(name)
             if not isinstance(value, int) or value < 1:
@@ -311,7 +255,7 @@ class Spans:
         self.limits = {name: decoding[name] for name in ("n_best", "max_answer_length")}
 
     def parse(self, line: str) -> Record:
-        return _split_pair(line)
+        return split_pair(line)
 
     def read(self, record: Record) -> Example:
         texts: Sequence[object] = ()
@@ -337,9 +281,6 @@ class Spans:
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         [window] = row
         return window.characters, answering.mask_classes(logits[0].T, window.characters)
-
-    def truncated_item(self) -> Floats | None:
-        return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         width = max(logits.shape[-1] for _, logits in rows)
@@ -381,30 +322,16 @@ def _show_answer(context: str, start: int, end: int, score: float) -> Prediction
     return {"answer": text.strip(), "score": score, "start": start, "end": start + len(text.strip())}
 
 
-class Choices:
+class Choices(Classes):
     """Decodes the choice of a record `{"question": ..., "choices": [...]}`, which may have a `context`.
 
     A prediction has the text of the `choice`, its `index` from 0 and its `probability`, and the `probabilities` of all
     choices in their order. Other keys of a record are ignored.
     """
 
+    label_counts = range(1)
+    fields = ("choice", "index", "probability", "probabilities")
     input_axes = 3
-    axes = 2
-    fields: tuple[str, ...] = ("choice", "index", "probability", "probabilities")
-    cuts = False
-    classes_are_tokens = False
-    encodes = False
-    at_positions = False
-    generates = False
-    targets = False
-    ranks = False
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 0
-
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        pass
 
     def parse(self, line: str) -> Record:
         question, *choices = line.split("\t")
@@ -425,14 +352,8 @@ class Choices:
         about = None if context is None else check_text(context)
         return Example(check_text(question), choices=tuple(map(check_text, choices)), context=about)
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        return [row]
-
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         return None, logits.T  # [1, K]
-
-    def truncated_item(self) -> Floats | None:
-        return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(_, logits)] = rows
@@ -443,12 +364,8 @@ class Choices:
             "probabilities": row.tolist(),
         }  # fmt: skip
 
-    def format(self, prediction: Prediction) -> str:
-        choice = WITHHELD if prediction["choice"] is None else escape(prediction["choice"])
-        return f"{choice}\t{prediction['probability']:.4f}"
 
-
-class Ranking(_WholeText):
+class Ranking(Decoder):
     """Decodes the scores of a record `{"query": ..., "documents": [...]}`, and the order of its documents.
 
     `order` has the positions of the documents from 0, those with the highest scores first, and `scores` has their
@@ -456,12 +373,9 @@ class Ranking(_WholeText):
     scores the document that is given first comes first.
     """
 
+    label_counts = range(1, 2)
+    fields = ("order", "scores")
     ranks = True
-    fields: tuple[str, ...] = ("order", "scores")
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 1
 
     def parse(self, line: str) -> Record:
         query, *documents = line.split("\t")
@@ -493,30 +407,15 @@ class Ranking(_WholeText):
         return "; ".join(f"{position}: {prediction['scores'][position]:.4f}" for position in prediction["order"])
 
 
-class Vectors:
+class Vectors(Decoder):
     """Decodes the `vector` of a text, a list of numbers.
 
     A record may also be a list of texts, whose vectors are a list of lists. Numbers have the digits that float32 needs.
     A line of two texts with a tab between them is such a list, and is shown as the cosine of their vectors.
     """
 
-    input_axes = 2
-    axes = 2
-    fields: tuple[str, ...] = ("vector",)
-    cuts = False
-    classes_are_tokens = False
+    fields = ("vector",)
     encodes = True
-    at_positions = False
-    generates = False
-    targets = False
-    ranks = False
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 0
-
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        pass
 
     def parse(self, line: str) -> Record:
         return line.split("\t") if line.count("\t") == 1 else line
@@ -530,12 +429,6 @@ class Vectors:
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         return [[sequence] for sequence in row]  # The texts of a list need not run together.
-
-    def select(self, example: Example, row: Row, logits: Floats) -> Items:
-        return None, logits
-
-    def truncated_item(self) -> Floats | None:
-        return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         vectors = np.concatenate([vector for _, vector in rows])
@@ -555,13 +448,6 @@ DECODERS: Mapping[str, type[Decoder]] = {
     "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuations, "seq2seq": Targets,
     "label_words": LabelWords, "mask_predict": FilledTargets,
 }  # fmt: skip
-
-
-def _split_pair(line: str) -> list[str]:
-    parts = line.split("\t")
-    if len(parts) != 2:
-        raise UserError(f"got {shorten(line)}, expected two texts with a tab between them")
-    return parts
 
 
 def _is_share(value: object) -> bool:

@@ -7,6 +7,7 @@ long text is tokenized only as far as needed, and the tokens that do not fit are
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.core.errors import shorten
+from distill.core.errors import UserError, check_text, shorten
 from distill.edge.words import CutEncoding, Span
 
 MASKED = float(np.finfo(np.float32).min)  # The logit of a class that an item cannot have.
@@ -510,39 +511,64 @@ class ModelInput(Protocol):
 Row = Sequence[Any]  # The `ModelInput`s of one row of logits: one of them, or one for each choice or text.
 
 
-class Decoder(Protocol):
-    """Reads the records of one kind of task and decodes the logits of a model."""
+SEVERAL = range(2, sys.maxsize)  # The numbers of labels of a task with classes.
 
-    input_axes: int  # Number of axes of the model's inputs.
-    axes: int  # Number of axes of the model's logits.
-    encodes: bool  # Whether the logits are the vector of a text, whose width has nothing to do with labels.
-    # Whether the model has a further input `positions [n]`, of tokens counted over the batch `[B * L]`, and `logits [n,
-    # V]` at these alone. The sequences of a row have `positions` then.
-    at_positions: bool
-    ranks: bool  # Whether the rows of a record are its documents, whose scores together are the logits of one item.
-    fields: tuple[str, ...]  # The keys of a prediction; the first one is null where the model abstains.
-    cuts: bool  # Whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
-    # Whether the classes are the tokens of a text, so that logits of another tokenizer cannot be compared.
-    classes_are_tokens: bool
-    generates: bool  # Whether the model writes text: its classes are the tokens of the vocabulary, at every token.
-    targets: bool  # Whether the logits are those of a `target`, which the sequences of a row have then.
+
+class Decoder:
+    """Reads the records of one kind of task and decodes the logits of a model.
+
+    The default bodies are those of a text or a pair of texts that is one row of the model, with one item.
+
+    Attributes:
+        label_counts: the numbers of labels that a task can have.
+        fields: the keys of a prediction; the first one is null where the model abstains.
+        input_axes: number of axes of the model's inputs.
+        axes: number of axes of the model's logits.
+        cuts: whether `cut` makes the rows of an example, because it may not be cut anywhere as by the tokenizer.
+        classes_are_tokens: whether the classes are the tokens of a text, so that logits of another tokenizer cannot be
+            compared.
+        encodes: whether the logits are the vector of a text, whose width has nothing to do with labels.
+        at_positions: whether the model has a further input `positions [n]`, of tokens counted over the batch `[B * L]`,
+            and `logits [n, V]` at these alone. The sequences of a row have `positions` then.
+        generates: whether the model writes text: its classes are the tokens of the vocabulary, at every token.
+        targets: whether the logits are those of a `target`, which the sequences of a row have then.
+        ranks: whether the rows of a record are its documents, whose scores together are the logits of one item.
+
+    Args:
+        labels, pair, decoding: the fields of bundle.json.
+
+    Raises:
+        UserError: if `decoding` lacks a value or has an invalid one.
+    """
+
+    label_counts = range(1)
+    fields: tuple[str, ...]
+    input_axes = 2
+    axes = 2
+    cuts = False
+    classes_are_tokens = False
+    encodes = False
+    at_positions = False
+    generates = False
+    targets = False
+    ranks = False
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        """Takes the fields of bundle.json; raises UserError if `decoding` lacks a value or has an invalid one."""
-        ...
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        """Returns whether a task can have this number of labels."""
-        ...
+        self.labels, self.pair, self.tokenizer = list(labels), pair, tokenizer
 
     def parse(self, line: str) -> Record:
         """Returns the record of a line of plain text; raises UserError if it has another form."""
-        ...
+        return split_pair(line) if self.pair else line
 
     def read(self, record: Record) -> Example:
         """Returns the record as an example; raises UserError if it has another form."""
-        ...
+        if self.pair and isinstance(record, list | tuple) and len(record) == 2:
+            first, second = record
+            if isinstance(first, str) and isinstance(second, str):
+                return Example(check_text(first), check_text(second))
+        if not self.pair and isinstance(record, str):
+            return Example(check_text(record))
+        raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
     def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
         """Returns the rows of an example, with sequences of at most `max_length` tokens.
@@ -556,23 +582,39 @@ class Decoder(Protocol):
             TooLongError: with the reason in words, if what must not be cut is too long.
             ValueError: with the reason in words, if there can be no row otherwise.
         """
-        ...
+        return [row]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, tokens, C]` without padding."""
-        ...
+        return None, logits
 
     def truncated_item(self) -> Floats | None:
         """Returns logits `[C]` with the prediction of an item that was truncated; None if no item can be."""
-        ...
+        return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         """Returns the prediction from the items of all rows of a record."""
-        ...
+        raise TypeError(f"{type(self).__name__} has no decode(example, rows)")
 
     def format(self, prediction: Prediction) -> str:
         """Returns the prediction as one line, in which line breaks and tabs of its texts are escaped."""
-        ...
+        raise TypeError(f"{type(self).__name__} has no format(prediction)")
+
+
+def split_pair(line: str) -> list[str]:
+    """Returns the two texts of a line of plain text; raises UserError for another number of them."""
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise UserError(f"got {shorten(line)}, expected two texts with a tab between them")
+    return parts
+
+
+def most_probable(labels: Sequence[str], logits: Floats) -> Prediction:
+    """Returns the likeliest of the labels by `logits [1, C]`, with its probability and those of all labels."""
+    row = softmax(logits[0].astype(np.float64))
+    best = int(row.argmax())
+    probabilities = dict(zip(labels, row.tolist(), strict=True))
+    return {"label": labels[best], "probability": float(row[best]), "probabilities": probabilities}
 
 
 def pair_choices(question: str, context: str | None, choices: Sequence[str]) -> Iterator[tuple[str, str]]:

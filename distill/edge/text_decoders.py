@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from distill.core.errors import UserError, check_text, escape, first_line, shorten
 from distill.edge.bundle_files import Session, encoder_file, session
 from distill.edge.decoder import (
+    Decoder,
     Example,
     Floats,
     Items,
@@ -113,7 +114,7 @@ def open_model(path: Path, threads: int | None = None, *, encoder: Path | None =
     return WholeTexts(loaded, session(beside, threads) if beside.is_file() else None)
 
 
-class Masks:
+class Masks(Decoder):
     """Decodes the masks of a text: the most probable pieces of each, and the `text` with the best ones in their place.
 
     An entry of `masks` has `start` and `end` of the mask in code points, and `pieces`, each a `piece` of text with its
@@ -124,23 +125,13 @@ class Masks:
         decoding: `mask_token`, and `top_k`, the number of pieces for a record that gives none.
     """
 
-    input_axes = 2
-    axes = 2
-    fields: tuple[str, ...] = ("masks", "text")
-    cuts = False
+    fields = ("masks", "text")
     classes_are_tokens = True
-    encodes = False
     at_positions = True
-    generates = False
-    targets = False
-    ranks = False
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 0
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.size = tokenizer, tokenizer.get_vocab_size()
+        super().__init__(labels, pair, decoding, tokenizer)
+        self.size = tokenizer.get_vocab_size()
         mask_token = decoding.get("mask_token")
         mask_id = tokenizer.token_to_id(mask_token) if isinstance(mask_token, str) else None
         if mask_id is None:
@@ -184,9 +175,6 @@ class Masks:
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         return row[0], logits
 
-    def truncated_item(self) -> Floats | None:
-        return None
-
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(tokens, logits)] = rows
         # A model may have more rows than there are tokens, such as a multiple of 64. They take no share.
@@ -212,7 +200,7 @@ class Masks:
         return f"{escape(prediction['text'])}\t{'; '.join(pieces)}"
 
 
-class Continuations:
+class Continuations(Decoder):
     """Makes predictions of texts that a model has written: `text`, its `tokens` and its `finish`.
 
     `tokens` are the ids, `finish` is `stop` at a stop string, `eos` at an end token and `length` at the last token that
@@ -221,26 +209,10 @@ class Continuations:
     Where a whole text is scored in place of being continued, its items are all tokens but the first one.
     """
 
-    input_axes = 2
+    fields = ("text", "tokens", "finish")
     axes = 3
-    fields: tuple[str, ...] = ("text", "tokens", "finish")
-    cuts = False
     classes_are_tokens = True
-    encodes = False
-    at_positions = False
-    ranks = False
     generates = True
-    targets = False
-
-    @staticmethod
-    def accepts(labels: int) -> bool:
-        return labels == 0
-
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def parse(self, line: str) -> Record:
-        return line
 
     def complete(self, text: str) -> str:
         """Returns a text with what the model reads before every one."""
@@ -258,9 +230,6 @@ class Continuations:
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         return row, logits[0, :-1]
-
-    def truncated_item(self) -> Floats | None:
-        return None
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
         [(writing, _)] = rows
@@ -425,8 +394,8 @@ class FilledTargets(Targets):
         decoding: the fields of `TargetFrame`, and the numbers of `rounds` and of `lengths` where a call gives none.
     """
 
+    fields = ("text", "tokens", "score")
     axes = 2
-    fields: tuple[str, ...] = ("text", "tokens", "score")
     at_positions = True
     generates = False
 
