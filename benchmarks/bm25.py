@@ -17,8 +17,9 @@ import numpy as np
 from rich.console import Console
 
 from distill.data.retrieval import Gains, read_retrieval
+from distill.edge.metrics import DEPTH, score_rankings
 from distill.kinds import Embedding
-from distill.kinds.vector_scores import DEPTH, METRICS, drop_own, score_rankings
+from distill.kinds.vector_scores import METRICS, drop_own
 
 
 @dataclass(frozen=True)

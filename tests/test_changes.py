@@ -17,6 +17,7 @@ from distill import builtin
 from distill.builtin import students
 from distill.core.contracts import Scores
 from distill.core.errors import OptionError, UserError
+from distill.edge.metrics import CLASS_METRICS, SET_METRICS
 from distill.export import quantization
 from distill.export.quantization import FORMATS, RECIPES, Format, Recipe
 from distill.jobs.command_line import JOBS, OPTIONS, Job, find_job
@@ -62,8 +63,9 @@ def test_every_recipe_and_format_is_in_the_docs(name: str) -> None:
     assert re.search(rf"^\| `{name}` \|", (ROOT / "docs" / "quantization.md").read_text(), re.MULTILINE)
 
 
-def test_an_added_metric_of_classes_is_an_option() -> None:
-    added = import_with(classification, "METRICS", first=lambda counts, positive: counts[0, 1])["Classification"]
+def test_an_added_metric_of_classes_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLASS_METRICS, "first", lambda counts, positive: counts[0, 1])
+    added = runpy.run_path(classification.__file__)["Classification"]
     scores = Scores({"logits": np.array([[0.0, 1.0]])}, np.array([0]), np.array([0]))
     rows = (["a", "b"], ["x", "y"])
     data = added(text="text", metrics=["first"], train=rows, dev=rows).read(Path("nowhere"))
@@ -72,8 +74,9 @@ def test_an_added_metric_of_classes_is_an_option() -> None:
         added(text="text", metrics=["other"])
 
 
-def test_an_added_metric_of_sets_of_labels_is_an_option() -> None:
-    added = import_with(classification, "SET_METRICS", given=lambda labels, given: given.sum())["Classification"]
+def test_an_added_metric_of_sets_of_labels_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SET_METRICS, "given", lambda labels, given: given.sum())
+    added = runpy.run_path(classification.__file__)["Classification"]
     scores = Scores({"logits": np.array([[-1.0, 1.0]])}, np.zeros((1, 2)), np.array([0]))
     rows = (["a", "b"], [["x"], ["x", "y"]])
     data = added(text="text", multi_label=True, metrics=["given"], train=rows, dev=rows).read(Path("nowhere"))

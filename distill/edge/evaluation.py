@@ -15,18 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distill.core.errors import UserError, shorten
-from distill.edge.answering import (
-    TASK,
-    LabelWords,
-    average_present,
-    average_scores,
-    compute_f1,
-    compute_matthews,
-    count_pairs,
-    describe_absent,
-    normalize_references,
-    score_answer,
-)
+from distill.edge.answering import TASK, LabelWords, average_scores, normalize_references, score_answer
 from distill.edge.bundle import Bundle, RecordError
 from distill.edge.decoder import (
     READINGS,
@@ -39,6 +28,15 @@ from distill.edge.decoder import (
     split_choices,
 )
 from distill.edge.index import match_pairs
+from distill.edge.metrics import (
+    CLASS_METRICS,
+    NUMBER_METRICS,
+    SET_METRICS,
+    compute_metrics,
+    count_pairs,
+    describe_absent,
+    score_rankings,
+)
 from distill.edge.words import Span, TagScheme, locate_entities, locate_words, place_words, score_entities
 from distill.rows.columns import read_conll, read_table
 from distill.rows.formats import SUFFIXES, Notify, Row, read_articles, read_rows, reading_errors
@@ -305,10 +303,7 @@ class ClassRows(_Texts):
         best = np.array([np.argmax(list(prediction["probabilities"].values())) for prediction in predictions])
         counts = count_pairs(np.array(labels), best, len(self.labels))
         positive = self.labels.index(self.positive) if self.positive in self.labels else None
-        return {
-            "accuracy": float(np.trace(counts) / counts.sum()), "f1": compute_f1(counts, positive),
-            "matthews": compute_matthews(counts), "macro_f1": compute_f1(counts, None),
-        }  # fmt: skip
+        return compute_metrics(CLASS_METRICS, CLASS_METRICS, counts, positive)
 
 
 class WordRows(ClassRows):
@@ -370,13 +365,7 @@ class LabelRows(_Texts):
         """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
         given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
         found = np.array([[name in names for name in self.labels] for names in given])
-        expected = np.array(labels)
-        correct, total = (found & expected).sum(axis=0), found.sum(axis=0) + expected.sum(axis=0)
-        return {
-            "micro_f1": float(2 * correct.sum() / max(1, total.sum())),
-            "macro_f1": average_present(2 * correct / np.maximum(1, total), expected.sum(axis=0)),
-            "subset_accuracy": float((found == expected).all(axis=-1).mean()),
-        }
+        return compute_metrics(SET_METRICS, SET_METRICS, np.array(labels), found)
 
 
 class NumberRows(_Texts):
@@ -388,11 +377,8 @@ class NumberRows(_Texts):
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[float]) -> Metrics:
         """Returns the correlations of Pearson and Spearman, 0 with a constant, and the mean absolute error."""
-        values, expected = np.array([prediction["value"] for prediction in predictions]), np.array(labels)
-        return {
-            "pearson": correlate(values, expected), "spearman": correlate(rank(values), rank(expected)),
-            "mae": float(np.abs(values - expected).mean()),
-        }  # fmt: skip
+        values = np.array([prediction["value"] for prediction in predictions])
+        return compute_metrics(NUMBER_METRICS, NUMBER_METRICS, values, np.array(labels))
 
 
 class VectorRows(NumberRows):
@@ -424,8 +410,8 @@ class VectorRows(NumberRows):
             nearest = match_pairs(first, second, np.array(labels))
             return {"accuracy": float((nearest == np.arange(len(labels))).mean())}
         lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-        cosines, expected = (first * second).sum(axis=-1) / np.maximum(lengths, SHORTEST), np.array(labels)
-        return {"pearson": correlate(cosines, expected), "spearman": correlate(rank(cosines), rank(expected))}
+        cosines = (first * second).sum(axis=-1) / np.maximum(lengths, SHORTEST)
+        return compute_metrics(NUMBER_METRICS, ("pearson", "spearman"), cosines, np.array(labels))
 
 
 class TagRows:
@@ -569,9 +555,11 @@ class RankingRows(_OneByOne):
 
         The documents are all that are relevant to the query.
         """
-        every = zip(predictions, labels, strict=True)
-        rows = [score_ranking([gains[position] for position in of["order"]], gains) for of, gains in every]
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        rows = [
+            score_rankings(np.array([of["order"]]), [{position: gain for position, gain in enumerate(gains) if gain}])
+            for of, gains in zip(predictions, labels, strict=True)
+        ]
+        return {name: float(np.mean([row[name] for row in rows])) for name in ("ndcg@10", "mrr@10", "recall@10")}
 
 
 class MaskRows(_OneByOne):
@@ -606,35 +594,3 @@ READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] 
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
     "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows, "label_words": WordRows,
 }  # fmt: skip
-
-
-def score_ranking(found: Sequence[int], judged: Sequence[int]) -> Metrics:
-    """Returns the metrics of one query, as `distill.kinds.vector_scores` defines them.
-
-    Args:
-        found: the gains of the documents in the order of the ranking.
-        judged: the gains of all documents of the query, one of them above 0.
-    """
-    ranks = [rank for rank, gain in enumerate(found[:10], 1) if gain > 0]
-    return {
-        "ndcg@10": _discount(found) / _discount(sorted(judged, reverse=True)),
-        "mrr@10": 1 / ranks[0] if ranks else 0.0,
-        "recall@10": len(ranks) / sum(gain > 0 for gain in judged),
-    }
-
-
-def _discount(gains: Sequence[int]) -> float:
-    return float(sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains[:10], 1)))
-
-
-def correlate(values: NDArray[np.floating], others: NDArray[np.floating]) -> float:
-    """Returns Pearson's correlation, 0 with a constant."""
-    if np.ptp(values) == 0 or np.ptp(others) == 0:
-        return 0.0
-    return float(np.corrcoef(values, others)[0, 1])
-
-
-def rank(values: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Returns the rank of each value; equal ones have the mean of their ranks."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((count.cumsum() - (count - 1) / 2)[place])

@@ -8,7 +8,7 @@ Classification of one text or a pair of texts, with one label or several: `logit
 ('0', '1')
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,8 +22,8 @@ from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Li
 from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments, show_value
 from distill.data.splits import TEACHER_CLASS, LabelledData
-from distill.edge.answering import average_present, compute_f1, compute_matthews, count_pairs, describe_absent
 from distill.edge.decoder import sigmoid
+from distill.edge.metrics import CLASS_METRICS, SET_METRICS, compute_metrics, count_pairs, describe_absent, f1_of_labels
 from distill.kinds import labelled_rows
 from distill.kinds.labelled_rows import ClassWeights, ShownTask, describe_weights, resolve_class_weights
 from distill.kinds.scoring import (
@@ -31,7 +31,6 @@ from distill.kinds.scoring import (
     Scoring,
     always,
     annotate_metrics,
-    compute_metrics,
     draw_halves,
     expected_calibration_error,
     read_metrics,
@@ -43,13 +42,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Metric -> its value from the counts of labels and predictions, `[C, C]`, and the class that F1 is of.
-METRICS: Mapping[str, Callable[[np.ndarray, int | None], float]] = {
-    "accuracy": lambda counts, positive: np.trace(counts) / counts.sum(),
-    "f1": compute_f1,
-    "matthews": lambda counts, positive: compute_matthews(counts),
-    "macro_f1": lambda counts, positive: compute_f1(counts, None),
-}
 AGREEMENT = "agreement"  # The share of examples of which a model's class is the teacher's.
 CERTAIN = 10.0  # A logit whose probability is nearly 1.
 ORDERED = (("0", "1"), ("0.0", "1.0"), ("false", "true"))  # Pairs of classes of which the second one is positive.
@@ -60,7 +52,7 @@ class OneClass(Scoring):
     """One class for each example, by the softmax of the logits.
 
     Args:
-        names: some of `METRICS` and of `functions`.
+        names: some of `CLASS_METRICS` and of `functions`.
         functions: metrics of the user. Of two classes `y_true [N]` is 1 for the positive one, and `y_score [N]` its
             probability; of more, `y_true [N]` is the index of the class, and `y_score [N, C]` the probabilities.
         labels: the given names of the classes, None for those of the data.
@@ -134,7 +126,7 @@ class OneClass(Scoring):
         if self.functions:
             named = ", ".join(self.functions)
             raise OptionError(
-                "task.metrics", f"[{named}]", f"some of {', '.join(METRICS)}, because train has no labels"
+                "task.metrics", f"[{named}]", f"some of {', '.join(CLASS_METRICS)}, because train has no labels"
             )
         scoring = replace(self, names=(AGREEMENT, *self.names), classes=data.labels, positive_index=positive_index)
         return replace(data, scoring=scoring)
@@ -175,7 +167,7 @@ class OneClass(Scoring):
                 return agreement
             scores = scores.select(labelled)
         counts = count_pairs(scores.labels, self.predictions(scores), classes)
-        values = compute_metrics(METRICS, self.names, counts, self.positive_index if classes == 2 else None)
+        values = compute_metrics(CLASS_METRICS, self.names, counts, self.positive_index if classes == 2 else None)
         return agreement | self.add_functions(values, scores)
 
     def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
@@ -258,12 +250,6 @@ def _teacher_classes(scores: Scores) -> np.ndarray:
     return np.where(classes == IGNORED, scores.labels, classes)
 
 
-# Metric -> its value from labels and predictions `[N, C]` (bool).
-SET_METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "micro_f1": lambda labels, given: _f1(given.reshape(-1, 1), labels.reshape(-1, 1))[0],
-    "macro_f1": lambda labels, given: average_present(_f1(given, labels), labels.sum(axis=0)),
-    "subset_accuracy": lambda labels, given: (given == labels).all(axis=-1).mean(),
-}
 THRESHOLDS = "thresholds"  # Those of all examples in `Scores.decoding`, and those of each in `Scores.columns`.
 THRESHOLD = 0.5  # Of a label that no example of dev has, and before thresholds are chosen.
 CERTAIN_LABEL = 100.0  # A logit whose probability is 1 in float64.
@@ -276,7 +262,7 @@ class LabelSets(Scoring):
     """Any number of labels for each example, each by the sigmoid of its logit and a threshold that dev chooses.
 
     Args:
-        names: some of `METRICS` and of `functions`.
+        names: some of `SET_METRICS` and of `functions`.
         separator: stands between the labels of a text that has several.
         labels: the names of the labels of the data.
         functions: metrics of the user, of `y_true [N, C]` (0 and 1) and the probabilities `y_score [N, C]`.
@@ -352,7 +338,8 @@ class LabelSets(Scoring):
         if self.metric in self.functions:
             return {}
         predicted, labels = self.predictions(scores), scores.labels > 0
-        values = (predicted == labels).mean(axis=0) if self.names[0] == "subset_accuracy" else _f1(predicted, labels)
+        is_share = self.names[0] == "subset_accuracy"
+        values = (predicted == labels).mean(axis=0) if is_share else f1_of_labels(predicted, labels)
         numbers = zip(self.labels, values.tolist(), labels.sum(axis=0).tolist(), strict=True)
         return {label: {self.names[0]: value, "number": number} for label, value, number in numbers}
 
@@ -497,7 +484,7 @@ def choose_thresholds(probabilities: np.ndarray, labels: np.ndarray, *, metric: 
     Args:
         probabilities: `[N, C]`.
         labels: which examples have which label, `[N, C]` (bool).
-        metric: the metric to maximize, one of `METRICS`.
+        metric: the metric to maximize, one of `SET_METRICS`.
     """
     candidates = [ThresholdCandidates.of(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
     if metric == "macro_f1":
@@ -551,11 +538,6 @@ def _score_most_frequent(labels: np.ndarray, metric: str) -> np.ndarray:
     return np.asarray(np.append(0, 2 * counts.cumsum()) / np.maximum(1, given * examples + counts.sum()))
 
 
-def _f1(predicted: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns the F1 of each label `[C]`, 0 for one that is neither given nor there."""
-    return np.asarray(2 * (predicted & labels).sum(axis=0) / np.maximum(1, predicted.sum(axis=0) + labels.sum(axis=0)))
-
-
 def _name(chosen: np.ndarray, names: Sequence[str]) -> list[str]:
     """Returns the names of the chosen labels."""
     return [names[index] for index in np.flatnonzero(chosen).tolist()]
@@ -566,7 +548,7 @@ if TYPE_CHECKING:
 
     from distill.kinds.scoring import Metrics
 else:
-    Metrics = annotate_metrics(f"{', '.join(METRICS)}, or with multi_label of {', '.join(SET_METRICS)}")
+    Metrics = annotate_metrics(f"{', '.join(CLASS_METRICS)}, or with multi_label of {', '.join(SET_METRICS)}")
 Separator = Annotated[str, Field(min_length=1, description="at least one character")]
 Labels = Annotated[
     Sequence[str | int | float], Field(min_length=2, description="at least two names, quoted if YAML's true or false")
@@ -711,7 +693,7 @@ def _choose_metrics(metrics: "Metrics | None", *, multi_label: bool) -> tuple[tu
     Raises:
         OptionError: for metrics of one class with several labels, or the other way round.
     """
-    known, others = list(METRICS), list(SET_METRICS)
+    known, others = list(CLASS_METRICS), list(SET_METRICS)
     if multi_label:
         known, others = others, known
     if metrics is None:

@@ -5,10 +5,9 @@
 True
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -18,17 +17,10 @@ from distill.core.contracts import Batch, Constant, Examples, Items, Outputs, Sc
 from distill.core.errors import OptionError
 from distill.core.options import check_arguments, show_value
 from distill.data.splits import LabelledData
+from distill.edge.metrics import NUMBER_METRICS, compute_metrics
 from distill.kinds import labelled_rows
 from distill.kinds.labelled_rows import ShownTask
-from distill.kinds.scoring import (
-    Functions,
-    Scoring,
-    annotate_metrics,
-    compute_metrics,
-    is_constant,
-    read_metrics,
-    share_within_range,
-)
+from distill.kinds.scoring import Functions, Scoring, annotate_metrics, is_constant, read_metrics, share_within_range
 from distill.losses import HardLabels
 
 if TYPE_CHECKING:
@@ -37,14 +29,8 @@ if TYPE_CHECKING:
     from distill.kinds.scoring import Metrics
 
 
-# Metric -> its value from scipy.stats, predictions and labels `[N]`, and whether one of them is constant.
-METRICS: Mapping[str, Callable[[ModuleType, np.ndarray, np.ndarray, bool], float]] = {
-    "pearson": lambda stats, given, labels, constant: 0.0 if constant else stats.pearsonr(given, labels).statistic,
-    "spearman": lambda stats, given, labels, constant: 0.0 if constant else stats.spearmanr(given, labels).statistic,
-    "mae": lambda stats, given, labels, constant: np.abs(given - labels).mean(),
-}
 if not TYPE_CHECKING:
-    Metrics = annotate_metrics(", ".join(METRICS))
+    Metrics = annotate_metrics(", ".join(NUMBER_METRICS))
 
 
 @dataclass(frozen=True)
@@ -52,7 +38,7 @@ class NumberScores(Scoring):
     """The numbers of a model, compared with those of the labels.
 
     Args:
-        names: some of `METRICS` and of `functions`.
+        names: some of `NUMBER_METRICS` and of `functions`.
         functions: metrics of the user, of the numbers `y_true [N]` and the predictions `y_score [N]`.
     """
 
@@ -63,11 +49,7 @@ class NumberScores(Scoring):
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics; a correlation with a constant is 0."""
-        from scipy import stats
-
-        predicted, labels = scores.columns["logits"][:, 0], scores.labels
-        constant = is_constant(predicted) or is_constant(labels)
-        values = compute_metrics(METRICS, self.names, stats, predicted, labels, constant)
+        values = compute_metrics(NUMBER_METRICS, self.names, self.predictions(scores), scores.labels)
         return self.add_functions(values, scores)
 
     def predictions(self, scores: Scores) -> np.ndarray:
@@ -160,7 +142,7 @@ class Regression(ShownTask):
         max_length: labelled_rows.MaxLength = 128,
         **options: Unpack[labelled_rows.TextOptions],
     ) -> None:
-        names, functions = read_metrics(metrics, list(METRICS))
+        names, functions = read_metrics(metrics, list(NUMBER_METRICS))
         if names[0] == "mae":
             raise OptionError("metrics", show_value(names), "pearson or spearman first, because more of it is better")
         self._scoring = NumberScores(names, functions)

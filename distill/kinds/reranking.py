@@ -34,7 +34,8 @@ from distill.data.retrieval import (
 from distill.data.sources import TableSource
 from distill.data.splits import LabelledData, Split, compute_digest, text_split
 from distill.edge.decoder import MASKED
-from distill.kinds import labelled_rows, vector_scores
+from distill.edge.metrics import score_rankings
+from distill.kinds import labelled_rows
 from distill.kinds.labelled_rows import ShownTask
 from distill.kinds.scoring import Scoring, largest_difference, share_within_range
 from distill.kinds.vector_scores import NO_DOCUMENT
@@ -341,7 +342,7 @@ class CandidateScores(Scoring):
         if self.names[0] in scores.columns:
             return scores
         gains = self._data().judgements.gains
-        columns = vector_scores.score_rankings(self._rank(scores), [gains[number] for number in scores.labels.tolist()])
+        columns = score_rankings(self._rank(scores), [gains[number] for number in scores.labels.tolist()])
         return replace(scores, columns=columns)
 
     def example_metric(self, scores: Scores) -> np.ndarray:

@@ -461,13 +461,6 @@ def expected_calibration_error(confidences: np.ndarray, correct: np.ndarray) -> 
     return float(np.abs(gaps).sum() / len(confidences))
 
 
-def compute_metrics(
-    functions: Mapping[str, Callable[..., float]], names: Sequence[str], *arguments: object
-) -> dict[str, float]:
-    """The named metrics as floats, without the names of other functions."""
-    return {name: float(functions[name](*arguments)) for name in names if name in functions}
-
-
 def list_by_example(
     columns: Mapping[str, np.ndarray], example_id: np.ndarray, examples: int
 ) -> dict[str, list[list[Any]]]:

@@ -16,41 +16,12 @@ from distill.data.retrieval import GroupColumns, Judgements, read_retrieval, rep
 from distill.data.sources import TableSource, check_columns
 from distill.data.splits import LabelledData, Split
 from distill.edge.index import RESCORED, Index, VectorForm, find_nearest, match_pairs, similarity
-from distill.kinds.scoring import Scoring, compute_metrics, is_constant, largest_difference, share_within_range
+from distill.edge.metrics import DEPTH, NUMBER_METRICS, compute_metrics, score_rankings
+from distill.kinds.scoring import Scoring, largest_difference, share_within_range
 from distill.rows.columns import Table
 
-DEPTH = 100  # Documents of a ranking that are scored.
 METRICS = ("ndcg@10", "recall@10", "recall@100", "mrr@10")
 NO_DOCUMENT = -1  # In place of a document, where a ranking has fewer than others.
-
-
-def score_rankings(rankings: np.ndarray, gains: Sequence[Mapping[int, int]]) -> dict[str, np.ndarray]:
-    """Returns the metrics of each query by name, `[Q]` each from 0 to 1.
-
-    nDCG is that of trec_eval: the gain of a document is its score, and the discount of rank r is `log2(r + 1)`. The
-    ideal ranking has all relevant documents of the query, found or not (Jarvelin and Kekalainen 2002, section 2.2).
-
-    Args:
-        rankings: `[Q, k]`, the numbers of the documents found for each query, the best ones first; `k` is at least
-            `DEPTH`, or the size of the corpus.
-        gains: of each query's relevant documents, all above 0, by their number.
-    """
-    found = np.zeros(rankings.shape)
-    for row, of_query in enumerate(gains):
-        found[row] = [of_query.get(document, 0) for document in rankings[row].tolist()]
-    ideal = np.zeros((len(gains), 10))
-    for row, of_query in enumerate(gains):
-        best = sorted(of_query.values(), reverse=True)[:10]
-        ideal[row, : len(best)] = best
-    relevant = np.array([len(of_query) for of_query in gains])
-    hits = found > 0
-    ranks = np.arange(1, hits[:, :10].shape[1] + 1)
-    return {
-        "ndcg@10": _discount(found[:, :10]) / _discount(ideal),
-        "recall@10": hits[:, :10].sum(axis=1) / relevant,
-        "recall@100": hits[:, :100].sum(axis=1) / relevant,
-        "mrr@10": (hits[:, :10] / ranks).max(axis=1, initial=0),
-    }
 
 
 def drop_own(rankings: np.ndarray, queries: np.ndarray, own: Mapping[int, int]) -> np.ndarray:
@@ -66,12 +37,6 @@ def drop_own(rankings: np.ndarray, queries: np.ndarray, own: Mapping[int, int]) 
     is_own = rankings == of_query[:, None]
     order = np.argsort(is_own, axis=1, kind="stable")
     return np.take_along_axis(np.where(is_own, NO_DOCUMENT, rankings), order, axis=1)
-
-
-def _discount(gains: np.ndarray) -> np.ndarray:
-    """Returns the discounted cumulative gain of rankings `[Q, k]`, `[Q]`."""
-    discounted: np.ndarray = (gains / np.log2(np.arange(2, gains.shape[1] + 2))).sum(axis=1)
-    return discounted
 
 
 COSINE = "cosine"  # The column of condensed scores of pairs.
@@ -189,15 +154,7 @@ class PairScores(VectorScores):
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The correlations; one with a constant is 0."""
-        from scipy.stats import pearsonr, spearmanr
-
-        cosines, labels = _pairs(scores)
-        constant = is_constant(cosines) or is_constant(labels)
-        functions = {
-            "spearman": lambda: 0.0 if constant else spearmanr(cosines, labels).statistic,
-            "pearson": lambda: 0.0 if constant else pearsonr(cosines, labels).statistic,
-        }
-        return compute_metrics(functions, self.names)
+        return compute_metrics(NUMBER_METRICS, self.names, *_pairs(scores))
 
     def condense(self, scores: Scores) -> Scores:
         """The scores with the cosine of each text with the first text of its example in place of the vectors."""

@@ -11,8 +11,6 @@ import pytest
 from distill.core.errors import UserError
 from distill.edge.__main__ import main
 from distill.edge.bundle import Bundle
-from distill.edge.evaluation import score_ranking
-from distill.kinds.vector_scores import score_rankings
 from tests.edge.conftest import Output, Write
 
 QUERY = "film"
@@ -95,17 +93,6 @@ def test_a_file_of_judged_documents_is_scored(tmp_path: Path, bundle: Bundle, ca
     assert capsys.readouterr().out == (
         f"ndcg@10\t{(ndcg + 1) / 2:.4f}\nmrr@10\t0.7500\nrecall@10\t1.0000\nrows\t2\ntruncated\t0\n"
     )
-
-
-def test_metrics_of_a_file_are_those_of_a_run() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(5):
-        gains = random.integers(0, 3, 30) * (random.random(30) < 0.3)
-        gains[0] = 1
-        order = random.permutation(30)
-        expected = score_rankings(order[None], [{number: int(gain) for number, gain in enumerate(gains) if gain}])
-        found = score_ranking(gains[order].tolist(), gains.tolist())
-        assert found == pytest.approx({name: float(expected[name][0]) for name in found})
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 import distill as d
 from distill.core.contracts import Scores
 from distill.core.errors import OptionError, UserError
+from distill.edge.metrics import score_rankings
 from distill.kinds import Embedding
-from distill.kinds.vector_scores import METRICS, score_rankings
+from distill.kinds.vector_scores import METRICS
 from distill.rows.formats import read_lines
 from distill.teachers.prepared import compare_with_constant
 from tests.conftest import BAD, GOOD, toy_bert
