@@ -16,7 +16,7 @@ from distill.inspection.inspection import Inspection, Looked, heads_of
 from distill.inspection.probes import Attribution
 from distill.inspection.subjects import LEAST, compared_rows
 from distill.records.pages import render_page
-from distill.records.plots import LINES, MARKERS, SERIES, Figure, add_legend, draw, label_axes
+from distill.records.plots import LINES, MARKERS, SERIES, Figure, draw, label_axes, plot_cells
 from distill.records.report import render_table
 from distill.records.verdict import format_number
 
@@ -367,23 +367,16 @@ def _layer(number: int) -> str:
 
 
 def _draw_similarity(matrix: np.ndarray, first: str, second: str, when: str) -> Figure:
-    def plot(axes: "Axes") -> None:
-        from matplotlib.patches import Rectangle
+    cells = {
+        (row, column): (f"{value:.2f}", 0.02 + 0.6 * float(value))
+        for (row, column), value in np.ndenumerate(np.clip(matrix, 0, 1))
+    }
 
-        axes.grid(visible=False)
-        for row, column in np.ndindex(*matrix.shape):
-            value = float(np.clip(matrix[row, column], 0, 1))
-            corner = (column - 0.5, row - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, facecolor=SERIES[0], alpha=0.02 + 0.6 * value, edgecolor="none"))
-            axes.text(
-                column, row, f"{value:.2f}", ha="center", va="center", fontsize=7 if max(matrix.shape) <= 8 else 5
-            )
-        axes.set_xticks(range(matrix.shape[1]))
-        axes.set_yticks(range(matrix.shape[0]))
-        axes.set_xlim(-0.5, matrix.shape[1] - 0.5)
-        axes.set_ylim(-0.5, matrix.shape[0] - 0.5)
-        axes.set_xlabel(label_axes(f"layer of {second}"))
-        axes.set_ylabel(label_axes(f"layer of {first}"))
+    def plot(axes: "Axes") -> None:
+        rows, columns = ([str(number) for number in range(size)] for size in matrix.shape)
+        plot_cells(axes, cells, rows=rows, columns=columns, fontsize=7 if max(matrix.shape) <= 8 else 5)
+        axes.invert_yaxis()  # The embeddings are at the bottom.
+        axes.set(xlabel=label_axes(f"layer of {second}"), ylabel=label_axes(f"layer of {first}"))
 
     height = max(2.4, 0.9 + 0.3 * len(matrix))
     return draw(
@@ -434,9 +427,7 @@ def _draw_probes(models: Sequence[Looked], of: str) -> Figure:
                 continue  # The most frequent label is that of all models.
             kind = "most frequent label" if probes.layers[0].control is None else f"{name}: random labels"
             axes.plot(layers, control, label=label_axes(kind), linestyle=LINES[1], **style)
-        axes.set_xlabel("layer (0: embeddings)")
-        axes.set_ylabel("accuracy of a linear probe")
-        add_legend(axes)
+        axes.set(xlabel="layer (0: embeddings)", ylabel="accuracy of a linear probe")
 
     return draw(f"What a linear probe reads from each layer: {of}", plot, name=f"probes-{of.replace(' ', '-')}")
 

@@ -16,7 +16,7 @@ from distill.core.files import JsonObject
 from distill.records.comparison import read_metric, read_seeds
 from distill.records.experiment import MEAN, Column, Experiment, Outcome, Published, figures_of
 from distill.records.headline import WordTable
-from distill.records.plots import INK, SERIES, Curve, Figure, add_legend, draw, draw_rows, label_axes, read_curves
+from distill.records.plots import INK, SERIES, Curve, Figure, draw, draw_rows, label_axes, read_curves
 from distill.records.row_tables import LatexTable
 from distill.records.run import hide_in_text, show_command
 from distill.records.schema import DEV, metric_name, read_record
@@ -586,7 +586,6 @@ def _draw(table: ExperimentTable, effects: Sequence[Effect]) -> Figure | None:
         axes.set_yticks(places, [label_axes(effect.row, longest=24) for effect in shown])
         axes.invert_yaxis()
         axes.set_xlabel(label_axes(f"{_name_column(table, column)}, difference from {table.experiment.reference}"))
-        add_legend(axes)
 
     caption = (
         f"{table.experiment.title}: differences from {table.experiment.reference} on {column}"

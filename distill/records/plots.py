@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 from xml.sax.saxutils import quoteattr
 
@@ -67,31 +68,36 @@ class Figure:
     create_canvas: "Callable[[], Canvas]" = field(repr=False, compare=False)
 
 
-def draw(caption: str, plot: Callable[["Axes"], None], *, name: str = "figure", height: float = HEIGHT) -> Figure:
-    """Returns the figure of one pair of axes that `plot` fills.
+def draw(
+    caption: str, plot: Callable[["Axes"], None], *, name: str = "figure", height: float = HEIGHT, columns: int = 2
+) -> Figure:
+    """Returns the figure of one pair of axes that `plot` fills, with a legend of what has a label.
 
     Args:
         name: as in `Figure`.
         height: in inches.
+        columns: of the legend, which has one where names are long.
     """
-    svg = _clean(_render(caption, plot, height).decode(), caption)
+
+    def fill(canvas: "Canvas") -> None:
+        axes = canvas.add_subplot()
+        plot(axes)
+        _add_legend(axes, columns)
+
+    svg = _clean(_render(caption, fill, height).decode(), caption)
     return Figure(
-        caption, svg, name, draw_pdf=lambda: _render(caption, plot, height, "pdf"),
-        create_canvas=lambda: create_canvas(plot, height),
+        caption, svg, name, draw_pdf=lambda: _render(caption, fill, height, "pdf"),
+        create_canvas=lambda: create_canvas(fill, height),
     )  # fmt: skip
 
 
-def _render(caption: str, plot: Callable[["Axes"], None], height: float, format: str = "svg") -> bytes:
+def _render(caption: str, fill: Callable[["Canvas"], None], height: float, format: str = "svg") -> bytes:
     """Returns the file that matplotlib writes, always the same. The ids of SVG are hashes with `caption`."""
     import matplotlib
-    from matplotlib.figure import Figure as Canvas
 
     content = io.BytesIO()
-    _register_colors(_MARKS if format == "svg" else _COLORS)
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": caption}), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The page has fonts for letters that matplotlib's own lacks.
-        canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
-        plot(canvas.add_subplot())
+    canvas = create_canvas(fill, height, _MARKS if format == "svg" else _COLORS)
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": caption}):
         canvas.savefig(content, format=format, metadata=_METADATA[format])
     return content.getvalue()
 
@@ -105,7 +111,9 @@ def _register_colors(colors: Mapping[str, str]) -> None:
         known[name] = color
 
 
-def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
+def create_canvas(
+    fill: Callable[["Canvas"], None], height: float, colors: Mapping[str, str] = MappingProxyType(_COLORS)
+) -> "Canvas":
     """Returns a figure of matplotlib that looks the same wherever it is drawn, and that a notebook shows by itself."""
     import matplotlib
     from matplotlib.backend_bases import RendererBase
@@ -114,9 +122,9 @@ def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
     class StyledCanvas(Canvas):
         def draw(self, renderer: RendererBase) -> None:
             # matplotlib looks up names of colours, and the style of ticks, when it draws.
-            _register_colors(_COLORS)
+            _register_colors(colors)
             with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Of letters that the font lacks.
+                warnings.simplefilter("ignore")  # Of letters that the font lacks, for which a page has others.
                 super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
@@ -124,10 +132,10 @@ def create_canvas(plot: Callable[["Axes"], None], height: float) -> "Canvas":
             self.savefig(content, format="png", dpi=150)
             return content.getvalue()
 
-    _register_colors(_COLORS)
+    _register_colors(colors)
     with matplotlib.rc_context(_STYLE):
         canvas = StyledCanvas(figsize=(WIDTH, height), layout="constrained")
-        plot(canvas.add_subplot())
+        fill(canvas)
     return canvas
 
 
@@ -138,8 +146,8 @@ def label_axes(text: object, *, longest: int = 60) -> str:
     return f" {words}" if words.startswith("_") else words  # matplotlib leaves such a name out of the legend.
 
 
-def add_legend(axes: "Axes", *, columns: int = 2) -> None:
-    """Adds a legend above the axes, where it covers no point; long names have one column."""
+def _add_legend(axes: "Axes", columns: int) -> None:
+    """Adds a legend above the axes, where it covers no point, if anything has a label."""
     _, names = axes.get_legend_handles_labels()
     if names:
         columns = 1 if max(map(len, names)) > LONGEST_IN_COLUMNS else columns
@@ -182,6 +190,50 @@ def standalone(figure: Figure) -> str:
     """Returns the figure as the content of an SVG file, with the colours of light paper."""
     svg = re.sub(r"var\(--[a-z0-9-]+, (#[0-9a-f]{6})\)", r"\1", figure.svg)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'
+
+
+def plot_lines(axes: "Axes", lines: Mapping[str, Sequence[Any] | np.ndarray], **style: Any) -> None:
+    """Draws lines by their name in the legend, each a series of its own.
+
+    Args:
+        lines: their horizontal and vertical values.
+        style: of all lines.
+    """
+    for number, (name, (x, y)) in enumerate(lines.items()):
+        given = {"linewidth": 1.2, "markersize": 4, **style_of(number), **style}
+        axes.plot(x, y, label=label_axes(name), **given)
+
+
+def plot_references(axes: "Axes", references: Mapping[str, float], **style: Any) -> None:
+    """Draws metrics of other models as lines across the axes, by their name in the legend."""
+    for number, (name, value) in enumerate(references.items(), 1):
+        axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label_axes(name), **style)
+
+
+def plot_cells(
+    axes: "Axes",
+    cells: Mapping[tuple[int, int], tuple[str, float]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    fontsize: int,
+) -> None:
+    """Draws a table of shades, with the first row at the top.
+
+    Args:
+        cells: by their numbers of row and column, the text of each one and its shade from 0 to 1.
+        rows, columns: their names.
+    """
+    from matplotlib.patches import Rectangle
+
+    axes.grid(visible=False)
+    for (row, column), (text, shade) in cells.items():
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=SERIES[0], alpha=shade, edgecolor="none"))
+        if text:
+            axes.text(column, row, text, ha="center", va="center", fontsize=fontsize)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
 
 
 def style_of(number: int) -> dict[str, Any]:
@@ -341,19 +393,14 @@ def _draw(caption: str, axis: str, curves: Mapping[str, Curve], *, name: str, is
     """
 
     def plot(axes: "Axes") -> None:
-        points = {series: np.array(_thin(curve) if is_loss else curve) for series, curve in curves.items()}
-        for number, (series, of) in enumerate(points.items()):
-            style = style_of(number) | ({"marker": ""} if is_loss else {})
-            axes.plot(*of.T, label=label_axes(series), linewidth=1.3, markersize=4, **style)
-        values = [float(value) for of in points.values() for value in of[:, 1]]
+        points = {series: np.array(_thin(curve) if is_loss else curve).T for series, curve in curves.items()}
+        plot_lines(axes, points, linewidth=1.3, **{"marker": ""} if is_loss else {})
+        values = [float(value) for of in points.values() for value in of[1]]
         if is_loss and max(values) > WIDE_LOSSES * min(values) > 0:
             set_logarithmic(axes, "y", values)
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel(label_axes(axis))
-        if any(curves):
-            add_legend(axes, columns=3)
+        axes.set(xlabel="optimizer step", ylabel=label_axes(axis))
 
-    return draw(caption, plot, name=name)
+    return draw(caption, plot, name=name, columns=3)
 
 
 def _thin(curve: Curve) -> Curve:
@@ -468,13 +515,9 @@ def draw_cost(
                     markersize=5, elinewidth=1, alpha=0.3 if point in behind else 1.0,
                     **style_of(number) | {"linestyle": "none"},
                 )  # fmt: skip
-        for number, (name, value) in enumerate(references.items(), 1):
-            axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label_axes(name), zorder=1)
+        plot_references(axes, references, zorder=1)
         set_logarithmic(axes, "x", [point.cost for point in points])
-        axes.set_ylim(low, high)
-        axes.set_xlabel(cost)
-        axes.set_ylabel(label_axes(metric))
-        add_legend(axes)
+        axes.set(ylim=(low, high), xlabel=cost, ylabel=label_axes(metric))
 
     cut = CUT if is_cut else ""
     return draw(
@@ -542,13 +585,9 @@ def draw_parameter(
                 label=label_axes(rest) if rest and not several else None, capsize=3, markersize=5, elinewidth=1,
                 linewidth=1.2, **style,
             )  # fmt: skip
-        for number, (rest, value) in enumerate(references.items(), 1):
-            axes.axhline(value, color=INK, linestyle=LINES[number], linewidth=1, label=label_axes(rest))
-        axes.set_ylim(low, high)
+        plot_references(axes, references)
         (_scale_numbers if numeric else _name_values)(axes, values)
-        axes.set_xlabel(label_axes(name, longest=48))
-        axes.set_ylabel(label_axes(metric))
-        add_legend(axes)
+        axes.set(ylim=(low, high), xlabel=label_axes(name, longest=48), ylabel=label_axes(metric))
 
     return draw(f"{caption}{CUT if is_cut else ''}", plot, name=f"by-{name}")
 
@@ -578,22 +617,17 @@ def draw_heat_map(settings: Sequence[Setting], names: tuple[str, str], *, captio
     rows, columns = (order_values([setting.values.get(name) for setting in settings]) for name in names)
     means = [setting.mean for setting in settings]
     span = max(means) - min(means) or 1.0
+    cells = {
+        (rows.index(of.values.get(names[0])), columns.index(of.values.get(names[1]))): (
+            f"{of.mean:.4f}", 0.05 + 0.5 * (of.mean - min(means)) / span,
+        )
+        for of in settings
+    }  # fmt: skip
 
     def plot(axes: "Axes") -> None:
-        from matplotlib.patches import Rectangle
-
-        axes.grid(visible=False)
-        for setting in settings:
-            row, column = rows.index(setting.values.get(names[0])), columns.index(setting.values.get(names[1]))
-            alpha = 0.05 + 0.5 * (setting.mean - min(means)) / span
-            axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=SERIES[0], alpha=alpha))
-            axes.text(column, row, f"{setting.mean:.4f}", ha="center", va="center", fontsize=8)
-        axes.set_xticks(range(len(columns)), [label_axes(value, longest=12) for value in columns])
-        axes.set_yticks(range(len(rows)), [label_axes(value, longest=12) for value in rows])
-        axes.set_xlim(-0.5, len(columns) - 0.5)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_ylabel(label_axes(names[0], longest=40))
-        axes.set_xlabel(label_axes(names[1], longest=48))
+        names_of_rows, names_of_columns = ([label_axes(value, longest=12) for value in of] for of in (rows, columns))
+        plot_cells(axes, cells, rows=names_of_rows, columns=names_of_columns, fontsize=8)
+        axes.set(ylabel=label_axes(names[0], longest=40), xlabel=label_axes(names[1], longest=48))
 
     return draw(caption, plot, name=f"by-{names[0]}-and-{names[1]}", height=max(2.2, 1 + 0.35 * len(rows)))
 

@@ -30,10 +30,12 @@ from distill.records.plots import (
     MARKERS,
     SERIES,
     Figure,
-    add_legend,
     draw,
     find_range,
     label_axes,
+    plot_cells,
+    plot_lines,
+    plot_references,
     set_logarithmic,
     style_of,
 )
@@ -370,10 +372,8 @@ def draw_models(models: Mapping[str, Estimate], *, metric: str, split: str, bars
             )  # fmt: skip
             axes.text(1.02, number, f"{found.value:.4f}", transform=axes.get_yaxis_transform(), va="center")
         axes.set_yticks(range(len(models)), [label_axes(name, longest=26) for name in models])
-        axes.set_ylim(len(models) - 0.4, -0.6)
-        axes.set_xlim(low, high)
+        axes.set(ylim=(len(models) - 0.4, -0.6), xlim=(low, high), xlabel=f"{label_axes(metric)} on {split}")
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel(f"{label_axes(metric)} on {split}")
 
     cut = CUT if is_cut else ""
     paired = ". A difference of two models is surer than their bars, because both saw the same examples" if bars else ""
@@ -389,12 +389,9 @@ def draw_seeds(models: Mapping[str, Sequence[float]], *, metric: str, teacher: f
             style = style_of(number)
             axes.scatter([number] * len(values), values, color=str(style["color"]), marker=str(style["marker"]), s=22)
             axes.hlines(float(np.mean(values)), number - 0.25, number + 0.25, color=str(style["color"]), linewidth=1.6)
-        if teacher is not None:
-            axes.axhline(teacher, color=INK, linestyle="--", linewidth=1, label="teacher")
+        plot_references(axes, {} if teacher is None else {"teacher": teacher})
         axes.set_xticks(range(len(models)), [label_axes(name, longest=18) for name in models])
-        axes.set_xlim(-0.6, len(models) - 0.4)
-        axes.set_ylabel(label_axes(metric))
-        add_legend(axes)
+        axes.set(xlim=(-0.6, len(models) - 0.4), ylabel=label_axes(metric))
 
     return draw(caption, plot, name="seeds", height=2.6)
 
@@ -404,15 +401,13 @@ def draw_calibration(models: Mapping[str, Calibration]) -> Figure:
 
     def plot(axes: "Axes") -> None:
         axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.2)
-        for number, (name, found) in enumerate(models.items()):
-            text = f"{label_axes(name)} (error {found.error:.3f})"
-            axes.plot(found.confidence, found.accuracy, label=text, markersize=4, linewidth=1.2, **style_of(number))
-        axes.set_xlabel("probability of the prediction")
-        axes.set_ylabel("share of right predictions")
+        lines = {f"{name} (error {of.error:.3f})": (of.confidence, of.accuracy) for name, of in models.items()}
+        plot_lines(axes, lines)
         low = min([0.5, *(value for found in models.values() for value in found.confidence)])
-        axes.set_xlim(low - 0.02, 1.02)
-        axes.set_ylim(-0.02, 1.02)
-        add_legend(axes)
+        axes.set(
+            xlabel="probability of the prediction", ylabel="share of right predictions",
+            xlim=(low - 0.02, 1.02), ylim=(-0.02, 1.02),
+        )  # fmt: skip
 
     caption = "Calibration on dev: right predictions against their probability, in ten bins"
     return draw(caption, plot, name="calibration")
@@ -422,25 +417,16 @@ def draw_confusion(classes: Sequence[str], counts: np.ndarray, *, model: str) ->
     """Returns the confusion matrix `[label, prediction]`, shaded by the share of the label's examples."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = len(classes)
+    cells = {
+        (row, column): (str(count or ""), 0.02 + 0.5 * float(shares[row, column]))
+        for (row, column), count in np.ndenumerate(counts)
+    }
 
     def plot(axes: "Axes") -> None:
-        from matplotlib.patches import Rectangle
-
-        axes.grid(visible=False)
-        for row, column in np.ndindex(size, size):
-            share = float(shares[row, column])
-            corner = (column - 0.5, row - 0.5)
-            axes.add_patch(Rectangle(corner, 1, 1, facecolor=SERIES[0], alpha=0.02 + 0.5 * share, edgecolor="none"))
-            if counts[row, column]:
-                size_of_text = 9 if size <= 8 else 6
-                axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=size_of_text)
         names = [label_axes(name, longest=14) for name in classes]
+        plot_cells(axes, cells, rows=names, columns=names, fontsize=9 if size <= 8 else 6)
         axes.set_xticks(range(size), names, rotation=0 if size <= 3 else 60, ha="center" if size <= 3 else "right")
-        axes.set_yticks(range(size), names)
-        axes.set_xlim(-0.5, size - 0.5)
-        axes.set_ylim(size - 0.5, -0.5)
-        axes.set_xlabel("prediction")
-        axes.set_ylabel("label")
+        axes.set(xlabel="prediction", ylabel="label")
 
     height = max(HEIGHT - 0.4, 1.2 + 0.25 * size)
     return draw(f"Confusion of {model} on dev, in examples", plot, name="confusion", height=height)
@@ -454,8 +440,7 @@ def draw_numbers(pairs: np.ndarray, *, model: str) -> Figure:
         low, high = float(pairs.min()), float(pairs.max())
         axes.plot([low, high], [low, high], color=GRID, linewidth=1.2)
         axes.scatter(shown[:, 0], shown[:, 1], s=7, color=SERIES[0], alpha=0.5, linewidths=0)
-        axes.set_xlabel("teacher")
-        axes.set_ylabel(label_axes(model))
+        axes.set(xlabel="teacher", ylabel=label_axes(model))
 
     return draw(f"Predictions of {model} and of the teacher on dev", plot, name="predictions")
 
@@ -469,19 +454,18 @@ def draw_by_length(models: Mapping[str, Mapping[str, Mapping[str, float]]], *, m
     groups = next(iter(models.values()))
 
     def plot(axes: "Axes") -> None:
-        for number, (name, values) in enumerate(models.items()):
-            found = [values[group].get(metric, np.nan) for group in groups]
-            axes.plot(
-                range(len(groups)), found, label=label_axes(name), markersize=4, linewidth=1.2, **style_of(number)
-            )
-        names = [f"{group}\n({values['number']:,.0f})" for group, values in groups.items()]
-        axes.set_xticks(range(len(groups)), names)
-        axes.set_xlim(-0.3, len(groups) - 0.7)
-        axes.set_xlabel("tokens of an example (examples)")
-        axes.set_ylabel(f"{label_axes(metric)} on {split}")
-        add_legend(axes, columns=4)
+        places = range(len(groups))
+        plot_lines(axes, {
+            name: (places, [values[group].get(metric, np.nan) for group in groups]) for name, values in models.items()
+        })  # fmt: skip
+        axes.set_xticks(places, [f"{group}\n({values['number']:,.0f})" for group, values in groups.items()])
+        axes.set(
+            xlim=(-0.3, len(groups) - 0.7), xlabel="tokens of an example (examples)",
+            ylabel=f"{label_axes(metric)} on {split}",
+        )  # fmt: skip
 
-    return draw(f"{metric} on {split} by the length of an example in tokens", plot, name="metric-by-length")
+    caption = f"{metric} on {split} by the length of an example in tokens"
+    return draw(caption, plot, name="metric-by-length", columns=4)
 
 
 def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
@@ -491,16 +475,14 @@ def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
         steps: the `pruning` of run.json.
     """
     curves = {"after the training that follows": "after", "right after the removal": "before"}
+    points = {
+        name: [(step["removed"], step[field]) for step in steps if step.get(field) is not None]
+        for name, field in curves.items()
+    }
 
     def plot(axes: "Axes") -> None:
-        for number, (name, field) in enumerate(curves.items()):
-            points = [(step["removed"], step[field]) for step in steps if step.get(field) is not None]
-            if points:
-                shares, values = zip(*points, strict=True)
-                axes.plot(shares, values, label=name, markersize=4, linewidth=1.2, **style_of(number))
-        axes.set_xlabel("share of the weights in the layers that was removed")
-        axes.set_ylabel(f"{label_axes(metric)} on dev")
-        add_legend(axes)
+        plot_lines(axes, {name: tuple(zip(*of, strict=True)) for name, of in points.items() if of})
+        axes.set(xlabel="share of the weights in the layers that was removed", ylabel=f"{label_axes(metric)} on dev")
 
     return draw(f"{metric} on dev against the share that was removed; 0 is the teacher", plot, name="pruning")
 
@@ -520,20 +502,14 @@ def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -
         return None
 
     def plot(axes: "Axes") -> None:
-        for number, (name, of) in enumerate(times.items()):
-            points = sorted(of.items())
-            axes.plot(
-                *zip(*points, strict=True), label=label_axes(name), markersize=4, linewidth=1.2, **style_of(number)
-            )
+        plot_lines(axes, {name: tuple(zip(*sorted(of.items()), strict=True)) for name, of in times.items()})
         set_logarithmic(axes, "x", lengths)
         set_logarithmic(axes, "y", [value for of in times.values() for value in of.values()])
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.set_xlabel("tokens of a text")
-        axes.set_ylabel("p50 latency in ms")
-        add_legend(axes, columns=3)
+        axes.set(xlabel="tokens of a text", ylabel="p50 latency in ms")
 
     caption = f"p50 latency against the length of a text, both on logarithmic axes: {conditions}"
-    return draw(caption, plot, name="cost-by-length")
+    return draw(caption, plot, name="cost-by-length", columns=3)
 
 
 def bin_lengths(shortest: int, longest: int) -> list[int]:
@@ -556,9 +532,7 @@ def draw_lengths(lengths: Sequence[int]) -> Figure:
         axes.hist(np.minimum(lengths, top), bins=bin_lengths(min(lengths), top), color=SERIES[0], alpha=0.7)
         median = float(np.median(lengths))
         axes.axvline(median, color=INK, linestyle="--", linewidth=1, label=f"median {median:g}")
-        axes.set_xlabel("words of an example of dev")
-        axes.set_ylabel("examples")
-        add_legend(axes)
+        axes.set(xlabel="words of an example of dev", ylabel="examples")
 
     return draw("Length of the examples of dev; the last bar has all longer ones", plot, name="lengths", height=2.6)
 
