@@ -3,27 +3,25 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from distill.core.files import atomic_file, make_directory, write_text
+from distill.core.files import atomic_file, make_directory
 from distill.inspection.inspection import Inspection, Looked, heads_of
 from distill.inspection.probes import Attribution
 from distill.inspection.subjects import LEAST, compared_rows
-from distill.records.pages import render_page
+from distill.records.pages import Report, render_html
 from distill.records.plots import LINES, MARKERS, SERIES, Figure, draw, label_axes, plot_cells
-from distill.records.report import render_table
-from distill.records.verdict import format_number
+from distill.records.report import render_template
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+PACKAGE = "distill.inspection"  # Of the templates.
 _ADDS, _TAKES = "57, 135, 229", "235, 104, 52"  # Colours of words.
 
 
@@ -36,7 +34,7 @@ def render_attention(inspection: Inspection) -> Markup | None:
         "models": [{"name": of.subject.name, "views": [view.encode() for view in of.views]} for of in models],
     }  # fmt: skip
     data = json.dumps(content).replace("<", "\\u003c")  # No end of the script can be in it.
-    return Markup(_templates().get_template("attention.html.jinja").render(data=Markup(data)))
+    return render_html("attention.html.jinja", PACKAGE, data=Markup(data))
 
 
 def render_words(inspection: Inspection) -> Markup | None:
@@ -48,7 +46,7 @@ def render_words(inspection: Inspection) -> Markup | None:
         [{"name": of.subject.name, "words": _colour_words(of.attributions[number])} for of in asked]
         for number in range(len(asked[0].attributions))
     ]
-    return Markup(_templates().get_template("words.html.jinja").render(sentences=sentences))
+    return render_html("words.html.jinja", PACKAGE, sentences=sentences)
 
 
 def _colour_words(found: Attribution) -> list[dict[str, Any]]:
@@ -63,13 +61,10 @@ def _colour_words(found: Attribution) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@cache
-def _templates() -> Environment:
-    return Environment(loader=PackageLoader("distill.inspection"), autoescape=True, undefined=StrictUndefined)
-
-
-PAGE, MARKDOWN = "inspect.html", "inspect.md"
-ATTENTION, WORDS = "Attention", "What the predictions rest on"  # Sections.
+NAME = "inspect"  # Of the page and its Markdown.
+# Sections with figures or HTML of their own.
+ATTENTION, WORDS = "Attention", "What the predictions rest on"
+SIMILARITY, PROBES = "Layers that are alike", "Probes"
 
 Rows = list[dict[str, Any]]
 
@@ -77,18 +72,11 @@ Rows = list[dict[str, Any]]
 def write_inspection(inspection: Inspection, directory: Path) -> Path:
     """Writes `inspect.html`, `inspect.md` and the tables as Parquet files, and returns the path of the page."""
     make_directory(directory)
-    sections = [section for section in _list_sections(inspection) if section[1]]
-    markdown = "\n\n".join(
-        ["# " + _title(inspection), _summary(inspection), *(f"## {name}\n\n{text}" for name, text, _ in sections)]
-    )
-    write_text(directory / MARKDOWN, markdown + "\n")
-    drawn_in_html = {ATTENTION: render_attention(inspection), WORDS: render_words(inspection)}
-    insets = {name: html for name, html in drawn_in_html.items() if html is not None}
-    write_text(directory / PAGE, render_page(markdown, {name: drawn for name, _, drawn in sections}, insets=insets))
+    page = describe(inspection).write(directory, name=NAME)
     for name, rows in tables(inspection).items():
         if rows:
             _write_table(directory / f"{name}.parquet", rows)
-    return directory / PAGE
+    return page
 
 
 def _write_table(path: Path, rows: Rows) -> None:
@@ -157,113 +145,34 @@ def _head_rows(of: Looked) -> Rows:
     return rows
 
 
-def _title(inspection: Inspection) -> str:
-    names = " and ".join(of.subject.name for of in inspection.models)
-    return f"Looking inside {names} on {inspection.models[0].subject.task.info.name}"
+def describe(inspection: Inspection) -> Report:
+    """Returns the page of an inspection."""
+    models, names = inspection.models, [of.subject.name for of in inspection.models]
+    first, scoring = models[0], models[0].subject.data.scoring
+    errors = {of.subject.name: scoring.calibration_error(of.seen.scores) for of in models}
+    markdown = render_template(
+        "inspect.md.jinja", PACKAGE, **vars(inspection), names=names, metric=scoring.metric,
+        task=first.subject.task.info.name, examples=len(np.unique(first.seen.scores.example_id)), least=LEAST,
+        errors={name: error for name, error in errors.items() if error is not None},
+        types=[scoring.breakdown(of.seen.scores) for of in models],
+        attributions=list(_largest_attributions(inspection)), notes=list(_notes_on_heads(inspection)),
+        heads=[(of, row) for of in models for row in _head_rows(of)], clozes=_cloze_cells(inspection),
+        items=_compared_items(inspection),
+        sections={"attention": ATTENTION, "words": WORDS, "similarity": SIMILARITY, "probes": PROBES},
+    )  # fmt: skip
+    matrices = {"after training": inspection.similarity, "before training": inspection.before}
+    drawn = {
+        SIMILARITY: [
+            _draw_similarity(matrix, names[0], names[1], when)
+            for when, matrix in matrices.items() if matrix is not None and matrix.size
+        ],
+        PROBES: [_draw_probes(models, of) for of in dict.fromkeys(probes.of for of in models for probes in of.probes)],
+    }  # fmt: skip
+    return Report(markdown, drawn, {ATTENTION: render_attention(inspection), WORDS: render_words(inspection)})
 
 
-def _summary(inspection: Inspection) -> str:
-    scoring = inspection.models[0].subject.data.scoring
-    rows = [
-        (
-            of.subject.name, f"{of.metrics[scoring.metric]:.4f}", f"{of.subject.model.num_parameters() / 1e6:.1f} M",
-            str(of.subject.path),
-        )
-        for of in inspection.models
-    ]  # fmt: skip
-    number = len(np.unique(inspection.models[0].seen.scores.example_id))
-    parts = [
-        render_table(("model", scoring.metric, "parameters", "directory"), rows),
-        f"Measured on {number:,} examples of {inspection.split}.",
-    ]
-    if inspection.agreement is not None:
-        parts.append(f"Both predict the same for {inspection.agreement:.1%} of the items.")
-    return "\n\n".join(parts)
-
-
-Section = tuple[str, str, Sequence[Figure]]
-
-
-def _list_sections(inspection: Inspection) -> Iterator[Section]:
-    yield "What was lost", _describe_groups(inspection), ()
-    yield "Where they differ", _describe_differences(inspection), ()
-    yield "Types and calibration", _describe_types(inspection), ()
-    yield ATTENTION, "The weights of attention in single sentences." if inspection.models[0].views else "", ()
-    yield WORDS, _describe_attributions(inspection), ()
-    yield "Heads", _describe_heads(inspection), ()
-    yield "Relations of words", _describe_relations(inspection), ()
-    yield from _similarity_section(inspection)
-    probed = [of for of in inspection.models if of.probes]
-    yield (
-        "Probes",
-        _describe_probes(inspection),
-        [_draw_probes(probed, of.of) for of in probed[0].probes] if probed else (),
-    )
-    yield "Gaps", _describe_clozes(inspection), ()
-    yield "A word in its contexts", _describe_contexts(inspection), ()
-
-
-def _describe_groups(inspection: Inspection) -> str:
-    if inspection.agreement is None:
-        return ""
-    if not inspection.groups:
-        return f"No group has items of at least {LEAST} texts inside and outside."
-    rows = [
-        (
-            group.kind, group.name, f"{group.number:,}", f"{group.texts:,}", f"{group.teacher:.3f}",
-            f"{group.student:.3f}", f"{group.lost:+.3f}", f"{group.excess:+.3f}",
-            f"{group.interval[0]:+.3f} to {group.interval[1]:+.3f}", "yes" if group.loses_more else "no",
-        )
-        for group in inspection.groups
-    ]  # fmt: skip
-    first, second = (of.subject.name for of in inspection.models)
-    header = ("by", "group", "items", "texts", first, second, "lost", "more than outside", "interval", "loses more")
-    text = (
-        f"The mean score of the items of each group, and how much more of it the {second} loses there than outside. "
-        "The intervals hold together with a probability of at least 95% (a paired bootstrap over texts, Bonferroni)."
-    )
-    return f"{text}\n\n{render_table(header, rows)}"
-
-
-def _describe_differences(inspection: Inspection) -> str:
-    if not inspection.differences:
-        return ""
-    first, second = (of.subject.name for of in inspection.models)
-    rows = [
-        (
-            label_axes(found.text, longest=120),
-            *(label_axes(answer) for answer in (found.label, found.first, found.second)),
-            f"{found.size:.2f}",
-        )
-        for found in inspection.differences
-    ]  # fmt: skip
-    return render_table(("text", "label", first, second, "difference"), rows)
-
-
-def _describe_types(inspection: Inspection) -> str:
-    scoring = inspection.models[0].subject.data.scoring
-    parts = []
-    errors = [(of.subject.name, scoring.calibration_error(of.seen.scores)) for of in inspection.models]
-    known = [(name, f"{error:.4f}") for name, error in errors if error is not None]
-    if known:
-        parts.append(render_table(("model", "expected calibration error"), known))
-    types = [scoring.breakdown(of.seen.scores) for of in inspection.models]
-    if types[0]:
-        rows = [
-            (
-                name, f"{values['number']:,.0f}",
-                *(format_number(of.get(name, {}).get(scoring.metric), ".3f") for of in types),
-            )
-            for name, values in types[0].items()
-        ]  # fmt: skip
-        header = ("type", "number", *(f"{of.subject.name}: {scoring.metric}" for of in inspection.models))
-        parts.append(render_table(header, rows))
-    return "\n\n".join(parts)
-
-
-def _describe_attributions(inspection: Inspection) -> str:
-    """Shows what each word of a sentence adds to the score of the prediction, by integrated gradients."""
-    blocks = []
+def _largest_attributions(inspection: Inspection) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yields each sentence with the words that add or take most from the score of each model's prediction."""
     for number, sentence in enumerate(inspection.sentences):
         rows = []
         for of in inspection.models:
@@ -273,97 +182,40 @@ def _describe_attributions(inspection: Inspection) -> str:
                 largest = sorted(words, key=lambda pair: -abs(pair[1]))[:6]
                 rows.append((of.subject.name, ", ".join(f"{word} {value:+.2f}" for word, value in largest)))
         if rows:
-            blocks.append(f"{render_table(('model', label_axes(sentence, longest=100)), rows)}")
-    if not blocks:
-        return ""
-    text = (
-        "What the words add to the logit of the predicted class, the largest six: integrated gradients from padding as "
-        "the baseline. attributions.parquet has all words, and gradient times input beside them."
-    )
-    return "\n\n".join([text, *blocks])
+            yield sentence, rows
 
 
-def _describe_heads(inspection: Inspection) -> str:
-    rows = []
+def _notes_on_heads(inspection: Inspection) -> Iterator[str]:
+    yield from (f"{of.subject.name} has no attention." for of in inspection.models if not of.subject.has_attention)
     for of in inspection.models:
-        for row in _head_rows(of):
-            place = f"{row['offset']:+d} ({row['positional']:.0%})" + (" positional" if row["is_positional"] else "")
-            change = "" if row["without"] is None or of.whole is None else f"{row['without'] - of.whole:+.4f}"
-            rows.append(
-                (
-                    of.subject.name, str(row["layer"]), str(row["head"]), change,
-                    "" if row["importance"] is None else f"{row['importance']:.2f}", f"{row['confidence']:.2f}",
-                    f"{row['entropy']:.2f}", f"{row['distance']:.1f}", f"{row['separator']:.2f}", place,
-                    f"{row['rare']:.2f}",
-                )
-            )  # fmt: skip
-    without = [of.subject.name for of in inspection.models if not of.subject.has_attention]
-    notes = [f"{name} has no attention." for name in without]
-    notes += [
-        f"The heads of {of.subject.name} are neither masked nor ranked: its layers are of another layout than BERT's."
-        for of in inspection.models if of.subject.has_attention and not heads_of(of.subject.model)
-    ]  # fmt: skip
-    if not rows:
-        return " ".join(notes)
-    metric = inspection.models[0].subject.data.scoring.metric
-    header = (
-        "model", "layer", "head", f"{metric} without it", "importance", "confidence", "entropy", "distance",
-        "on special tokens", "most frequent offset", "on the rarest token",
-    )  # fmt: skip
-    text = (
-        f"The first number of a head is the change of {metric} where its output is zero, and importance the "
-        "expected size of the derivative of the loss by the head (arXiv 1905.10650). The rest are means over the "
-        "tokens that are not special. Confidence is the largest weight on such a token (arXiv 1905.09418), entropy is "
-        "in nats, and a head is positional if 90% of its largest weights are at one offset."
-    )
-    return "\n\n".join([text, *notes, render_table(header, rows)])
+        if of.subject.has_attention and not heads_of(of.subject.model):
+            yield (
+                f"The heads of {of.subject.name} are neither masked nor ranked: its layers are of another layout than "
+                "BERT's."
+            )
 
 
-def _describe_relations(inspection: Inspection) -> str:
-    rows = [
-        (
-            of.subject.name, row.relation, row.direction, f"{row.number:,}", f"{row.layer}.{row.head}",
-            f"{row.accuracy:.2f}", f"{row.baseline:.2f} ({row.offset:+d})",
-        )
-        for of in inspection.models for row in of.relations
-    ]  # fmt: skip
-    if not rows:
-        return ""
-    text = "The head that follows each relation best, beside the most frequent distance of the two words."
-    header = ("model", "relation", "from a word", "words", "head", "accuracy", "by distance")
-    return f"{text}\n\n{render_table(header, rows)}"
-
-
-def _similarity_section(inspection: Inspection) -> Iterator[Section]:
-    if inspection.similarity is None:
-        return
-    first, second = (of.subject.name for of in inspection.models)
-    if not inspection.similarity.size:  # As a CNN.
-        missing = [of.subject.name for of in inspection.models if not of.seen.states]
-        yield "Layers that are alike", f"Not known: {' and '.join(missing)} returns no states of layers.", ()
-        return
-    drawn = [_draw_similarity(inspection.similarity, first, second, "after training")]
-    if inspection.before is not None:
-        drawn.append(_draw_similarity(inspection.before, first, second, "before training"))
-    nearest, items = inspection.similarity.argmax(axis=0), _compared_items(inspection)
-    rows = [
-        (_layer(column), _layer(int(row)), f"{inspection.similarity[row, column]:.2f}", f"{items:,}")
-        for column, row in enumerate(nearest)
-    ]
-    text = (
-        "Linear centred kernel alignment (arXiv 1905.00414) of the states of the items, 1 for states that are "
-        "alike and on average 0 for states that have nothing in common (the unbiased estimate, arXiv 2010.15327)."
-    )
-    table = render_table((f"layer of {second}", f"most alike in {first}", "CKA", "items"), rows)
-    yield "Layers that are alike", f"{text}\n\n{table}", drawn
+def _cloze_cells(inspection: Inspection) -> list[tuple[str, ...]]:
+    """Returns the table of gaps by their group, the header first; nothing without any."""
+    asked = [of for of in inspection.models if of.clozes]
+    columns = ("right word first", "among 10", "mean rank")
+    rows: list[tuple[str, ...]] = [("group", *(f"{of.subject.name}: {name}" for of in asked for name in columns))]
+    for group in dict.fromkeys(row.cloze.group for of in asked for row in of.clozes):
+        cells = [group]
+        for of in asked:
+            found = [row for row in of.clozes if row.cloze.group == group]
+            ranks = np.array([row.rank for row in found])
+            cells += [
+                f"{np.mean([row.prefers for row in found]):.2f}", f"{(ranks <= 10).mean():.2f}",
+                f"{1 / (1 / ranks).mean():.1f}",
+            ]  # fmt: skip
+        rows.append(tuple(cells))
+    return rows if asked else []
 
 
 def _compared_items(inspection: Inspection) -> int:
-    return len(compared_rows(len(inspection.models[0].seen.states[0])))
-
-
-def _layer(number: int) -> str:
-    return str(number) if number else "embeddings"
+    states = inspection.models[0].seen.states
+    return len(compared_rows(len(states[0]))) if states else 0
 
 
 def _draw_similarity(matrix: np.ndarray, first: str, second: str, when: str) -> Figure:
@@ -382,33 +234,6 @@ def _draw_similarity(matrix: np.ndarray, first: str, second: str, when: str) -> 
     return draw(
         f"CKA of the layers {when}; 0 are the embeddings", plot, name=f"similarity-{when.split()[0]}", height=height
     )
-
-
-def _describe_probes(inspection: Inspection) -> str:
-    rows = [
-        (
-            of.subject.name, probes.of, _layer(row.layer), f"{row.accuracy:.3f}", f"{row.majority:.3f}",
-            format_number(row.control, ".3f"), format_number(row.selectivity, "+.3f"),
-            "" if probes.mix is None else f"{probes.mix.weights[row.layer]:.2f}",
-        )
-        for of in inspection.models for probes in of.probes for row in probes.layers
-    ]  # fmt: skip
-    if not rows:
-        return ""
-    centres = [
-        f"The centre of gravity of {of.subject.name} for the {probes.of} is layer {probes.mix.centre:.2f} of "
-        f"{len(probes.layers) - 1}, and the mixed layers reach {probes.mix.accuracy:.3f} (learned from "
-        f"{probes.rows:,} rows)."
-        for of in inspection.models for probes in of.probes if probes.mix is not None
-    ]  # fmt: skip
-    text = (
-        "The accuracy of a logistic regression on the frozen states of each layer, beside the most frequent label. "
-        "Where each word has a label, another one learns a random label of each word, drawn as often as the labels "
-        "have it (arXiv 1909.03368). Texts have no such control, because a random label of one text says nothing about "
-        "another. Weights are those with which a probe mixes the layers (arXiv 1905.05950)."
-    )
-    header = ("model", "of", "layer", "accuracy", "most frequent label", "random labels", "difference", "weight")
-    return "\n\n".join([text, *centres, render_table(header, rows)])
 
 
 def _draw_probes(models: Sequence[Looked], of: str) -> Figure:
@@ -430,44 +255,3 @@ def _draw_probes(models: Sequence[Looked], of: str) -> Figure:
         axes.set(xlabel="layer (0: embeddings)", ylabel="accuracy of a linear probe")
 
     return draw(f"What a linear probe reads from each layer: {of}", plot, name=f"probes-{of.replace(' ', '-')}")
-
-
-def _describe_clozes(inspection: Inspection) -> str:
-    asked = [of for of in inspection.models if of.clozes]
-    if not asked:
-        return ""
-    groups = dict.fromkeys(row.cloze.group for of in asked for row in of.clozes)
-    rows = []
-    for group in groups:
-        cells = [group]
-        for of in asked:
-            found = [row for row in of.clozes if row.cloze.group == group]
-            ranks = np.array([row.rank for row in found])
-            cells += [
-                f"{np.mean([row.prefers for row in found]):.2f}", f"{(ranks <= 10).mean():.2f}",
-                f"{1 / (1 / ranks).mean():.1f}",
-            ]  # fmt: skip
-        rows.append(tuple(cells))
-    header = (
-        "group",
-        *(f"{of.subject.name}: {name}" for of in asked for name in ("right word first", "among 10", "mean rank")),
-    )
-    text = (
-        "Sentences with a gap: how often the right word is likelier than a wrong one that fits, how often it is among "
-        "the ten likeliest tokens, and its harmonic mean rank. clozes.parquet has every sentence. For occupations the "
-        "right word is the pronoun against the stereotype."
-    )
-    return f"{text}\n\n{render_table(header, rows)}"
-
-
-def _describe_contexts(inspection: Inspection) -> str:
-    rows = [
-        (
-            of.subject.name, _layer(row.layer), label_axes(row.of.shown(), longest=80), f"{cosine:.2f}",
-            label_axes(other.shown(), longest=80),
-        )
-        for of in inspection.models for row in of.neighbours for other, cosine in row.nearest[:1]
-    ]  # fmt: skip
-    if not rows:
-        return ""
-    return render_table(("model", "layer", "occurrence", "cosine", "nearest other one"), rows)

@@ -3,10 +3,9 @@
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,6 +22,7 @@ from distill.records.plots import Figure, read_curves
 from distill.records.prediction_analysis import Analysis, Sample, analyze_predictions, read_samples
 from distill.records.report import (
     BY_LENGTH,
+    PACKAGE,
     SOFTWARE,
     breakdown_heading,
     render_report,
@@ -38,9 +38,7 @@ from distill.training.statistics import Values, describe_bars, name_seeds, name_
 Figures = Mapping[str, Sequence[Figure]]  # By the heading of their section, which is empty before the first one.
 
 
-def render_page(
-    markdown: str, figures: Figures, *, refresh: int | None = None, insets: Mapping[str, Markup] = MappingProxyType({})
-) -> str:
+def render_page(markdown: str, figures: Figures, *, refresh: int | None, insets: Mapping[str, Markup | None]) -> str:
     """Returns the HTML page of a report.
 
     Args:
@@ -58,16 +56,21 @@ def render_page(
         heading = text.partition("\n")[0] if number else ""
         html = Markup(_mark_short_cells(reader.render(f"## {text}" if number else text)))  # Escaped by the reader.
         drawn = [(figure.caption, Markup(figure.svg)) for figure in figures.get(heading, ())]
-        sections.append((html, drawn, insets.get(heading, "")))
-    return _templates().get_template("page.html.jinja").render(
-        title=markdown.partition("\n")[0].lstrip("# "), sections=sections, refresh=refresh,
+        sections.append((html, drawn, insets.get(heading) or ""))
+    return render_html(
+        "page.html.jinja", title=markdown.partition("\n")[0].lstrip("# "), sections=sections, refresh=refresh,
         made=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )  # fmt: skip
 
 
+def render_html(template: str, package: str = PACKAGE, /, **values: object) -> Markup:
+    """Returns the HTML of a template of a package, in which values are escaped."""
+    return Markup(_templates(package).get_template(template).render(**values))
+
+
 @cache
-def _templates() -> Environment:
-    return Environment(loader=PackageLoader("distill.records"), autoescape=True, undefined=StrictUndefined)
+def _templates(package: str) -> Environment:
+    return Environment(loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined)
 
 
 def _mark_short_cells(html: str) -> str:
@@ -75,7 +78,8 @@ def _mark_short_cells(html: str) -> str:
     return re.sub(r"<td([^>]*)>([^<]{1,24})</td>", r'<td class="short"\1>\2</td>', html)
 
 
-MARKDOWN, PAGE = "report.md", "report.html"
+REPORT = "report"
+MARKDOWN, PAGE = f"{REPORT}.md", f"{REPORT}.html"
 
 
 def write_report(directory: Path, record: JsonObject, *, to: Path | None = None, refresh: int | None = None) -> Path:
@@ -96,16 +100,18 @@ def draw_report(directory: Path, record: JsonObject) -> list[Figure]:
 
 @dataclass(frozen=True)
 class Report:
-    """The Markdown of a report, and its figures by the heading of their section."""
+    """The Markdown of a report, its figures and its further HTML, the latter two by the heading of their section."""
 
     markdown: str
-    figures: Mapping[str, Sequence[Figure]]
+    figures: Figures
+    insets: Mapping[str, Markup | None] = field(default_factory=dict)
 
-    def write(self, to: Path, *, refresh: int | None = None) -> Path:
-        """Writes report.md and report.html, and returns the path of the page."""
-        write_text(to / MARKDOWN, self.markdown)
-        write_text(to / PAGE, render_page(self.markdown, self.figures, refresh=refresh))
-        return to / PAGE
+    def write(self, to: Path, *, name: str = REPORT, refresh: int | None = None) -> Path:
+        """Writes the Markdown and the page, and returns the path of the latter."""
+        page = to / f"{name}.html"
+        write_text(page.with_suffix(".md"), self.markdown)
+        write_text(page, render_page(self.markdown, self.figures, refresh=refresh, insets=self.insets))
+        return page
 
 
 def render_run(directory: Path, record: JsonObject) -> Report:

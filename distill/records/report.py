@@ -12,13 +12,14 @@ from functools import cache
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from jinja2 import ChainableUndefined, Environment, PackageLoader
+from jinja2 import ChainableUndefined, ChoiceLoader, Environment, PackageLoader
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from distill.core.errors import WHEEL
 from distill.edge.bundle_files import timed_name
 from distill.records.headline import WordTable, list_text_results, render_headline
+from distill.records.plots import label_axes
 from distill.records.prediction_analysis import Analysis, Sample, tabulate_written
 from distill.records.run import (
     find_data_license,
@@ -53,6 +54,7 @@ from distill.records.verdict import (
 )
 from distill.training.statistics import Spread
 
+PACKAGE = "distill.records"  # Of the templates.
 LONGEST_NAME = 28  # Characters of a constant prediction in the first column.
 
 
@@ -392,9 +394,9 @@ def render_report(
     return re.sub(r"^#", "##", text, flags=re.M) if is_section else text
 
 
-def render_template(template: str, /, **values: object) -> str:
-    """Returns the text of a template without repeated blank lines."""
-    text = _templates().get_template(template).render(**values)
+def render_template(template: str, package: str = PACKAGE, /, **values: object) -> str:
+    """Returns the text of a template of a package without repeated blank lines."""
+    text = _templates(package).get_template(template).render(**values)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -518,7 +520,7 @@ def summary_table(record: Record) -> Table:
 
 def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table."""
-    macros: Any = _templates().get_template("macros.md.jinja").module
+    macros: Any = _templates(PACKAGE).get_template("macros.md.jinja").module
     return str(macros.table(columns, rows)).strip()
 
 
@@ -611,14 +613,16 @@ def _sections(record: Record) -> Record:
 
 
 @cache
-def _templates() -> Environment:
-    """Returns the environment of `templates/`, where a missing value is shown as `MISSING`."""
+def _templates(package: str) -> Environment:
+    """Returns the environment of `templates/` of a package and of this one, where a missing value is `MISSING`."""
     environment = Environment(
-        loader=PackageLoader("distill.records"), autoescape=False, trim_blocks=True, lstrip_blocks=True,
-        undefined=ChainableUndefined, finalize=lambda value: MISSING if is_missing(value) else value,
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader(PACKAGE)]), autoescape=False, trim_blocks=True,
+        lstrip_blocks=True, undefined=ChainableUndefined,
+        finalize=lambda value: MISSING if is_missing(value) else value,
     )  # fmt: skip
     environment.filters |= {
-        "cell": _cell, "number": format_number, "megabytes": format_megabytes, "shortened": _shorten,
+        "cell": _cell, "label": label_axes, "number": format_number, "megabytes": format_megabytes,
+        "millions": format_millions, "shortened": _shorten,
     }  # fmt: skip
     return environment
 
