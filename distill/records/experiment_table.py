@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table as TerminalTable
+from typing import TYPE_CHECKING, Any
 
 from distill.core.errors import UserError
 from distill.core.files import JsonObject
 from distill.records.comparison import read_metric, read_seeds
 from distill.records.experiment import MEAN, Column, Experiment, Outcome, Published, figures_of
-from distill.records.headline import WordTable
+from distill.records.headline import TerminalTable
 from distill.records.plots import INK, SERIES, Curve, Figure, draw, draw_rows, label_axes, read_curves
 from distill.records.row_tables import LatexTable
 from distill.records.run import hide_in_text, show_command
@@ -348,6 +345,7 @@ def _name_sign(
 NO_VALUE = "missing"
 PAPER, MEDIAN, KEPT = "paper", "median", "share"
 VALUES, DIFFERENCES = "Table", "Differences"
+LEFT = ("row", "on", "sign")  # Columns of texts.
 
 
 @dataclass(frozen=True)
@@ -374,9 +372,9 @@ class TablePage:
 
     def terminal_tables(self) -> Iterator[TerminalTable]:
         """Yields the tables for a terminal."""
-        yield _terminal_table(self.title, self.values)
+        yield TerminalTable(self.title, self.values, left=LEFT)
         if self.differences:
-            yield _terminal_table(f"Differences from {self.reference}", self.differences)
+            yield TerminalTable(f"Differences from {self.reference}", self.differences, left=LEFT)
 
 
 def describe_table(table: ExperimentTable) -> TablePage:
@@ -592,17 +590,3 @@ def _draw(table: ExperimentTable, effects: Sequence[Effect]) -> Figure | None:
         f"{' in points' if scale > 1 else ''}, with 95% intervals where there are any, beside the published ones"
     )
     return draw(caption, plot, name=table.experiment.name, height=max(1.8, 1 + 0.35 * len(shown)))
-
-
-def _terminal_table(title: str, cells: Sequence[Sequence[str]]) -> TerminalTable:
-    header, *lines = cells
-    found = WordTable(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    for column in header:
-        justify: Literal["left", "right"] = "left" if column in ("row", "on", "sign") else "right"
-        found.add_column(column, justify=justify, overflow="fold", vertical="top")
-    for line in lines:
-        found.add_row(*line)
-    return found

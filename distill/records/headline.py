@@ -1,10 +1,13 @@
 """The verdict on a result in words, and the lines and tables of a terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from rich.align import VerticalAlignMethod
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Column, Table
+from rich.table import Table
 
 from distill.core.console import print_notice
 from distill.core.files import JsonObject
@@ -37,66 +40,66 @@ if TYPE_CHECKING:
 LONGEST_WORD = 30  # Characters; a longer one, such as a path, is broken.
 
 
-class WordTable(Table):
-    """A table whose columns are at least as wide as their longest word.
+@dataclass(frozen=True)
+class TerminalTable:
+    """A table for a terminal, whose columns are at least as wide as their longest word.
 
-    Args:
+    Attributes:
+        cells: the header first.
+        left: headers of the columns that begin on the left, others end on the right.
         least: headers of columns that a narrow terminal lacks, the first one first.
-        options: of `rich.table.Table`.
+        vertical: where a header or a cell of few lines is beside others of more.
     """
 
-    def __init__(self, *, least: Sequence[str] = (), **options: Any) -> None:
-        super().__init__(**options)
-        self.least, self.options = least, options
+    title: str | None
+    cells: Sequence[Sequence[str]]
+    left: Collection[str]
+    least: Sequence[str] = ()
+    vertical: VerticalAlignMethod = "top"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = self._select(options.max_width)
-        table = Table(**self.options)
-        for column, width in zip(columns, self._share(columns, options.max_width), strict=True):
-            table.add_column(
-                column.header, justify=column.justify, overflow=column.overflow, vertical=column.vertical, width=width
-            )
-        for row in zip(*(column.cells for column in columns), strict=True):
+        table = Table(
+            title=self.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
+            pad_edge=False, padding=(0, 1, 0, 0),
+        )  # fmt: skip
+        for (header, *_), width in zip(columns, _share(columns, options.max_width), strict=True):
+            justify: Literal["left", "right"] = "left" if header in self.left else "right"
+            table.add_column(header, justify=justify, overflow="fold", vertical=self.vertical, width=width)
+        _, *rows = zip(*columns, strict=True)
+        for row in rows:
             table.add_row(*row)
         yield table
 
-    def _select(self, width: int) -> list[Column]:
-        """Returns the columns that fit."""
-        columns = list(self.columns)
+    def _select(self, width: int) -> list[tuple[str, ...]]:
+        """Returns the columns that fit, each with its header first."""
+        columns = list(zip(*self.cells, strict=True))
         for name in self.least:
-            if sum(map(_longest_word, columns)) <= self._count_room(len(columns), width):
+            if sum(map(_longest_word, columns)) <= _count_room(len(columns), width):
                 break
-            columns = [column for column in columns if _words(column.header) != name.split()]
+            columns = [column for column in columns if column[0].split() != name.split()]
         return columns
 
-    def _share(self, columns: Sequence[Column], width: int) -> list[int]:
-        """Returns the width of each column: that of its longest word, and a share of the rest for its longest line."""
-        shortest, longest = list(map(_longest_word, columns)), list(map(_longest_line, columns))
-        room, wanted = self._count_room(len(columns), width) - sum(shortest), sum(longest) - sum(shortest)
-        share = min(1.0, max(0, room) / max(1, wanted))
-        return [low + int(share * (high - low)) for low, high in zip(shortest, longest, strict=True)]
 
-    def _count_room(self, number: int, width: int) -> int:
-        """Returns the characters that the cells of a line have, without the lines and the spaces between them."""
-        _, right, _, left = self.padding
-        return width - number * (left + right + 1) - (1 if self.show_edge else -1)
+def _share(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Returns the width of each column: that of its longest word, and a share of the rest for its longest line."""
+    shortest, longest = list(map(_longest_word, columns)), list(map(_longest_line, columns))
+    room, wanted = _count_room(len(columns), width) - sum(shortest), sum(longest) - sum(shortest)
+    share = min(1.0, max(0, room) / max(1, wanted))
+    return [low + int(share * (high - low)) for low, high in zip(shortest, longest, strict=True)]
 
 
-def _words(text: object) -> list[str]:
-    return str(text).split()
+def _count_room(columns: int, width: int) -> int:
+    """Returns the characters that the cells of a line have, without the lines and the spaces between them."""
+    return width - 2 * columns + 1
 
 
-def _texts(column: Column) -> list[str]:
-    return [str(text) for text in (column.header, *column.cells)]
+def _longest_word(column: Sequence[str]) -> int:
+    return min(LONGEST_WORD, max((len(word) for text in column for word in text.split()), default=1))
 
 
-def _longest_word(column: Column) -> int:
-    return min(LONGEST_WORD, max((len(word) for text in _texts(column) for word in _words(text)), default=1))
-
-
-def _longest_line(column: Column) -> int:
-    lines = (line for text in _texts(column) for line in text.splitlines())
-    return max(_longest_word(column), max(map(len, lines), default=1))
+def _longest_line(column: Sequence[str]) -> int:
+    return max(_longest_word(column), max((len(line) for text in column for line in text.splitlines()), default=1))
 
 
 POINT = 0.01  # A larger difference of the two metrics is reported.

@@ -13,12 +13,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import ChainableUndefined, ChoiceLoader, Environment, PackageLoader
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from distill.core.errors import WHEEL
 from distill.edge.bundle_files import timed_name
-from distill.records.headline import WordTable, list_text_results, render_headline
+from distill.records.headline import TerminalTable, list_text_results, render_headline
 from distill.records.plots import label_axes
 from distill.records.prediction_analysis import Analysis, Sample, tabulate_written
 from distill.records.run import (
@@ -499,23 +497,18 @@ def describe_difference(difference: Record, task: Record) -> str:
     return ", ".join(words)
 
 
-def summary_table(record: Record) -> Table:
+def summary_table(record: Record) -> TerminalTable:
     """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns.
 
     A terminal that is still too narrow lacks parameters and sizes first, and then the last columns, but never the
     column of the metric.
     """
-    columns = summary_columns(record)
-    table = WordTable(
-        title=_title(hide_paths(record)), title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False,
-        pad_edge=False, padding=(0, 1, 0, 0), least=("parameters", "size", *reversed(columns[3:])),
+    columns, *rows = _summary_table(record)
+    header = [textwrap.fill(column, HEADER_WIDTH, break_long_words=False) for column in columns]
+    return TerminalTable(
+        _title(hide_paths(record)), [header, *rows], left=header[:1],
+        least=("parameters", "size", *reversed(columns[3:])), vertical="bottom",
     )  # fmt: skip
-    for place, column in enumerate(columns):
-        header = textwrap.fill(column, HEADER_WIDTH, break_long_words=False)
-        table.add_column(header, justify="right" if place else "left", overflow="fold", vertical="bottom")
-    for row in summary_rows(record):
-        table.add_row(*row)
-    return table
 
 
 def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,20 +3,17 @@
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from distill.core.files import atomic_file, make_directory, write_text
 from distill.core.options import show_value
 from distill.records.comparison import REFERENCE, FileResult, Row, compare_with_first, judge_row
-from distill.records.headline import WordTable
+from distill.records.headline import TerminalTable
 from distill.records.plots import Figure, standalone
 from distill.records.run import relative_path
 from distill.records.schema import DEV, TEST
@@ -163,20 +160,10 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return list(zip(*used, strict=True))
 
 
-def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> Table:
+def terminal_table(rows: Sequence[Row], *, title: str | None = None) -> TerminalTable:
     """Returns the table for a terminal, without the columns that only a page has room for, and without empty ones."""
     columns = [column for column in zip(*table(rows), strict=True) if column[0] not in WIDE and any(column[1:])]
-    header, *cells = zip(*columns, strict=True)
-    result = WordTable(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False,
-        padding=(0, 1, 0, 0), least=LEAST,
-    )  # fmt: skip
-    for column in header:
-        justify: Literal["left", "right"] = "left" if column in ("run", "error") else "right"
-        result.add_column(column, justify=justify, overflow="fold", vertical="top")
-    for row in cells:
-        result.add_row(*row)
-    return result
+    return TerminalTable(title, list(zip(*columns, strict=True)), left=("run", "error"), least=LEAST)
 
 
 def to_csv(rows: Sequence[Row], directory: Path) -> str:
@@ -185,11 +172,12 @@ def to_csv(rows: Sequence[Row], directory: Path) -> str:
     Args:
         directory: of the report, from which the paths of the runs are.
     """
+    return _write_csv(map(plain_text, line) for line in plain_cells(rows, directory))
+
+
+def _write_csv(lines: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
-    header, *lines = plain_cells(rows, directory)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(map(plain_text, line) for line in lines)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
@@ -478,11 +466,7 @@ def read_tables(markdown: str, *, replaced: Mapping[str, LatexTable]) -> Iterato
 
 def render_csv(table: LatexTable) -> str:
     """Returns a table as CSV. A spreadsheet reads its texts as texts."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [_plain(cell) for cell in row] for row in (table.plain or table.cells)
-    )
-    return text.getvalue()
+    return _write_csv(map(_plain, row) for row in table.plain or table.cells)
 
 
 def _plain(cell: object) -> object:

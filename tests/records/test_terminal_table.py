@@ -3,10 +3,9 @@
 import re
 
 import pytest
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from distill.records.headline import WordTable
+from distill.records.headline import TerminalTable
 
 HEADER = ("run", "accuracy on test", "seconds", "against the baseline", "error")
 ROWS = [
@@ -15,12 +14,8 @@ ROWS = [
 ]
 
 
-def render(width: int, **options: object) -> list[str]:
-    table = WordTable(least=("seconds", "accuracy on test"), **options)
-    for name in HEADER:
-        table.add_column(name, overflow="fold")
-    for row in ROWS:
-        table.add_row(*row)
+def render(width: int) -> list[str]:
+    table = TerminalTable(None, [HEADER, *ROWS], left=("run", "error"), least=("seconds", "accuracy on test"))
     console = Console(width=width)
     with console.capture() as capture:
         console.print(table)
@@ -28,11 +23,8 @@ def render(width: int, **options: object) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [75, 100, 300])
-@pytest.mark.parametrize(
-    "options", [{}, {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 1)}]
-)
-def test_no_word_is_broken_and_no_line_is_too_long(width: int, options: dict[str, object]) -> None:
-    lines = render(width, **options)
+def test_no_word_is_broken_and_no_line_is_too_long(width: int) -> None:
+    lines = render(width)
     assert max(map(len, lines)) <= width
     words = set(re.findall(r"[^\s┃│]+", "\n".join(lines)))
     kept = [place for place, name in enumerate(HEADER) if name.split()[-1] in words]
@@ -42,16 +34,13 @@ def test_no_word_is_broken_and_no_line_is_too_long(width: int, options: dict[str
 
 
 def test_a_wide_terminal_has_one_line_for_each_row() -> None:
-    lines = render(300, box=SIMPLE_HEAD, show_edge=False)
+    lines = render(300)
     assert len(lines) == len(ROWS) + 2
     assert all("  ".join(row[:1]) in line for row, line in zip(ROWS, lines[2:], strict=True))
 
 
 def test_columns_of_single_words_are_shown_where_there_is_no_room() -> None:
-    table = WordTable()
-    for number in range(6):
-        table.add_column(f"metric{number}")
-    table.add_row(*("0.1234" for _ in range(6)))
+    table = TerminalTable(None, [[f"metric{number}" for number in range(6)], ["0.1234"] * 6], left=())
     for width in (10, 20, 40):
         console = Console(width=width)
         with console.capture() as capture:
