@@ -48,13 +48,14 @@ def read_values(row: Row) -> dict[str, object]:
     last = row.directories[-1]
     values = {**read_options(last, read_record(last)), **dict(zip(map(str, header), line, strict=True))}
     teacher = row.teacher
+    of_teacher = teacher and teacher.metrics[DEV]
     for name in ("fp32", "int8"):
         file: FileResult | None = row.files.get(name)
         for end, split in (("", DEV), ("_test", TEST)):
             found = format_spread(file.spread(split) if file else None)
             values[f"{name}{end}"] = None if found == MISSING else found
         mean = file and file.spread()
-        values[f"of_{name}"] = mean["mean"] / teacher.metric if mean and teacher and teacher.metric else None
+        values[f"of_{name}"] = mean["mean"] / of_teacher if mean and of_teacher else None
         values[f"{name}_mb"] = file.bytes / 1e6 if file and file.bytes else None
         values[f"{name}_p50_ms"] = file and file.p50_ms
     values["teacher_mb"] = teacher.bytes / 1e6 if teacher and teacher.bytes else None

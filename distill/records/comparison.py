@@ -63,70 +63,71 @@ _GROUPS_NOT_COMPARED = ("logger.", "experiment.", "paper.", "record.", "report."
 
 
 @dataclass(frozen=True)
-class FileResult:
+class Scored:
+    """A model with its metric on dev and test, of each seed.
+
+    Attributes:
+        metrics: by split.
+    """
+
+    metrics: Mapping[str, Values]
+
+    @property
+    def values(self) -> Values:
+        """Returns the metric on dev of each seed."""
+        return self.metrics[DEV]
+
+    def spread(self, split: str = DEV) -> Spread | None:
+        """Returns mean and standard deviation over the seeds."""
+        values = self.metrics[split]
+        return spread(list(values.values())) if values else None
+
+
+@dataclass(frozen=True)
+class FileResult(Scored):
     """An exported file of a row.
 
     Attributes:
         file: its name.
-        values: its metric on dev by seed.
         bytes: its size in the last run.
         p50_ms: of the last run that was timed; None without one.
         passed: whether it passed its gate with every seed.
         verdicts: the reasons of the seeds with which it did not, in words.
-        tests: its metric on test by seed.
     """
 
     file: str
-    values: Mapping[int, float]
     bytes: int | None
     p50_ms: float | None
     passed: bool
     verdicts: Sequence[str] = ()
-    tests: Values = field(default_factory=dict)
-
-    def spread(self, split: str = DEV) -> Spread | None:
-        """Returns mean and standard deviation over the seeds."""
-        values = self.on(split)
-        return spread(list(values.values())) if values else None
-
-    def on(self, split: str) -> Values:
-        """Returns its metric on dev or test by seed."""
-        return self.tests if split == TEST else self.values
 
 
 @dataclass(frozen=True)
 class TeacherResult:
-    """The teacher of a row: name, metric on dev, p50 in ms in torch, bytes of its weights, and metric on test.
+    """The teacher of a row: name, metric on dev and test, p50 in ms in torch, and bytes of its weights.
 
     `fastest` has the number format and the p50 in ms of its own fastest ONNX file; None without one.
     """
 
     name: str
-    metric: float | None
+    metrics: Mapping[str, float | None]
     p50_ms: float | None
     bytes: int | None
-    test: float | None = None
-    fastest: tuple[str, float] | None = None
-
-    def on(self, split: str) -> float | None:
-        """Returns its metric on dev or test."""
-        return self.test if split == TEST else self.metric
+    fastest: tuple[str, float] | None
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Scored):
     """All runs with the same options but for the seed.
 
     Attributes:
         label: the options in which the row differs from others, by their short names.
         options: these options with their values, by their full names.
         task: the `task` of run.json; empty if no run got that far.
-        values: the metric on dev of each seed.
         files: the exported files by format.
         teacher: None if no run has one yet.
         conditions: of the times, with the processor and whether it was busy; None without times.
         difference: from the reference; None for the reference itself and without one.
-        tests: the metric on test of each seed.
         baselines: the metric on dev and test of the baseline of each seed.
         gain: the difference from the baseline; None without one.
         from_teacher: the difference from the teacher; None without one.
@@ -140,7 +141,6 @@ class Row:
     label: str
     options: Options
     task: JsonObject
-    values: Mapping[int, float]
     files: Mapping[str, FileResult]
     teacher: TeacherResult | None
     conditions: str | None
@@ -148,7 +148,6 @@ class Row:
     error: str | None
     directories: Sequence[Path]
     difference: Difference | None = None
-    tests: Values = field(default_factory=dict)
     baselines: Mapping[str, Values] = field(default_factory=dict)
     gain: Difference | None = None
     from_teacher: Difference | None = None
@@ -168,21 +167,17 @@ class Row:
     @property
     def scores(self) -> Values:
         """Returns the metric of each seed on the split of the table."""
-        return self.on(self.split)
+        return self.metrics[self.split]
 
-    def on(self, split: str) -> Values:
-        """Returns the metric on dev or test of each seed."""
-        return self.tests if split == TEST else self.values
-
-    def spread(self, split: str = DEV) -> Spread | None:
-        """Returns mean and standard deviation over the seeds."""
-        values = self.on(split)
-        return spread(list(values.values())) if values else None
+    @property
+    def teacher_score(self) -> float | None:
+        """Returns the teacher's metric on the split of the table."""
+        return self.teacher.metrics[self.split] if self.teacher else None
 
     @property
     def kept(self) -> float | None:
         """Returns the share of the teacher's metric that the fp32 file keeps, or torch, on the split of the table."""
-        file, teacher = self.files.get("fp32"), self.teacher.on(self.split) if self.teacher else None
+        file, teacher = self.files.get("fp32"), self.teacher_score
         value = (file.spread(self.split) if file else None) or self.spread(self.split)
         return None if value is None or teacher is None else share_kept(value["mean"], teacher, self.task)
 
@@ -210,9 +205,8 @@ def compare_runs(runs: Sequence[tuple[Path, JsonObject]]) -> list[Row]:
     rows = {
         key: _create_row(options[key], chosen, groups[key], names) for key, chosen in zip(groups, shown, strict=True)
     }
-    is_tested = all(row.values.keys() <= row.tests.keys() for row in rows.values()) and any(
-        row.tests for row in rows.values()
-    )
+    tests = [row.metrics[TEST] for row in rows.values()]
+    is_tested = any(tests) and all(row.values.keys() <= row.metrics[TEST].keys() for row in rows.values())
     split = TEST if is_tested else DEV
     rows = {key: _compare_itself(replace(row, split=split), groups[key]) for key, row in rows.items()}
     references = {_without_objective(options[key]): row for key, row in rows.items() if _is_reference(options[key])}
@@ -283,12 +277,11 @@ def _create_row(
         teacher = _describe_teacher(record, task) or teacher
         if record["status"] != "finished":
             error = str(record["error"] or "unfinished")
-    scored = {split: read_metric(entries, task, split, entries=entries) for split in (DEV, TEST)}
     untaught = {seed: found for seed, entry in entries.items() if (found := entry.get("baseline"))}
     return Row(
         label=label, names=names, options=shown, task=task, error=error,
         directories=[directory for directory, _ in runs], files=_collect_files(entries, task, timed), teacher=teacher,
-        values=scored[DEV], tests=scored[TEST],
+        metrics={split: read_metric(entries, task, split, entries=entries) for split in (DEV, TEST)},
         baselines={split: read_metric(untaught, task, split, entries=entries, model="baseline")
                    for split in (DEV, TEST)},
         conditions=describe_conditions(timed), margin=read_margin(runs[-1][1]),
@@ -306,8 +299,7 @@ def _describe_teacher(record: JsonObject, task: JsonObject) -> TeacherResult | N
         for split in (DEV, TEST) for value in [teacher["metrics"].get(metric_name(task, split))]
     }  # fmt: skip
     return TeacherResult(
-        str(teacher["resolved"]), metrics[DEV], timing["p50_ms"] if timing else None,
-        find_teacher_bytes(record), metrics[TEST],
+        str(teacher["resolved"]), metrics, timing["p50_ms"] if timing else None, find_teacher_bytes(record),
         (number_format(own), own["p50_ms"]) if own else None,
     )  # fmt: skip
 
@@ -320,7 +312,7 @@ def _collect_files(entries: Mapping[int, JsonObject], task: JsonObject, timed: J
         last = list(files.values())[-1]
         timing = select_timing(timed, "student", timed_name(format, last["file"])) if timed else None
         found[format] = FileResult(
-            file=last["file"], values=read_metric(files, task, DEV), tests=read_metric(files, task, TEST),
+            file=last["file"], metrics={split: read_metric(files, task, split) for split in (DEV, TEST)},
             bytes=last["bytes"], p50_ms=timing["p50_ms"] if timing else None,
             passed=all(file["gate"] == "passed" for file in files.values()),
             verdicts=list(dict.fromkeys(map(describe_gate, filter(_has_reason, files.values())))),
@@ -403,8 +395,7 @@ def _compare_itself(row: Row, runs: Sequence[tuple[Path, JsonObject]]) -> Row:
     """
     if not row.values:
         return row
-    teacher = row.teacher.on(row.split) if row.teacher else None
-    teachers = {} if teacher is None else dict.fromkeys(row.scores, teacher)
+    teachers = {} if row.teacher_score is None else dict.fromkeys(row.scores, row.teacher_score)
     gain = compare_values(row.scores, row.baselines[row.split], row.examples)
     from_teacher = compare_values(row.scores, teachers, row.examples)
     recorded: JsonObject = {}

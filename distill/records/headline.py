@@ -445,13 +445,13 @@ def describe_result(row: "Row", *, subject: str | None = None) -> str | None:
     Returns:
         None if the metric of student or teacher is not known.
     """
-    passed = {name: file for name, file in row.files.items() if file.passed and file.on(row.split)}
+    passed = {name: file for name, file in row.files.items() if file.passed and file.metrics[row.split]}
     chosen = min(passed.values(), key=lambda file: file.bytes or 0, default=None)
     spread = chosen.spread(row.split) if chosen else row.spread(row.split)
-    before = row.teacher.on(row.split) if row.teacher else None
+    before = row.teacher_score
     if spread is None or before is None:
         return None
-    seeds = len(chosen.on(row.split) if chosen else row.scores)
+    seeds = len(chosen.metrics[row.split] if chosen else row.scores)
     examples = f"{row.task['examples'].get(row.split, 0):,} examples of {row.split}"
     counted = f"{examples}, {seeds} seeds" if seeds > 1 else f"{examples}, one seed"
     # The interval is about the student in torch, or its fp32 file, and moves with the metric of the file.

@@ -177,11 +177,11 @@ def _draw_models(record: JsonObject, row: Row) -> Figure | None:
     constant = (record["teacher"] or {}).get("constant") or {}
     students = {seed: {"metrics": entry["metrics"]} for seed, entry in read_seeds([(Path(), record)]).items()}
     values: dict[str, Values] = {
-        "teacher": _one_value(row.teacher.on(row.split) if row.teacher else None),
+        "teacher": _one_value(row.teacher_score),
         str(constant.get("answer") or ""): _one_value((constant.get("metrics") or {}).get(metric)),
         "baseline, no teacher": row.baselines[row.split],
         "student in torch": read_metric(students, row.task, row.split),
-        **{f"student {name}": file.on(row.split) for name, file in row.files.items()},
+        **{f"student {name}": file.metrics[row.split] for name, file in row.files.items()},
     }
     models = {name: found for name, of in values.items() if (found := row.estimate(of))}
     bars = describe_bars(models.values(), name_seeds(sorted(row.scores)), row.examples)
@@ -190,11 +190,11 @@ def _draw_models(record: JsonObject, row: Row) -> Figure | None:
 
 def _draw_seeds(row: Row) -> Figure:
     """Returns the metric of every seed: of the student, its other files and the baseline."""
-    files = {name: file.on(row.split) for name, file in row.files.items() if name != "fp32"}
+    files = {name: file.metrics[row.split] for name, file in row.files.items() if name != "fp32"}
     models = {"baseline": row.baselines[row.split], "student": row.scores, **files}
     return prediction_analysis.draw_seeds(
         {name: list(values.values()) for name, values in models.items() if values}, metric=row.task["metric"],
-        teacher=row.teacher.on(row.split) if row.teacher else None,
+        teacher=row.teacher_score,
         caption=f"{row.task['metric']} on {row.split} of {name_seeds(sorted(row.scores))}, with the mean",
     )  # fmt: skip
 
@@ -239,7 +239,7 @@ def draw_files(rows: list[Row]) -> Figure | None:
         (cost, found, _series(row, name, rows))
         for row in shown
         for name, file in row.files.items()
-        if (found := row.estimate(file.on(split))) and (cost := file.p50_ms if usual else (file.bytes or 0) / 1e6)
+        if (found := row.estimate(file.metrics[split])) and (cost := file.p50_ms if usual else (file.bytes or 0) / 1e6)
     ]
     if not files:
         return None
@@ -247,7 +247,7 @@ def draw_files(rows: list[Row]) -> Figure | None:
     teachers = {
         (row.teacher.name, found): (cost, found, "teacher")
         for row in shown
-        if row.teacher and (found := row.estimate(_one_value(row.teacher.on(split))))
+        if row.teacher and (found := row.estimate(_one_value(row.teacher_score)))
         if (cost := row.teacher.p50_ms if usual else (row.teacher.bytes or 0) / 1e6)
     }
     models = [*files, *teachers.values()]
@@ -266,7 +266,7 @@ def draw_files(rows: list[Row]) -> Figure | None:
 
 def find_references(rows: Sequence[Row]) -> dict[str, float]:
     """Returns the metric of the teacher and of the baseline, if all rows have the same one."""
-    teachers = {value for row in rows if row.teacher and (value := row.teacher.on(row.split)) is not None}
+    teachers = {value for row in rows if (value := row.teacher_score) is not None}
     baselines = {round(found.value, 6) for row in rows if (found := row.estimate(row.baselines.get(row.split, {})))}
     models = {"teacher's metric": teachers, "baseline's metric": baselines}
     return {name: values.pop() for name, values in models.items() if len(values) == 1}

@@ -28,9 +28,9 @@ def test_a_line_is_replaced_and_another_one_added(golden_run: Callable[[str], Pa
     (row,) = compare_runs(find_runs(run).readable)
     fp32, int8 = row.files["fp32"], row.files["int8"]
     assert row.teacher is not None
-    assert row.teacher.metric
+    assert row.teacher.metrics["dev"]
     assert fp32.bytes is not None
-    share = int8.values[0] / row.teacher.metric
+    share = int8.values[0] / row.teacher.metrics["dev"]
     assert page.read_text() == PAGE.replace(
         "| student fp32 | 0.1 | 1 MB |\n| | old | |\n",
         f"| student fp32 | {fp32.values[0]:.4f} | {fp32.bytes / 1e6:.2f} MB |\n| | old | |\n"
