@@ -60,7 +60,7 @@ from distill.records import report
 from distill.records.headline import describe_verdict
 from distill.records.pages import draw_report, write_report
 from distill.records.plots import Plots
-from distill.records.report import summary_columns, summary_rows
+from distill.records.report import summary_cells
 from distill.records.run import Run
 from distill.teachers import preparation as teaching
 from distill.teachers.prepared import PreparedTeacher
@@ -436,7 +436,8 @@ class Result(Shown):
         """Returns the table of models and files that the run prints at its end, with the verdict."""
         title = f"{self.record['student']['name']} for {self.record['task']['name']}: {self.directory}"
         notes = describe_verdict(self.record)
-        return Overview(title, summary_rows(self.record), header=summary_columns(self.record), notes=notes)
+        header, *rows = summary_cells(self.record)
+        return Overview(title, rows, header=header, notes=notes)
 
     @property
     def metrics(self) -> dict[str, float]:

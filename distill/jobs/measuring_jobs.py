@@ -42,9 +42,8 @@ from distill.jobs.execution import read_run
 from distill.jobs.preflight import check_targets, read_trust, refuse_other_options
 from distill.kinds import find_auto_class
 from distill.kinds.multitask import Tasks
-from distill.records.pages import draw_cost_by_length
 from distill.records.plots import Point, draw_cost, standalone
-from distill.records.prediction_analysis import FILE
+from distill.records.prediction_analysis import FILE, draw_cost_by_length
 from distill.records.report import render_table
 from distill.records.run import CONFIG, RECORD, Run, create_run, read_config
 from distill.records.verdict import MISSING
@@ -267,14 +266,15 @@ def _write_tables(content: JsonObject, directory: Path) -> None:
         "Bundles": _bundle_cells(content), "Latency": _timing_cells(content), "Texts of dev": _text_cells(content),
     }  # fmt: skip
     parts = ["# Benchmark", _describe_machine(content)]
-    for title, (header, *rows) in tables.items():
+    for title, cells in tables.items():
+        header, *rows = cells
         if not rows:
             continue
         table = Table(*header, title=title, title_justify="left", title_style="bold")
         for row in rows:
             table.add_row(*row)
         console.print(table)
-        parts.append(f"## {title}\n\n{render_table(header, rows)}")
+        parts.append(f"## {title}\n\n{render_table(cells)}")
     write_text(directory / "benchmark.md", "\n\n".join(parts) + "\n")
 
 

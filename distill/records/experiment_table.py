@@ -354,46 +354,44 @@ class TablePage:
 
     Attributes:
         title: of the table.
-        values: cells of the numbers, the header first.
-        differences: cells of the differences from the reference row, the header first; empty without another row.
+        tables: that of the numbers, and that of the differences from the reference row if there is another row, by the
+            headings `VALUES` and `DIFFERENCES`.
         sentences: how to read them, with what is missing, cut and different.
         sources: of the published figures.
     """
 
     title: str
-    values: Sequence[Sequence[str]]
-    differences: Sequence[Sequence[str]]
+    tables: Mapping[str, LatexTable]
     reference: str
     sentences: Sequence[str]
     sources: Sequence[str]
     command: str
     figures: Sequence[Figure]
-    tables: Mapping[str, LatexTable]
 
     def terminal_tables(self) -> Iterator[TerminalTable]:
         """Yields the tables for a terminal."""
-        yield TerminalTable(self.title, self.values, left=LEFT)
-        if self.differences:
-            yield TerminalTable(f"Differences from {self.reference}", self.differences, left=LEFT)
+        titles = {VALUES: self.title, DIFFERENCES: f"Differences from {self.reference}"}
+        yield from (TerminalTable(titles[heading], of.cells, left=LEFT) for heading, of in self.tables.items())
 
 
 def describe_table(table: ExperimentTable) -> TablePage:
     """Returns the page of a table."""
     experiment, effects = table.experiment, table.effects()
-    values, differences = _value_cells(table), _difference_cells(table, effects)
     sentences = list(_sentences(table, effects))
     caption = " ".join([f"{experiment.title}.", *sentences])
-    named = [(f"{experiment.name} values", VALUES, values, _plain_values(table))]
-    if differences:
-        named.append((f"{experiment.name} differences", DIFFERENCES, differences, _plain_differences(table, effects)))
+    cells = {
+        VALUES: (_value_cells(table), _plain_values(table)),
+        DIFFERENCES: (_difference_cells(table, effects), _plain_differences(table, effects)),
+    }
+    names = {VALUES: f"{experiment.name} values", DIFFERENCES: f"{experiment.name} differences"}
     return TablePage(
-        title=experiment.title, values=values, differences=differences, reference=experiment.reference,
-        sentences=sentences,
+        title=experiment.title, reference=experiment.reference, sentences=sentences,
+        tables={
+            heading: LatexTable(names[heading], caption, shown, plain=plain)
+            for heading, (shown, plain) in cells.items() if shown
+        },
         sources=[f"{block.source} ({block.metric})" for block in experiment.published],
         command=show_command(hide_in_text(word) for word in table.command), figures=list(_figures(table, effects)),
-        tables={
-            heading: LatexTable(name, caption, cells, plain=plain) for name, heading, cells, plain in named
-        },
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from distill.core.files import JsonObject, sweep, write_json
 from distill.core.options import STRICT, raise_option_errors, require_package
 from distill.core.storage import leases
 from distill.edge.bundle_files import timed_name
-from distill.records.report import render_table, summary_columns, summary_rows
+from distill.records.report import render_table, summary_cells
 from distill.records.run import LOCK, Run
 from distill.records.verdict import select_timing, task_sections
 from distill.training.strategies import handle_signals
@@ -140,7 +140,7 @@ class TensorBoard:
 
     def log_results(self, logger: Any, results: Results) -> None:
         """Logs the table as a text, and the metrics beside the configuration, as HPARAMS shows them."""
-        logger.experiment.add_text("results", render_table(results.table[0], results.table[1:]))
+        logger.experiment.add_text("results", render_table(results.table))
         logger.log_hyperparams(dict(logger.hparams), dict(results.metrics))
 
     def close(self, logger: Any, *, failed: bool) -> None:
@@ -310,8 +310,7 @@ class OpenLoggers:
     def log_results(self, record: JsonObject, bundle: Path | None) -> None:
         """Logs the results of a student whose bundle, if it has one, is complete."""
         title = f"{record['student']['name'] if record['student'] else 'model'}-{record['task']['name']}"
-        table = [summary_columns(record), *summary_rows(record)]
-        results = Results(final_metrics(record), table, bundle, title)
+        results = Results(final_metrics(record), summary_cells(record), bundle, title)
         for settings, logger in self.loggers:
             settings.log_results(logger, results)
 

@@ -158,7 +158,7 @@ def draw_run(directory: Path, record: JsonObject, row: Row, analysis: Analysis |
     for split, models in record["lengths"].items():
         by_length = prediction_analysis.draw_by_length(models, metric=task["metric"], split=split)
         figures.setdefault(breakdown_heading(task["metric"], BY_LENGTH), []).append(by_length)
-    figures["Latency"] = [cost] if (cost := draw_cost_by_length(record["benchmark"])) else []
+    figures["Latency"] = [cost] if (cost := prediction_analysis.draw_cost_by_length(record["benchmark"])) else []
     if record["pruning"]:
         figures["Pruning"] = [prediction_analysis.draw_pruning(record["pruning"], metric=task["metric"])]
     training = [losses] if (losses := plots.draw_losses(curves)) else []
@@ -197,17 +197,6 @@ def _draw_seeds(row: Row) -> Figure:
         teacher=row.teacher_score,
         caption=f"{row.task['metric']} on {row.split} of {name_seeds(sorted(row.scores))}, with the mean",
     )  # fmt: skip
-
-
-def draw_cost_by_length(timings: Sequence[JsonObject]) -> Figure | None:
-    """Returns latency against length at the smallest batch and the first number of threads; None for few lengths."""
-    if not timings:
-        return None
-    batch, threads = min(row["batch"] for row in timings), timings[0]["threads"]
-    rows = [row for row in timings if (row["batch"], row["threads"]) == (batch, threads)]
-    return prediction_analysis.draw_cost_by_length(
-        rows, conditions=f"batch {batch}, {threads} thread{'s' * (threads != 1)}"
-    )
 
 
 def draw_predictions(analysis: Analysis) -> list[Figure]:

@@ -487,16 +487,19 @@ def draw_pruning(steps: Sequence[Mapping[str, Any]], *, metric: str) -> Figure:
     return draw(f"{metric} on dev against the share that was removed; 0 is the teacher", plot, name="pruning")
 
 
-def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -> Figure | None:
+def draw_cost_by_length(timings: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Returns the median time of each model against the length of the text; None for fewer than `LENGTHS` lengths.
 
     Args:
-        rows: of run.json's `benchmark`, of one batch size and one number of threads.
-        conditions: of the times, in words.
+        timings: as run.json has them, of which those of the smallest batch and the first number of threads are shown.
     """
+    if not timings:
+        return None
+    batch, threads = min(row["batch"] for row in timings), timings[0]["threads"]
     times: dict[str, dict[int, float]] = {}
-    for row in rows:
-        times.setdefault(f"{row['model']} {row['format'].removeprefix('onnx-')}", {})[row["length"]] = row["p50_ms"]
+    for row in timings:
+        if (row["batch"], row["threads"]) == (batch, threads):
+            times.setdefault(f"{row['model']} {row['format'].removeprefix('onnx-')}", {})[row["length"]] = row["p50_ms"]
     lengths = sorted({length for of in times.values() for length in of})
     if len(lengths) < LENGTHS:
         return None
@@ -508,6 +511,7 @@ def draw_cost_by_length(rows: Sequence[Mapping[str, Any]], *, conditions: str) -
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.set(xlabel="tokens of a text", ylabel="p50 latency in ms")
 
+    conditions = f"batch {batch}, {threads} thread{'s' * (threads != 1)}"
     caption = f"p50 latency against the length of a text, both on logarithmic axes: {conditions}"
     return draw(caption, plot, name="cost-by-length", columns=3)
 

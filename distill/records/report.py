@@ -72,20 +72,11 @@ class _Line:
     timing: Record | None = None
 
 
-def summary_columns(record: Record) -> tuple[str, ...]:
-    """Returns the header of `summary_rows`; the first column names the row."""
-    return _summary_table(record)[0]
+def summary_cells(record: Record) -> list[tuple[str, ...]]:
+    """Returns a header and a row for each model and file, or without an export for each model with all its metrics.
 
-
-def summary_rows(record: Record) -> list[tuple[str, ...]]:
-    """Returns one row for each model and exported file, or without an export one for each model with all its metrics.
-
-    Of several tasks it is one row for each task, and one for their mean.
+    Of several tasks it is one row for each task, and one for their mean. The first column names the row.
     """
-    return _summary_table(record)[1:]
-
-
-def _summary_table(record: Record) -> list[tuple[str, ...]]:
     if record.get("tasks"):
         return _task_table(record)
     return _file_table(record) if record["export"] else metric_table(record)
@@ -179,9 +170,14 @@ def _points(value: Spread | None, reference: Spread | None, task: Record) -> str
 
 
 def seed_table(record: Record) -> list[tuple[str, ...]]:
-    """Returns the task's metric on the first split of every seed and all of its models, the header first."""
+    """Returns the task's metric on the first split of every seed and all of its models, the header first.
+
+    It is empty for one seed.
+    """
     seeds, metric = record.get("seeds") or [], metric_name(record["task"], find_split(record))
-    names = list(seeds[0]["export"]) if seeds else []
+    if not seeds:
+        return []
+    names = list(seeds[0]["export"])
     with_baseline = any(entry.get("baseline") for entry in seeds)
     rows = [
         (
@@ -224,10 +220,8 @@ def _with_share(value: Spread | None, teacher: Spread | None, task: Record) -> s
     return format_spread(value) + ("" if share is None else f" ({share:.1%})")
 
 
-def breakdown_table(
-    models: Record, record: Record, kind: str, number: str
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the header and the rows of a split: each group, its number, and each model's metric.
+def breakdown_table(models: Record, record: Record, kind: str, number: str) -> list[tuple[str, ...]]:
+    """Returns a header and the rows of a split: each group, its number, and each model's metric.
 
     Args:
         models: the groups of each model.
@@ -244,7 +238,7 @@ def breakdown_table(
         for group, values in groups.items()
         if values.get("number") != 0
     ]
-    return (kind, number, *models), rows
+    return [(kind, number, *models), *rows]
 
 
 def _task_table(record: Record) -> list[tuple[str, ...]]:
@@ -375,8 +369,6 @@ def render_report(
     status = {"status": record.get("status"), "error": record.get("error")}
     if not record["task"] or not record["teacher"] or (record.get("job") == "distill" and not record["student"]):
         return render_template("unfinished.md.jinja", title=_title(record), **_sections(record), **status)
-    columns, *rows = metric_table(record)
-    seed_columns, *seed_rows = seed_table(record)
     breakdowns = {
         breakdown_heading(record["task"]["metric"], kind): {
             split: breakdown_table(models, record, kind, number) for split, models in (record.get(field) or {}).items()
@@ -384,8 +376,8 @@ def render_report(
         for kind, (field, number) in BREAKDOWNS.items()
     }
     text = _render(
-        "report.md.jinja", record, title=_title(record), metric_columns=columns, metric_rows=rows,
-        seed_columns=seed_columns, seed_rows=seed_rows, transfer=transfer_table(record), breakdowns=breakdowns,
+        "report.md.jinja", record, title=_title(record), metrics=metric_table(record), seeds=seed_table(record),
+        transfer=transfer_table(record), breakdowns=breakdowns,
         analysis=analysis, written=tabulate_written(record), samples=samples, sections=sections, is_section=is_section,
         **({} if is_section else status),
     )  # fmt: skip
@@ -498,12 +490,12 @@ def describe_difference(difference: Record, task: Record) -> str:
 
 
 def summary_table(record: Record) -> TerminalTable:
-    """Returns `summary_rows` as a table for a terminal, with headers of several lines, so that it fits 120 columns.
+    """Returns `summary_cells` as a table for a terminal, with headers of several lines, so that it fits 120 columns.
 
     A terminal that is still too narrow lacks parameters and sizes first, and then the last columns, but never the
     column of the metric.
     """
-    columns, *rows = _summary_table(record)
+    columns, *rows = summary_cells(record)
     header = [textwrap.fill(column, HEADER_WIDTH, break_long_words=False) for column in columns]
     return TerminalTable(
         _title(hide_paths(record)), [header, *rows], left=header[:1],
@@ -511,10 +503,10 @@ def summary_table(record: Record) -> TerminalTable:
     )  # fmt: skip
 
 
-def render_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a Markdown table."""
+def render_table(cells: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table, the header of which is the first row."""
     macros: Any = _templates(PACKAGE).get_template("macros.md.jinja").module
-    return str(macros.table(columns, rows)).strip()
+    return str(macros.table(cells)).strip()
 
 
 def example_argument(task: Record) -> str:
@@ -590,7 +582,7 @@ def _render(template: str, record: Record, **values: object) -> str:
         "own": number_format(own) if (own := fastest_teacher_file(record)) else None,
     }
     return render_template(
-        template, **_sections(record), **values, columns=summary_columns(record), rows=summary_rows(record),
+        template, **_sections(record), **values, summary=summary_cells(record),
         timings=timings, verdict=render_headline(record), split=find_split(record),
         comparisons=[*seed_sentences(record), *comparison_sentences(record)],
         texts=list_text_results(record["task"], record["export"] or {}),

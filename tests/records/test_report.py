@@ -146,7 +146,7 @@ def several_seeds() -> dict[str, Any]:
 
 def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
     content = several_seeds()
-    assert [row[:4] for row in report.summary_rows(content)][2:] == [
+    assert [row[:4] for row in report.summary_cells(content)[1:]][2:] == [
         ("baseline, no teacher", "10.0 M", "0.8400 ± 0.0050", "93.3%"),
         ("student fp32", "10.0 M", "0.8550 ± 0.0123", "95.0%"),
         ("student int8 (gate failed)", "10.0 M", "0.8100 ± 0.0200", "90.0%"),
@@ -156,10 +156,10 @@ def test_several_seeds_are_shown_as_mean_and_deviation() -> None:
         report.comparison_sentences(content)
     )
     baseline = content["baseline"] | {"export": {"fp32": content["export"]["fp32"]}}  # Of the first seed.
-    rows = report.summary_rows(content | {"baseline": baseline})
+    rows = report.summary_cells(content | {"baseline": baseline})[1:]
     assert ("baseline fp32", "10.0 M", "-", "-") in [row[:4] for row in rows]
     without_export = content | {"export": {}, "seeds": [entry | {"export": {}} for entry in content["seeds"]]}
-    assert ("student", "10.0 M", "0.8600 ± 0.0100") in report.summary_rows(without_export)
+    assert ("student", "10.0 M", "0.8600 ± 0.0100") in report.summary_cells(without_export)[1:]
 
 
 def test_comparison_over_examples_and_of_a_metric_of_which_less_is_better() -> None:
@@ -172,8 +172,8 @@ def test_comparison_over_examples_and_of_a_metric_of_which_less_is_better() -> N
 
 def test_without_an_export_there_are_all_metrics_of_every_model_and_no_files_and_no_latency() -> None:
     content = language_model_record(baseline={"metrics": {"loss": 2.5}})
-    assert report.summary_columns(content) == ("", "parameters", "loss", "perplexity", "agreement_top1")
-    assert report.summary_rows(content) == [
+    assert report.summary_cells(content)[0] == ("", "parameters", "loss", "perplexity", "agreement_top1")
+    assert report.summary_cells(content)[1:] == [
         ("teacher", "20.0 M", "2.0000", "7.3890", "-"),
         ("baseline, no teacher", "10.0 M", "2.5000", "-", "-"),
         ("student", "10.0 M", "2.3000", "9.9740", "0.5000"),
@@ -189,12 +189,12 @@ def test_without_an_export_there_are_all_metrics_of_every_model_and_no_files_and
 def test_a_teacher_trained_without_a_student_is_compared_with_its_start() -> None:
     teacher = language_model_record()["teacher"] | {"before": {"loss": 4.0, "perplexity": 54.598}}
     content = language_model_record(student=None, teacher=teacher)
-    assert report.summary_rows(content) == [
+    assert report.summary_cells(content)[1:] == [
         ("model, before training", "20.0 M", "4.0000", "54.5980"),
         ("model", "20.0 M", "2.0000", "7.3890"),
     ]
     assert report.render_report(content).startswith("# big on mlm\n")
-    assert report.summary_rows(content | {"teacher": teacher | {"before": None}})[0][0] == "model"
+    assert report.summary_cells(content | {"teacher": teacher | {"before": None}})[1][0] == "model"
 
 
 def test_a_narrow_terminal_shows_the_first_metrics_of_a_run_without_an_export() -> None:
@@ -207,7 +207,7 @@ def test_a_narrow_terminal_shows_the_first_metrics_of_a_run_without_an_export() 
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= 60
     shown = " ".join(captured.get().split())
-    columns = report.summary_columns(content)
+    columns = report.summary_cells(content)[0]
     assert "loss perplexity" in shown
     assert columns[-1] == "metric_number_7"
     assert columns[-1] not in shown
@@ -216,7 +216,7 @@ def test_a_narrow_terminal_shows_the_first_metrics_of_a_run_without_an_export() 
 def test_a_teacher_that_was_timed_in_torch_alone_has_a_speed_up_of_torch() -> None:
     rows = record()["benchmark"]
     in_torch = record(benchmark=[row for row in rows if row["model"] == "student" or row["format"] == "torch"])
-    assert report.summary_rows(in_torch)[0][4:] == ("80.0 MB", "20.00 ms", "1.0x")
+    assert report.summary_cells(in_torch)[1][4:] == ("80.0 MB", "20.00 ms", "1.0x")
     for text in (report.render_report(in_torch), report.render_model_card(in_torch, ["no", "yes"])):
         assert "p50 and speed-up are for batch 1 and length 32" in text
         assert "The speed-up is relative to the teacher in torch.\n" in text

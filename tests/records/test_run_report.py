@@ -221,8 +221,9 @@ def test_a_run_has_its_metric_and_its_time_by_the_length_of_the_text(tmp_path: P
 
 
 def test_times_at_two_lengths_have_no_figure_against_the_length() -> None:
-    rows = [{"model": "student", "format": "torch", "length": length, "p50_ms": 1.0} for length in (32, 128)]
-    assert prediction_analysis.draw_cost_by_length(rows, conditions="") is None
+    shape = {"model": "student", "format": "torch", "batch": 1, "threads": 2}
+    rows = [{**shape, "length": length, "p50_ms": 1.0} for length in (32, 128)]
+    assert prediction_analysis.draw_cost_by_length(rows) is None
 
 
 @pytest.mark.usefixtures("drawn")
@@ -281,7 +282,7 @@ def test_every_figure_is_drawn_with_any_names() -> None:
         prediction_analysis.draw_lengths([0]),
         prediction_analysis.draw_by_length({name: {name: {name: 0.5, "number": 3}}}, metric=name, split="dev"),
         prediction_analysis.draw_cost_by_length(
-            [{"model": name, "format": name, "length": length, "p50_ms": 1.0} for length in (1, 2, 3)], conditions=name
+            [{"model": name, "format": name, "batch": 1, "threads": 2, "length": n, "p50_ms": 1.0} for n in (1, 2, 3)]
         ),
         plots.draw_cost([plots.Point(2.0, 0.5, name)], metric=name, cost="ms", caption=name, references={name: 0.6}),
         plots.draw_parameter(settings, name, metric=name, caption=name, references={name: 0.5}),

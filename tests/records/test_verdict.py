@@ -246,7 +246,7 @@ def test_a_student_worse_than_its_baseline_gives_way_to_it() -> None:
     content["baseline"]["export"] = {"int8": content["export"]["int8"] | {"metrics": {"accuracy": 0.888}}}
     says(content, "The baseline is exported in baseline/bundle.")
     assert verdict.decide(content).bundle == "baseline/bundle"  # type: ignore[union-attr]
-    rows = {row[0]: row for row in report.summary_rows(content)}
+    rows = {row[0]: row for row in report.summary_cells(content)[1:]}
     assert rows["baseline int8"][2:6] == ("0.8880", "+26.4", "-", "10.0 MB")
     assert rows["student int8"][2:6] == ("0.8650", "+24.1", "-2.5", "10.0 MB")
 
@@ -269,7 +269,7 @@ def test_test_stands_first_and_dev_is_named_as_what_chose_the_checkpoint() -> No
         "MB (60.0 MB in int8), and is 8.0x as fast as the teacher in torch and 2.0x as fast as the teacher's own int8 "
         "file (batch 1, length 32, 2 threads of a processor).",
     )
-    assert report.summary_columns(content) == (
+    assert report.summary_cells(content)[0] == (
         "", "parameters", "accuracy on test", "points against teacher", "points against baseline", "size", "p50",
         "speed-up (torch)", "speed-up (int8)",
     )  # fmt: skip
@@ -290,13 +290,13 @@ def test_columns_and_rows_follow_what_is_known() -> None:
     weak, undecided, errors = (SITUATIONS[name][0] for name in (
         "a teacher within noise of the constant", "a student within noise of the baseline", "errors"
     ))  # fmt: skip
-    assert "of the teacher" not in report.summary_columns(weak)
-    assert ("always positive", "-", "0.5000", "-1.0") in [row[:4] for row in report.summary_rows(weak)]
+    assert "of the teacher" not in report.summary_cells(weak)[0]
+    assert ("always positive", "-", "0.5000", "-1.0") in [row[:4] for row in report.summary_cells(weak)[1:]]
     loaded = weak | {"teacher": weak["teacher"] | {"origin": "as it is"}}
     says(loaded, "Check that its labels mean the task's, or take another teacher.")
-    assert report.summary_columns(undecided)[2:5] == ("accuracy on dev", "of the teacher", "points against baseline")
-    assert report.summary_columns(errors)[2:5] == ("rmse on dev", "against teacher", "against baseline")
-    assert ("always 3.2", "-", "1.2000", "+0.550", "-") in [row[:5] for row in report.summary_rows(errors)]
+    assert report.summary_cells(undecided)[0][2:5] == ("accuracy on dev", "of the teacher", "points against baseline")
+    assert report.summary_cells(errors)[0][2:5] == ("rmse on dev", "against teacher", "against baseline")
+    assert ("always 3.2", "-", "1.2000", "+0.550", "-") in [row[:5] for row in report.summary_cells(errors)[1:]]
     assert verdict.first_split(SITUATIONS["no metric on test"][0]["task"]) == "test"
     assert verdict.first_split({"examples": {"dev": 24, "test": 0}}) == "dev"
     near, _ = SITUATIONS["an interval within the margin"]
@@ -331,7 +331,7 @@ def test_the_card_of_a_baseline_says_that_it_learned_without_a_teacher() -> None
     content["student"]["untaught"] = difference(2.5, 1, 4)
     content["baseline_choice"] = {"trained": True, "reason": "baseline=true"}
     says(content, "The student learned without a teacher. On dev")
-    assert report.summary_rows(content)[-1][0] == "baseline int8"
+    assert report.summary_cells(content)[-1][0] == "baseline int8"
 
 
 def test_a_run_without_a_student_or_a_metric_has_no_verdict() -> None:
@@ -360,7 +360,7 @@ def test_the_teachers_own_file_is_the_fastest_at_the_same_batch_length_and_threa
         assert "2.0x as fast as the teacher's own int8 file" in says(
             content | {"benchmark": [*content["benchmark"], other]}
         )
-    rows = {row[0]: row for row in report.summary_rows(content)}
+    rows = {row[0]: row for row in report.summary_cells(content)[1:]}
     assert rows["teacher int8"] == (
         "teacher int8", "20.0 M", "-", "-", "-", "60.0 MB", "5.00 ms", "4.0x", "1.0x",
     )  # fmt: skip
@@ -380,7 +380,7 @@ def test_every_row_of_the_terminal_table_is_one_line_of_120_columns() -> None:
     with console.capture() as captured:
         console.print(report.summary_table(content))
     lines = [line.split() for line in captured.get().splitlines()]
-    assert all(" ".join(row).split() in lines for row in report.summary_rows(content))
+    assert all(" ".join(row).split() in lines for row in report.summary_cells(content)[1:])
 
 
 def joint(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -406,7 +406,7 @@ def test_several_tasks_have_a_verdict_each_and_points_where_one_share_means_noth
         "trained without a teacher (0.850) and 5.0 points below its teacher (0.900; the student keeps 94.4% of it).",
     ]
     gates = "fp32 passed, int8 passed"
-    assert [report.summary_columns(content), *report.summary_rows(content)] == [
+    assert report.summary_cells(content) == [
         ("task", "metric", "teacher", "student", "baseline", "points against baseline", "of the teacher (fp32)",
          "of the teacher (int8)", "gate"),
         ("task0", "accuracy on dev", "0.9000", "0.8500", "0.8000", "+5.0", "94.4%", "94.4%", gates),
