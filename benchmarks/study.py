@@ -88,7 +88,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
             task=task, splits=data, cache_dir=plan.cache_dir, run_directory=run.directory,
             device=plan.trainer.device(),
         )  # fmt: skip
-        teacher = teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
+        teacher = teaching.prepare(source, preparation)
         L.seed_everything(plan.seed, verbose=False)
         named = execution.build_student(config)
         origins = OriginSource(source, data, plan.cache_dir, plan.trainer.device())

@@ -318,7 +318,7 @@ class Teacher(Shown):
                 device=finetune.device(),
             )  # fmt: skip
             try:
-                teaching.prepare(source, preparation, requested=source.weights.name, substituted=False)
+                teaching.prepare(source, preparation)
             except (KeyboardInterrupt, SystemExit) as error:  # Lightning converts the first into the second.
                 raise Interrupted("interrupted: the teacher is not fine-tuned; fit begins again") from error
         self._fits = [(fitted, settings) for fitted, settings in self._fits if fitted is not task] + [(task, source)]

@@ -130,8 +130,6 @@ class _Reading:
     plan: Plan
     run: Run
     source: TeacherSource
-    requested: str
-    substituted: bool
     data: Data
     encode: Encoding
     search: DepthSearch
@@ -146,7 +144,7 @@ class _Reading:
                 model, tokenizer, lambda student: self.encode.rehearse(tokenizer, examples)
             ),
         )  # fmt: skip
-        teacher = teaching.prepare(self.source, preparation, requested=self.requested, substituted=self.substituted)
+        teacher = teaching.prepare(self.source, preparation)
         if self.task.info.writes:
             _note_decoding(teacher, self.task)
         if self.data.scoring.needs_teacher:
@@ -241,14 +239,14 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     data = task.read(plan.cache_dir)
     _check_data(data, plan, task)
     check_ranking(student, data, task)
-    found, substituted = locate(source, task)
+    found = locate(source, task)
     if is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
     check_pieces(student, found, plan)
     check_general(student, found, task, data, plan)
     encode = Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
-    return _Reading(name, task, plan, run, found, source.weights.name, substituted, data, encode, search)
+    return _Reading(name, task, plan, run, found, data, encode, search)
 
 
 def _check_data(data: Data, plan: Plan, task: Task) -> None:

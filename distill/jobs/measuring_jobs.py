@@ -451,12 +451,12 @@ def _open_teacher(config: DictConfig, run: Run, task: Task, data: Data) -> Subje
             "with job=finetune, and take model=TEACHER other=RUN"
         )
 
-    located, substituted = locate(source, task)
+    source = locate(source, task)
     preparation = teaching.Preparation(
         task=task, splits=data, cache_dir=cache_dir, run_directory=run.directory, device=torch.device("cpu"),
         dry_run=True, rehearse=refuse_training,
     )  # fmt: skip
-    teacher = teaching.prepare(located, preparation, requested=source.weights.name, substituted=substituted)
+    teacher = teaching.prepare(source, preparation)
     origin = (run.record["teacher"] or {}).get("origin", teacher.origin)
     path = Path(f"{teacher.resolved} ({origin})")
     return create_subject("teacher", path, teacher.model, teacher.tokenizer, task, data, cache_dir)

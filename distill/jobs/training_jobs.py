@@ -311,13 +311,13 @@ def run_finetune(config: DictConfig, run: Run) -> None:
     open_cache(cache_dir)
     with run.timed("data"):
         data = task.read(cache_dir)
-    source, substituted = locate(requested, task)
+    source = locate(requested, task)
     preparation = teaching.Preparation(
         task=task, splits=data, cache_dir=cache_dir, run_directory=run.directory, device=settings.device(),
         resume=bool(config.resume), dry_run=config.dry_run,
     )  # fmt: skip
     with run.timed("teacher"):
-        teacher = teaching.prepare(source, preparation, requested=requested.weights.name, substituted=substituted)
+        teacher = teaching.prepare(source, preparation)
     if config.dry_run:
         print_line(f"Teacher {teacher.resolved} ({teacher.origin})")
         return

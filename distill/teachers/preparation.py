@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from distill.models.loading import Start, start_head, without_warnings
 from distill.models.sentence_files import adopt_special_tokens, read_vocabulary
 from distill.teachers.computation import cached_scores
 from distill.teachers.output_cache import OutputCache, library_versions
-from distill.teachers.prepared import PreparedTeacher, compare_with_constant, digest_parts, join_members
+from distill.teachers.prepared import PreparedTeacher, compare_with_constant, digest_parts, join_prepared
 from distill.teachers.signal import computation_of
 from distill.teachers.source import Labeller, TeacherSource, mix_scores, tune
 from distill.teachers.stages import AdaptedWeights, Calibrated, Rescaling, choose_precision, fit_scale, fit_temperature
@@ -72,8 +72,18 @@ class Preparation:
     dry_run: bool = False
     rehearse: Rehearsal = lambda model, tokenizer, examples: None
 
+    def encode(self, tokenizer: PreTrainedTokenizerBase) -> EncodedSplits:
+        """Returns the tokenized splits."""
+        return self.task.encode(self.splits, tokenizer, self.cache_dir)
 
-def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, substituted: bool) -> PreparedTeacher:
+    def labelled(self, tokenizer: PreTrainedTokenizerBase, split: str) -> Examples:
+        """Returns the examples of a split without those that only the teacher labels."""
+        examples = labelled_only(self.encode(tokenizer))[split]
+        assert isinstance(examples, Examples)  # A stream has no labels.
+        return examples
+
+
+def prepare(source: TeacherSource, preparation: Preparation) -> PreparedTeacher:
     """Loads the teacher, or those of an ensemble, and fine-tunes each whose head does not fit the task.
 
     A fine-tuned teacher is cached under a fingerprint of weights, data and settings.
@@ -81,10 +91,13 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
     Raises:
         UserError: if a teacher does not fit and must not be fine-tuned, or teachers read different tokens.
     """
-    members = [_prepare(one, preparation, requested, substituted) for one in (source, *source.others)]
+    members = [_prepare(one, preparation) for one in (source, *source.others)]
     for member in members:
         if member.precision == AUTO:
-            _settle_precision(member, preparation)
+            dev = preparation.labelled(member.tokenizer, "dev")
+            member.precision, member.precision_reason = choose_precision(
+                member.model, preparation.task, dev, preparation.device
+            )
     if len(members) == 1:
         return members[0]
     expected = read_vocabulary(members[0].tokenizer)
@@ -94,138 +107,238 @@ def prepare(source: TeacherSource, preparation: Preparation, *, requested: str, 
                 f"teacher {member.resolved} reads other tokens than {members[0].resolved}: the teachers of an ensemble "
                 "need the same tokenizer"
             )
-    return join_members(members, source.shares, requested=requested)
+    names = ", ".join(member.resolved for member in members)
+    return join_prepared(
+        members, *source.shares, resolved=f"the mean of {names}", ensemble=members, shares=source.shares,
+        load_untrained=members[0].load_untrained,
+    )  # fmt: skip
 
 
-def _settle_precision(teacher: PreparedTeacher, preparation: Preparation) -> None:
-    """Gives a teacher the precision that a probe on dev chooses."""
-    task = preparation.task
-    dev = labelled_only(task.encode(preparation.splits, teacher.tokenizer, preparation.cache_dir))["dev"]
-    assert isinstance(dev, Examples)  # Only train may be a stream.
-    teacher.precision, teacher.precision_reason = choose_precision(teacher.model, task, dev, preparation.device)
+class Tuning:
+    """A teacher that is trained on the labels of its task if its head does not fit: the whole model is fine-tuned.
 
+    The result is cached under a digest of weights, data and settings.
 
-def _prepare(source: TeacherSource, preparation: Preparation, requested: str, substituted: bool) -> PreparedTeacher:
-    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
-    if source.labeller is not None:
-        return _prepare_labeller(source, source.labeller, preparation, requested)
-    source, adapted = _plan_adaptation(source, preparation)
-    chosen = dict[str, dict[str, Any]]()
-    if source.finetune is not None and not task.info.raw_text:
-        source, chosen = _choose_finetuning(source, splits, task.info)
-    key = _fingerprint(source, task, splits)[:16] if not task.info.raw_text else ""
-    directory = cache_dir / "teachers" / f"{source.weights.name}-{task.info.name}-{key}"
-    seconds, origin, notices = 0.0, "kept", list[str]()
-    if not task.info.raw_text and source.finetune is not None and _is_cached(directory):
-        print_line(f"Teacher: {'fine-tuned' if source.features is None else 'trained'} before, read from {directory}")
-        notices = _read_notices(directory)
-    else:
-        start, rescaling = _load_fitting(source, preparation)
-        _check(start, source, task, splits)
-        notices = start.notices
+    Attributes:
+        source: with the adapted weights, and with a value for every option of the training that is `auto`.
+        directory: of the trained teacher in the cache.
+    """
+
+    verb, past, origin = "is fine-tuned", "fine-tuned", "fine-tuned"
+
+    def __init__(self, source: TeacherSource, preparation: Preparation) -> None:
+        self.preparation, self.task, self.splits = preparation, preparation.task, preparation.splits
+        self.adapted: AdaptedWeights | None = None
+        if source.adaptation is not None:
+            self.adapted = AdaptedWeights(source.weights, source.adaptation, self.splits, preparation.cache_dir)
+            source = replace(source, weights=self.adapted)
+        self.is_possible = source.finetune is not None and not self.task.info.raw_text
+        self.chosen = dict[str, dict[str, Any]]()
+        if self.is_possible:
+            source, self.chosen = choose_finetuning(source, self.splits, self.task.info)
+        self.source = source
+        key = "" if self.task.info.raw_text else self.fingerprint()[:16]
+        self.directory = preparation.cache_dir / "teachers" / f"{source.weights.name}-{self.task.info.name}-{key}"
+
+    def key(self) -> list[object]:
+        """Returns what the trained teacher depends on besides the settings of every training."""
+        return []
+
+    def fingerprint(self) -> str:
+        """Returns a digest of everything that the trained teacher depends on."""
+        source, splits, info = self.source, self.splits, self.task.info
+        settings = None if source.finetune is None else source.finetune.key()
+        parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, info.max_length, settings]
+        parts += [list(source.callback_key)] if source.callback_key else []
+        parts += [dict(info.model_settings)] if info.model_settings else []
+        parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
+        return entry_key("teachers", FORMAT, library_versions(), *parts, *self.key())
+
+    def prepare(self) -> PreparedTeacher:
+        """Returns the teacher as it is if it fits, and otherwise the trained one, from the cache or trained now."""
+        if self.is_possible and has_intact_entry(self.directory, "the fine-tuned teacher"):
+            print_line(f"Teacher: {self.past} before, read from {self.directory}")
+            return self._load_trained("kept")
+        start, rescaling = self._load_fitting()
+        _check(start, self.source, self.task, self.splits)
         if start.fits:
-            origin = AS_IT_IS if rescaling is None else RESCALED
-        else:
-            examples = task.encode(splits, start.tokenizer, cache_dir)
-            preparation.rehearse(start.model, start.tokenizer, examples)
-            start = start if adapted is None else _adapt(adapted, source, preparation)
-            _print_finetuning(source, task, start, chosen)
-            train_teacher = _finetune if source.contrastive is None else _tune_on_pairs
-            seconds = train_teacher(source, start, preparation, labelled_only(examples), directory, adapted)
-            origin = _origin(source, preparation)
-            notices = [*notices, *(_read_notices(directory) if seconds > 0 else ())]
-    is_saved = origin == "kept" or seconds > 0
-    if not is_saved:
-        parts: list[object] = [source.weights.fingerprint(), task.info.auto_class, splits.labels]
-        parts += [dict(task.info.model_settings)] if task.info.model_settings else []
-        weights = digest_parts(
-            parts if rescaling is None else [*parts, "rescaled", splits.sha256, task.info.max_length]
-        )
-        tokenizer, load, model = start.tokenizer, partial(_reload, source, task, splits, rescaling), start.model
-    else:
-        weights = hash_file(directory / CHECKSUMS)
-        trust = source.weights.trust_remote_code  # The fine-tuned copy has the code too.
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=trust)
-        load, model = partial(_load, directory, task, trust_remote_code=trust), None
-    return PreparedTeacher(
-        requested=requested, resolved=source.resolved(), substituted=substituted, origin=origin,
-        tokenizer=tokenizer, load=load, precision=source.weights.precision, weights=weights,
-        seconds=seconds + (0.0 if adapted is None else adapted.seconds), adapted=_read_adapted(directory, adapted),
-        device=preparation.device, model=model, notices=notices,
-        features=None if source.features is None else source.features.record(),
-        **_describe_training(source, task, splits) if origin not in (AS_IT_IS, RESCALED) else {},
-    )  # fmt: skip
+            return self._take(start, AS_IT_IS if rescaling is None else RESCALED, rescaling)
+        preparation, examples = self.preparation, self.preparation.encode(start.tokenizer)
+        preparation.rehearse(start.model, start.tokenizer, examples)
+        if self.adapted is not None:
+            self.adapted.train(preparation.run_directory, resume=preparation.resume, dry_run=preparation.dry_run)
+            start = load_start(self.source, self.task, self.splits)
+        weights, name = self.source.weights.resolved(), self.task.info.name
+        print_line(f"Teacher: {weights} {self.verb} on {name} first, {start.reason}")
+        seconds = self._run(start, labelled_only(examples))
+        if preparation.dry_run:
+            return self._take(start, f"not {self.past} in a dry run", rescaling)
+        return self._load_trained(self.origin, start.notices, seconds)
+
+    def _take(self, start: Start, origin: str, rescaling: Rescaling | None) -> PreparedTeacher:
+        """Returns the teacher that was loaded and not trained."""
+        info, splits = self.task.info, self.splits
+        parts: list[object] = [self.source.weights.fingerprint(), info.auto_class, splits.labels]
+        parts += [dict(info.model_settings)] if info.model_settings else []
+        parts += [] if rescaling is None else ["rescaled", splits.sha256, info.max_length]
+        return self._create(
+            origin=origin, weights=digest_parts(parts), tokenizer=start.tokenizer, loaded=start.model,
+            load=partial(_reload, self.source, self.task, splits, rescaling), notices=start.notices,
+        )  # fmt: skip
+
+    def _load_trained(self, origin: str, notices: Sequence[str] = (), seconds: float = 0.0) -> PreparedTeacher:
+        """Returns the trained teacher, whose model is loaded when it is read, and prints the notices of its training.
+
+        Args:
+            notices: earlier ones.
+        """
+        trust = self.source.weights.trust_remote_code  # The fine-tuned copy has the code too.
+        metadata: dict[str, Any] = json.loads((self.directory / _METADATA).read_text(encoding="utf-8"))
+        for text in metadata["notices"]:
+            print_notice(text)
+        return self._create(
+            origin=origin, weights=hash_file(self.directory / CHECKSUMS),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(self.directory, trust_remote_code=trust),
+            load=partial(_load, self.directory, self.task, trust_remote_code=trust),
+            notices=[*notices, *metadata["notices"]], seconds=seconds, adapted=metadata.get("adapted"),
+        )  # fmt: skip
+
+    def _create(
+        self, *, origin: str, seconds: float = 0.0, adapted: dict[str, Any] | None = None, **about: Any
+    ) -> PreparedTeacher:
+        """Returns the teacher with what is true of it whether it was trained or not."""
+        source = self.source
+        if self.adapted is not None:
+            seconds, adapted = seconds + self.adapted.seconds, adapted or self.adapted.record()
+        if origin not in (AS_IT_IS, RESCALED):
+            about["trained_by"] = source.finetune
+            about["load_untrained"] = partial(_reload, source, self.task, self.splits, None)
+        return PreparedTeacher(
+            requested=source.requested, resolved=source.resolved(), substituted=source.stands_for is not None,
+            origin=origin, precision=source.weights.precision, device=self.preparation.device, seconds=seconds,
+            adapted=adapted, features=None if source.features is None else source.features.record(), **about,
+        )  # fmt: skip
+
+    def _load_fitting(self) -> tuple[Start, Rescaling | None]:
+        """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
+        info, start = self.task.info, load_start(self.source, self.task, self.splits)
+        check_length(start.model, start.tokenizer, info.max_length, who="teacher", lengthens=start.lengthens)
+        check_target_length(start.model, start.tokenizer, info.max_target, who="teacher")
+        if not start.fits or info.likelihood != "gaussian":
+            return start, None
+        train = self.preparation.labelled(start.tokenizer, "train")
+        return fit_scale(start, self.task, self.splits.scoring, train, self.preparation.device)
+
+    def _run(self, start: Start, examples: EncodedSplits) -> float:
+        """Trains and caches the teacher, and returns the duration in seconds, 0 in a dry run."""
+        started = time.perf_counter()
+        about = {"task": self.task.info.name, "data": self.splits.sha256}
+        metadata = about | self._train(start.model, examples)
+        if self.preparation.dry_run:
+            return 0.0
+        if self.adapted is not None:
+            metadata["adapted"] = self.adapted.record()
+        if self.task.info.generates:
+            setattr(start.model.config, TRAINED_FOR, self.task.info.kind)
+        with new_entry(self.directory) as temporary:
+            start.model.save_pretrained(temporary)
+            start.tokenizer.save_pretrained(temporary)
+            write_json(temporary / _METADATA, metadata)
+        if self._checkpoints.is_dir():
+            strategies.remove_checkpoints(self._checkpoints)  # The result is in the cache.
+        gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
+        return time.perf_counter() - started
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.preparation.run_directory / "teacher" / "checkpoints"
+
+    def _inputs(self, model: PreTrainedModel, examples: EncodedSplits) -> tuple[PreTrainedModel, EncodedSplits] | None:
+        """Returns the model that is trained and its examples, None where a dry run has none."""
+        return model, examples
+
+    def _train(self, model: PreTrainedModel, examples: EncodedSplits) -> dict[str, Any]:
+        """Trains on the hard labels, and returns the settings and the notices; a dry run prints the duration alone."""
+        source, splits, settings = self.source, self.splits, self.source.finetune
+        assert settings is not None
+        for name, choice in hyperparameters.describe_choices(self.chosen):
+            print_line(f"         {name}={choice}")
+        inputs = self._inputs(model, examples)
+        if inputs is None:
+            return {}
+        trained, examples = inputs
+        loaders = batches.all_loaders(examples, steps=settings.max_steps, **settings.batches())
+        objective = supervised_objective(splits.terms, task=self.task.info.name)
+        objective.connect(encoder_size(trained), encoder_size(trained))
+        steps = len(loaders["train"])
+        module = DistillationModule(
+            student=trained, objective=objective, task=self.task, scoring=splits.scoring,
+            **settings.optimization(steps),
+        )  # fmt: skip
+        estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+        stages.expect(teacher=estimate + (0.0 if self.adapted is None else self.adapted.seconds))
+        length = f"{module.total_steps:,} steps of {settings.step_size()}"
+        print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
+        if self.preparation.dry_run:
+            return {}
+        fit = fitting.fit(
+            module, loaders["train"], loaders["dev"], settings=settings, checkpoints=self._checkpoints,
+            logger=CSVLogger(str(self._checkpoints.parent), name="", version=""), title="teacher",
+            identity={"data": splits.sha256, "start": source.weights.fingerprint()},
+            resume=self.preparation.resume, callbacks=source.callbacks,
+        )  # fmt: skip
+        notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
+        return {"settings": asdict(settings), "notices": notices}
 
 
-def _describe_training(source: TeacherSource, task: Task, splits: Data) -> dict[str, Any]:
-    """Returns the settings of a teacher's training on the task, and what loads the model before it."""
-    return {"trained_by": source.finetune, "load_untrained": partial(_reload, source, task, splits, None)}
+class FeatureTuning(Tuning):
+    """A teacher whose encoder stays frozen: a BiLSTM is trained on its features."""
+
+    verb = "stays frozen, and a BiLSTM on its features is trained"
+    past, origin = "trained", "trained on features"
+
+    def key(self) -> list[object]:
+        assert self.source.features is not None
+        return [self.source.features.record()]
+
+    def _inputs(self, model: PreTrainedModel, examples: EncodedSplits) -> tuple[PreTrainedModel, EncodedSplits] | None:
+        if self.preparation.dry_run:  # Nothing can be estimated without the features.
+            return None
+        source, preparation = self.source, self.preparation
+        assert source.features is not None
+        return source.features.prepare_training(
+            model, self.task, examples, fingerprint=source.weights.fingerprint(), precision=source.weights.precision,
+            device=preparation.device, cache=source.cache, directory=preparation.cache_dir / "outputs",
+        )  # fmt: skip
 
 
-def _prepare_labeller(
-    source: TeacherSource, labeller: Labeller, preparation: Preparation, requested: str
-) -> PreparedTeacher:
-    """Returns the teacher of class probabilities, with a temperature that suits the labelled rows if there are any."""
-    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
-    start = load_start(source, task, splits)
-    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
-    for text in start.notices:
-        print_notice(text)
-    load = partial(labeller.load, task, splits, start.tokenizer, cache_dir)
-    labels = load()
-    examples = task.encode(splits, start.tokenizer, cache_dir)
-    preparation.rehearse(start.model, start.tokenizer, examples)
-    create = partial(
-        PreparedTeacher,
-        requested=requested, resolved=source.resolved(), substituted=False, origin=labeller.origin,
-        tokenizer=start.tokenizer, load=partial(_reload, source, task, splits, None),
-        precision=source.weights.precision, device=preparation.device, seconds=0.0, model=start.model,
-        notices=start.notices, has_size=labeller.labels_any_text,
-    )  # fmt: skip
-    parts = [source.weights.fingerprint(), labeller.fingerprint(), task.info.auto_class, splits.labels]
-    teacher: PreparedTeacher = create(weights=digest_parts(parts), load_labels=lambda: labels)
-    train = labelled_only(examples)["train"]
-    assert isinstance(train, Examples)  # A stream has no classes.
-    temperature = None if preparation.dry_run else fit_temperature(teacher.running(), task, train)
-    if temperature is None:
-        return teacher
-    print_line(f"Teacher: its logits are divided by {temperature:.3g}, which suits the labelled rows best")
-    return create(
-        weights=digest_parts([*parts, temperature]), load_labels=lambda: Calibrated(load(), temperature),
-    )  # fmt: skip
+class PairTuning(Tuning):
+    """A teacher that is tuned on pairs of labelled rows, before a head is fitted to them."""
+
+    verb = "is tuned on pairs of labelled rows, and its head is fitted to them,"
+    origin = "tuned on pairs"
+
+    def key(self) -> list[object]:
+        assert self.source.contrastive is not None
+        return [{"contrastive": asdict(self.source.contrastive)}]
+
+    def _train(self, model: PreTrainedModel, examples: EncodedSplits) -> dict[str, Any]:
+        train, settings = examples["train"], self.source.contrastive
+        assert settings is not None
+        assert isinstance(train, Examples)  # A stream has no classes.
+        if not self.preparation.dry_run:
+            tune(model, self.task, train, settings, device=self.preparation.device)
+        return {"settings": asdict(settings), "notices": []}
 
 
-def _plan_adaptation(source: TeacherSource, preparation: Preparation) -> tuple[TeacherSource, AdaptedWeights | None]:
-    """Returns the source with its adapted weights, and these; None without an adaptation."""
-    if source.adaptation is None:
-        return source, None
-    adapted = AdaptedWeights(source.weights, source.adaptation, preparation.splits, preparation.cache_dir)
-    return replace(source, weights=adapted), adapted
+def _prepare(source: TeacherSource, preparation: Preparation) -> PreparedTeacher:
+    if source.labeller is not None:
+        return _prepare_labeller(source, source.labeller, preparation)
+    tuning = PairTuning if source.contrastive is not None else Tuning if source.features is None else FeatureTuning
+    return tuning(source, preparation).prepare()
 
 
-def _adapt(adapted: AdaptedWeights, source: TeacherSource, preparation: Preparation) -> Start:
-    """Adapts the teacher, and loads it with a new head."""
-    adapted.train(preparation.run_directory, resume=preparation.resume, dry_run=preparation.dry_run)
-    return load_start(source, preparation.task, preparation.splits)
-
-
-def _print_finetuning(source: TeacherSource, task: Task, start: Start, chosen: Mapping[str, dict[str, Any]]) -> None:
-    """Prints the reason of a fine-tuning and the values of its options that were `auto`."""
-    print_line(f"Teacher: {source.weights.resolved()} {_verb(source)} on {task.info.name} first, {start.reason}")
-    for name, choice in hyperparameters.describe_choices(dict(chosen)) if source.contrastive is None else ():
-        print_line(f"         {name}={choice}")
-
-
-def _read_adapted(directory: Path, adapted: AdaptedWeights | None) -> dict[str, Any] | None:
-    """Returns the record of the adaptation, which stands with the fine-tuned teacher too."""
-    if adapted is None:
-        return None
-    path = directory / _METADATA
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return record.get("adapted") or adapted.record()
-
-
-def _choose_finetuning(
+def choose_finetuning(
     source: TeacherSource, splits: Data, task: TaskInfo
 ) -> tuple[TeacherSource, dict[str, dict[str, Any]]]:
     """Returns the source with a value for every option of its fine-tuning that is `auto`, and these values."""
@@ -239,86 +352,6 @@ def _choose_finetuning(
         start=start, sequences=task.sequences,
     )  # fmt: skip
     return replace(source, finetune=settings), chosen
-
-
-def _read_notices(directory: Path) -> list[str]:
-    """Prints and returns the notices of the fine-tuning of the teacher in the cache, which its run has had too."""
-    notices: list[str] = json.loads((directory / _METADATA).read_text(encoding="utf-8"))["notices"]
-    for text in notices:
-        print_notice(text)
-    return notices
-
-
-def _verb(source: TeacherSource) -> str:
-    if source.contrastive is not None:
-        return "is tuned on pairs of labelled rows, and its head is fitted to them,"
-    return "is fine-tuned" if source.features is None else "stays frozen, and a BiLSTM on its features is trained"
-
-
-def _origin(source: TeacherSource, preparation: Preparation) -> str:
-    """Returns how the teacher was made, in words for records."""
-    if preparation.dry_run:
-        return f"not {'fine-tuned' if source.features is None else 'trained'} in a dry run"
-    if source.contrastive is not None:
-        return "tuned on pairs"
-    return "fine-tuned" if source.features is None else "trained on features"
-
-
-def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
-    """Loads the teacher before any training. A new head is initialized from a fixed seed."""
-    torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
-    start = source.weights.load(
-        task.info.auto_class,
-        splits.labels or None,
-        splits.texts(),
-        problem_type=task.info.model_settings.get("problem_type"),
-    )
-    notices = configure(start.model, task.info.model_settings)
-    if source.features is not None:
-        start = source.features.wrap(start, task, source.weights.resolved())
-    if not start.fits and splits.head_bias is not None:
-        start_head(start.model, splits.head_bias)
-    adopt_special_tokens(start.model, start.tokenizer)
-    start = replace(start, notices=[*start.notices, *notices])
-    if source.finetune is not None:
-        return _check_training(start, task)
-    return _take_encoder(start, task) if source.accept_weak else start
-
-
-def _take_encoder(start: Start, task: Task) -> Start:
-    """Returns a teacher of vectors that may be weak and is not fine-tuned, whatever head stands on its encoder.
-
-    A task of vectors has no head, so that the encoder of a language model is whole without its own.
-    """
-    if task.info.likelihood != "vector" or start.fits or start.fresh:
-        return start
-    return replace(start, fits=True, notices=[*start.notices, f"the teacher is taken as it is: {start.reason}"])
-
-
-def _check_training(start: Start, task: Task) -> Start:
-    """Returns the teacher as one to be fine-tuned if it has a head that may have been trained for something else.
-
-    A head over a vocabulary has no labels by which a task would know it, so that a fine-tuning notes its task.
-    """
-    if not task.info.writes or task.info.raw_text or not start.fits:
-        return start
-    trained_for = getattr(start.model.config, TRAINED_FOR, None)
-    if trained_for == (task.info.taught_by or task.info.kind):
-        return start
-    return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
-
-
-def _load_fitting(source: TeacherSource, preparation: Preparation) -> tuple[Start, Rescaling | None]:
-    """Loads the teacher before any training, and puts its numbers on the scale of the labels if its head fits."""
-    task, splits = preparation.task, preparation.splits
-    start = load_start(source, task, splits)
-    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher", lengthens=start.lengthens)
-    check_target_length(start.model, start.tokenizer, task.info.max_target, who="teacher")
-    if not start.fits or task.info.likelihood != "gaussian":
-        return start, None
-    train = labelled_only(task.encode(splits, start.tokenizer, preparation.cache_dir))["train"]
-    assert isinstance(train, Examples)  # A stream has no labels.
-    return fit_scale(start, task, splits.scoring, train, preparation.device)
 
 
 def _reload(source: TeacherSource, task: Task, splits: Data, rescaling: Rescaling | None) -> PreTrainedModel:
@@ -369,6 +402,95 @@ def _check(start: Start, source: TeacherSource, task: Task, splits: Data) -> Non
         check_processes(source.finetune, source.trainer)
     for text in start.notices:
         print_notice(text)
+
+
+def _describe_rise(source: TeacherSource, metric: str, fit: fitting.Fit, *, steps: int) -> str:
+    """Returns the notice of a fine-tuning that ended too early; `steps` are those of an epoch."""
+    settings = source.finetune
+    assert settings is not None
+    assert fit.rise is not None
+    epochs = settings.total_steps(steps) / steps
+    is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
+    length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
+    return (
+        f"teacher {source.weights.name}: {metric} on dev was still improving at the end of its training, "
+        f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
+    )
+
+
+def _prepare_labeller(source: TeacherSource, labeller: Labeller, preparation: Preparation) -> PreparedTeacher:
+    """Returns the teacher of class probabilities, with a temperature that suits the labelled rows if there are any."""
+    task, splits, cache_dir = preparation.task, preparation.splits, preparation.cache_dir
+    start = load_start(source, task, splits)
+    check_length(start.model, start.tokenizer, task.info.max_length, who="teacher")
+    for text in start.notices:
+        print_notice(text)
+    load = partial(labeller.load, task, splits, start.tokenizer, cache_dir)
+    labels = load()
+    examples = task.encode(splits, start.tokenizer, cache_dir)
+    preparation.rehearse(start.model, start.tokenizer, examples)
+    create = partial(
+        PreparedTeacher,
+        requested=source.requested, resolved=source.resolved(), origin=labeller.origin,
+        tokenizer=start.tokenizer, load=partial(_reload, source, task, splits, None),
+        precision=source.weights.precision, device=preparation.device, loaded=start.model,
+        notices=start.notices, has_size=labeller.labels_any_text,
+    )  # fmt: skip
+    parts = [source.weights.fingerprint(), labeller.fingerprint(), task.info.auto_class, splits.labels]
+    teacher: PreparedTeacher = create(weights=digest_parts(parts), load_labels=lambda: labels)
+    train = labelled_only(examples)["train"]
+    assert isinstance(train, Examples)  # A stream has no classes.
+    temperature = None if preparation.dry_run else fit_temperature(teacher.running(), task, train)
+    if temperature is None:
+        return teacher
+    print_line(f"Teacher: its logits are divided by {temperature:.3g}, which suits the labelled rows best")
+    return create(
+        weights=digest_parts([*parts, temperature]), load_labels=lambda: Calibrated(load(), temperature),
+    )  # fmt: skip
+
+
+def load_start(source: TeacherSource, task: Task, splits: Data) -> Start:
+    """Loads the teacher before any training. A new head is initialized from a fixed seed."""
+    torch.manual_seed(0 if source.finetune is None else source.finetune.seed)
+    start = source.weights.load(
+        task.info.auto_class,
+        splits.labels or None,
+        splits.texts(),
+        problem_type=task.info.model_settings.get("problem_type"),
+    )
+    notices = configure(start.model, task.info.model_settings)
+    if source.features is not None:
+        start = source.features.wrap(start, task, source.weights.resolved())
+    if not start.fits and splits.head_bias is not None:
+        start_head(start.model, splits.head_bias)
+    adopt_special_tokens(start.model, start.tokenizer)
+    start = replace(start, notices=[*start.notices, *notices])
+    if source.finetune is not None:
+        return _check_training(start, task)
+    return _take_encoder(start, task) if source.accept_weak else start
+
+
+def _take_encoder(start: Start, task: Task) -> Start:
+    """Returns a teacher of vectors that may be weak and is not fine-tuned, whatever head stands on its encoder.
+
+    A task of vectors has no head, so that the encoder of a language model is whole without its own.
+    """
+    if task.info.likelihood != "vector" or start.fits or start.fresh:
+        return start
+    return replace(start, fits=True, notices=[*start.notices, f"the teacher is taken as it is: {start.reason}"])
+
+
+def _check_training(start: Start, task: Task) -> Start:
+    """Returns the teacher as one to be fine-tuned if it has a head that may have been trained for something else.
+
+    A head over a vocabulary has no labels by which a task would know it, so that a fine-tuning notes its task.
+    """
+    if not task.info.writes or task.info.raw_text or not start.fits:
+        return start
+    trained_for = getattr(start.model.config, TRAINED_FOR, None)
+    if trained_for == (task.info.taught_by or task.info.kind):
+        return start
+    return replace(start, fits=False, reason="as its config.json names no such task (teacher.finetune=false: as it is)")
 
 
 def score(
@@ -451,124 +573,6 @@ def _score(
 def _set_scores(teacher: PreparedTeacher, scoring: Scoring, scores: Mapping[str, Scores]) -> None:
     teacher.scores = fit_decoding(scoring, scores)
     teacher.metrics = split_metrics(scoring, teacher.scores)
-
-
-def _fingerprint(source: TeacherSource, task: Task, splits: Data) -> str:
-    settings = None if source.finetune is None else source.finetune.key()
-    parts = [source.weights.fingerprint(), splits.sha256, splits.scoring.metric, task.info.max_length, settings]
-    parts += [list(source.callback_key)] if source.callback_key else []
-    parts += [dict(task.info.model_settings)] if task.info.model_settings else []
-    parts += [] if splits.head_bias is None else [{"head_bias": splits.head_bias}]
-    parts += [] if source.features is None else [source.features.record()]
-    parts += [] if source.contrastive is None else [{"contrastive": asdict(source.contrastive)}]
-    return entry_key("teachers", FORMAT, library_versions(), *parts)
-
-
-def _finetune(
-    source: TeacherSource,
-    start: Start,
-    preparation: Preparation,
-    examples: EncodedSplits,
-    target: Path,
-    adapted: AdaptedWeights | None,
-) -> float:
-    """Trains on the hard labels, saves the result in `target`, and returns the duration in seconds.
-
-    The whole model is trained, or with features its BiLSTM alone.
-    """
-    started = time.perf_counter()
-    task, splits, settings = preparation.task, preparation.splits, source.finetune
-    assert settings is not None
-    trained = start.model
-    if source.features is not None:
-        if preparation.dry_run:  # Nothing can be estimated without the features.
-            return 0.0
-        trained, examples = source.features.prepare_training(
-            start.model, task, examples, fingerprint=source.weights.fingerprint(), precision=source.weights.precision,
-            device=preparation.device, cache=source.cache, directory=preparation.cache_dir / "outputs",
-        )  # fmt: skip
-    directory = preparation.run_directory / "teacher"
-    loaders = batches.all_loaders(examples, steps=settings.max_steps, **settings.batches())
-    objective = supervised_objective(splits.terms, task=task.info.name)
-    objective.connect(encoder_size(trained), encoder_size(trained))
-    steps = len(loaders["train"])
-    module = DistillationModule(
-        student=trained, objective=objective, task=task, scoring=splits.scoring, **settings.optimization(steps)
-    )
-    estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
-    stages.expect(teacher=estimate + (0.0 if adapted is None else adapted.seconds))
-    length = f"{module.total_steps:,} steps of {settings.step_size()}"
-    print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
-    if preparation.dry_run:
-        return 0.0
-    fit = fitting.fit(
-        module, loaders["train"], loaders["dev"], settings=settings, checkpoints=directory / "checkpoints",
-        logger=CSVLogger(str(directory), name="", version=""), title="teacher",
-        identity={"data": splits.sha256, "start": source.weights.fingerprint()},
-        resume=preparation.resume, callbacks=source.callbacks,
-    )  # fmt: skip
-    notices = [_describe_rise(source, splits.scoring.metric, fit, steps=steps)] if fit.rise is not None else []
-    metadata = {"task": task.info.name, "data": splits.sha256, "settings": asdict(settings), "notices": notices}
-    _save(start, task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target)
-    strategies.remove_checkpoints(directory / "checkpoints")  # The result is in the cache.
-    del module
-    gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
-    return time.perf_counter() - started
-
-
-def _tune_on_pairs(
-    source: TeacherSource,
-    start: Start,
-    preparation: Preparation,
-    examples: EncodedSplits,
-    target: Path,
-    adapted: AdaptedWeights | None,
-) -> float:
-    """Tunes the teacher on pairs of labelled rows, saves it in `target`, and returns the duration in seconds."""
-    train, settings = examples["train"], source.contrastive
-    assert settings is not None
-    assert isinstance(train, Examples)  # A stream has no classes.
-    if preparation.dry_run:
-        return 0.0
-    started = time.perf_counter()
-    tune(start.model, preparation.task, train, settings, device=preparation.device)
-    metadata = {
-        "task": preparation.task.info.name, "data": preparation.splits.sha256, "settings": asdict(settings),
-        "notices": [],
-    }  # fmt: skip
-    _save(
-        start, preparation.task.info, metadata if adapted is None else metadata | {"adapted": adapted.record()}, target
-    )
-    return time.perf_counter() - started
-
-
-def _save(start: Start, task: TaskInfo, metadata: Mapping[str, Any], target: Path) -> None:
-    """Caches a fine-tuned teacher with its tokenizer."""
-    if task.generates:
-        setattr(start.model.config, TRAINED_FOR, task.kind)
-    with new_entry(target) as temporary:
-        start.model.save_pretrained(temporary)
-        start.tokenizer.save_pretrained(temporary)
-        write_json(temporary / _METADATA, metadata)
-
-
-def _describe_rise(source: TeacherSource, metric: str, fit: fitting.Fit, *, steps: int) -> str:
-    """Returns the notice of a fine-tuning that ended too early; `steps` are those of an epoch."""
-    settings = source.finetune
-    assert settings is not None
-    assert fit.rise is not None
-    epochs = settings.total_steps(steps) / steps
-    is_cut = settings.max_steps is not None and settings.max_steps <= fit.steps
-    length = f"max_steps={2 * fit.steps}" if is_cut else f"max_epochs={2 * math.ceil(epochs)}"
-    return (
-        f"teacher {source.weights.name}: {metric} on dev was still improving at the end of its training, "
-        f"by {fit.rise:.3f} to {fit.best:.3f} in the last third: set {source.trainer}.{length} to train it for longer"
-    )
-
-
-def _is_cached(directory: Path) -> bool:
-    """Returns whether the fine-tuned teacher is in the cache and intact."""
-    return has_intact_entry(directory, "the fine-tuned teacher")
 
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,77 +137,84 @@ def _describe(
 PRETRAINED, TEACHER = "pretrained", "teacher"  # What a student without a teacher starts from.
 
 
+@dataclass(kw_only=True, eq=False)
 class PreparedTeacher:
     """A teacher that fits its task, the mean of several, or the teachers of several tasks, with their scores and size.
 
-    `model` is the float32 model. `release` frees its memory, and the next access loads it again. `fingerprint` is a
-    digest of everything that its outputs depend on except the inputs. `trained_by` has the settings of its training on
-    the task, in this run or an earlier one that cached it; None if it was not trained. `adapted` is the record of its
-    adaptation to a text before that, None without one. `members` are the teachers of an ensemble, else the teacher
-    itself, and `shares` the weight of each. `by_task` has the teacher of each of several tasks by its name; it is empty
-    for that of one task. `load_labels` loads the module that gives the logits of a teacher of class probabilities,
-    beside which `model` is the encoder; None for a teacher whose logits are those of its model. `load_untrained` loads
-    the model as it was before its training on the task; None for one that was not trained. `parameters` is None
-    without `has_size`, for a teacher that runs no model. `whole` is the teacher before `with_vocabulary`, else None.
-    `precision_reason` is that of a precision that a probe chose, None for one that was given.
+    `model` is the float32 model. `release` frees its memory, and the next access loads it again.
+
+    Args:
+        origin: the way in which the teacher was made, in words for records.
+        load: loads the model.
+        weights: a digest of everything that the outputs depend on except precision and inputs.
+        seconds: duration of the trainings of this run.
+        loaded: the model if it is loaded already.
+        features: the record of the features of the encoder that a BiLSTM reads, None without one.
+        adapted: the record of the adaptation to a text before the training on the task, None without one.
+        trained_by: the settings of the training on the task, in this run or an earlier one that cached it; None if it
+            was not trained.
+        ensemble: the teachers of an ensemble, and `shares` the weight of each; empty for one teacher.
+        by_task: the teacher of each of several tasks by its name; empty for that of one task.
+        load_labels: loads the module that gives the logits of a teacher of class probabilities, beside which `model` is
+            the encoder; None for a teacher whose logits are those of its model.
+        load_untrained: loads the model as it was before its training on the task; None for one that was not trained.
+        has_size: whether it runs a model whose parameters count.
+
+    Attributes:
+        scores: on the splits that are scored.
+        comparison: with the best constant prediction.
+        whole: the teacher before `with_vocabulary`, else None.
+        precision_reason: that of a precision that a probe chose, None for one that was given.
     """
 
-    def __init__(
-        self,
-        *,
-        requested: str,
-        resolved: str,
-        substituted: bool,
-        origin: str,
-        tokenizer: PreTrainedTokenizerBase,
-        load: Callable[[], PreTrainedModel],
-        precision: str,
-        weights: str,
-        device: torch.device,
-        seconds: float,
-        model: PreTrainedModel | None = None,
-        notices: Sequence[str] = (),
-        features: Mapping[str, Any] | None = None,
-        adapted: Mapping[str, Any] | None = None,
-        trained_by: TrainerSettings | None = None,
-        members: "Sequence[PreparedTeacher]" = (),
-        shares: tuple[float, ...] = (1.0,),
-        by_task: "Mapping[str, PreparedTeacher] | None" = None,
-        load_labels: Callable[[], nn.Module] | None = None,
-        load_untrained: Callable[[], PreTrainedModel] | None = None,
-        has_size: bool = True,
-    ) -> None:
-        self.requested, self.resolved, self.substituted, self.origin = requested, resolved, substituted, origin
-        self.tokenizer, self.precision, self.weights = tokenizer, precision, weights
-        self.device, self.seconds = device, seconds
-        self.precision_reason: str | None = None
-        self.metrics: dict[str, float] = {}
-        self.scores: Mapping[str, Scores] = {}  # On the splits that are scored.
-        self.comparison: Comparison | None = None  # With the best constant prediction.
-        self.notices = list(notices)
-        self.features, self.trained_by, self.shares = features, trained_by, shares
-        self.adapted = adapted
-        self._members, self.by_task = members, by_task or {}
-        self.whole: PreparedTeacher | None = None
-        self._load, self._load_labels, self._load_untrained = load, load_labels, load_untrained
-        self._model = None if model is None else freeze(model)
+    requested: str
+    resolved: str
+    origin: str
+    tokenizer: PreTrainedTokenizerBase
+    load: Callable[[], PreTrainedModel]
+    precision: str
+    weights: str
+    device: torch.device
+    substituted: bool = False
+    seconds: float = 0.0
+    loaded: PreTrainedModel | None = None
+    notices: list[str] = field(default_factory=list)
+    features: Mapping[str, Any] | None = None
+    adapted: Mapping[str, Any] | None = None
+    trained_by: TrainerSettings | None = None
+    ensemble: "Sequence[PreparedTeacher]" = ()
+    shares: tuple[float, ...] = (1.0,)
+    by_task: "Mapping[str, PreparedTeacher]" = field(default_factory=dict)
+    load_labels: Callable[[], nn.Module] | None = None
+    load_untrained: Callable[[], PreTrainedModel] | None = None
+    has_size: bool = True
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
+    scores: Mapping[str, Scores] = field(default_factory=dict, init=False)
+    comparison: Comparison | None = field(default=None, init=False)
+    whole: "PreparedTeacher | None" = field(default=None, init=False)
+    precision_reason: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.notices = list(self.notices)
+        if self.loaded is not None:
+            freeze(self.loaded)
         self._running: PreTrainedModel | None = None
         sizes = [teacher.parameters for teacher in self._teachers()] or [count_parameters(self.model)]
-        self.parameters: int | None = sum(size or 0 for size in sizes) if has_size else None
+        self.parameters: int | None = sum(size or 0 for size in sizes) if self.has_size else None
 
     @property
     def members(self) -> "Sequence[PreparedTeacher]":
-        return self._members or [self]
+        return self.ensemble or [self]
 
     def _teachers(self) -> "list[PreparedTeacher]":
         """Returns the teachers that this one is made of, none if it is one model."""
-        return [*self._members, *self.by_task.values()]
+        return [*self.ensemble, *self.by_task.values()]
 
     @property
     def model(self) -> PreTrainedModel:
-        if self._model is None:
-            self._model = freeze(self._load())
-        return self._model
+        if self.loaded is None:
+            self.loaded = freeze(self.load())
+        return self.loaded
 
     @property
     def fingerprint(self) -> str:
@@ -219,31 +226,31 @@ class PreparedTeacher:
             return freeze(SeveralHeads({name: teacher.running() for name, teacher in self.by_task.items()}))
         dtype = getattr(torch, self.precision)
         is_copied = dtype != torch.float32 or self.device.type != "cpu"
-        if not is_copied and self._load_labels is None:
+        if not is_copied and self.load_labels is None:
             return self.model
         if self._running is None:
             model = self.model
-            if self._load_labels is not None:
-                model = LabelledEncoder(model, self._load_labels())
+            if self.load_labels is not None:
+                model = LabelledEncoder(model, self.load_labels())
             self._running = freeze(copy.deepcopy(model).to(self.device, dtype) if is_copied else model)
         return self._running
 
     @property
     def has_head(self) -> bool:
         """Returns whether the logits are those of `model`, which can be exported and timed."""
-        return self._load_labels is None
+        return self.load_labels is None
 
     @property
     def start(self) -> str:
         """Returns the weights of `untrained`: PRETRAINED ones, or those of the TEACHER, which was not trained here."""
-        return PRETRAINED if self._load_untrained is not None or not self.has_head else TEACHER
+        return PRETRAINED if self.load_untrained is not None or not self.has_head else TEACHER
 
     def untrained(self) -> "PreparedTeacher":
         """Returns the teacher as it was before its training on the task; as it is if it was not trained."""
-        if self._load_untrained is None:
+        if self.load_untrained is None:
             return self
         other = copy.copy(self)
-        other._load, other._model, other._running = self._load_untrained, None, None
+        other.load, other.loaded, other._running = self.load_untrained, None, None
         other.metrics, other.scores = {}, {}
         return other
 
@@ -251,7 +258,7 @@ class PreparedTeacher:
         """Frees the model's memory."""
         for teacher in self._teachers():
             teacher.release()
-        self._model = self._running = None
+        self.loaded = self._running = None
         gc.collect()  # A frozen model refers to itself.
 
     def with_vocabulary(
@@ -271,13 +278,13 @@ class PreparedTeacher:
 
         other = copy.copy(self)
         other.tokenizer, other.weights = tokenizer, digest_parts([self.weights, digest])
-        other._members = [member.with_vocabulary(tokenizer, cut, digest) for member in self._members]
-        other._load = load if not other._members else lambda: other._members[0].model
-        before = self._load_untrained
-        other._load_untrained = None if before is None else lambda: cut(before())
-        other._model = other._running = None
+        other.ensemble = [member.with_vocabulary(tokenizer, cut, digest) for member in self.ensemble]
+        other.load = load if not other.ensemble else lambda: other.ensemble[0].model
+        before = self.load_untrained
+        other.load_untrained = None if before is None else lambda: cut(before())
+        other.loaded = other._running = None
         other.whole = self
-        other.notices = list(self.notices)
+        other.notices = [*self.notices]
         return other
 
     def record(self) -> dict[str, Any]:
@@ -293,27 +300,24 @@ class PreparedTeacher:
             {"resolved": member.resolved, "origin": member.origin, "share": share, "metrics": member.metrics}
             for member, share in zip(self.members, self.shares, strict=True)
         ]
-        members = {"members": rows} if self._members else {}
+        members = {"members": rows} if self.ensemble else {}
         return {name: getattr(self, name) for name in fields} | comparison | members
 
 
-def join_members(members: Sequence[PreparedTeacher], shares: tuple[float, ...], *, requested: str) -> PreparedTeacher:
-    """Returns the teacher that is the mean of several with one vocabulary.
-
-    Everything but outputs, scores and size is that of the first one.
+def join_prepared(teachers: Sequence[PreparedTeacher], *further: object, resolved: str, **own: Any) -> PreparedTeacher:
+    """Returns several teachers with one vocabulary as one; everything but outputs, scores and size is the first one's.
 
     Args:
-        shares: the weight of each, with a sum of 1.
+        further: parts of the digest besides the teachers.
+        own: further fields of the teacher.
     """
-    first = members[0]
+    first = teachers[0]
     return PreparedTeacher(
-        requested=requested, resolved=f"the mean of {', '.join(member.resolved for member in members)}",
-        substituted=False, origin=", ".join(member.origin for member in members), tokenizer=first.tokenizer,
-        load=lambda: first.model, precision=first.precision,
-        weights=digest_parts([*(member.fingerprint for member in members), *shares]), device=first.device,
-        seconds=sum(member.seconds for member in members),
-        notices=[notice for member in members for notice in member.notices], members=members, shares=shares,
-        load_untrained=first._load_untrained,
+        requested=first.requested, resolved=resolved, substituted=any(teacher.substituted for teacher in teachers),
+        origin=", ".join(teacher.origin for teacher in teachers), tokenizer=first.tokenizer, load=lambda: first.model,
+        precision=first.precision, weights=digest_parts([*(teacher.fingerprint for teacher in teachers), *further]),
+        device=first.device, seconds=sum(teacher.seconds for teacher in teachers),
+        notices=[notice for teacher in teachers for notice in teacher.notices], **own,
     )  # fmt: skip
 
 

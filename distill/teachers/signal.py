@@ -44,7 +44,7 @@ from distill.teachers.computation import (
     open_outputs,
 )
 from distill.teachers.output_cache import Cached, Draws, HiddenLayers, OutputCache, TopK
-from distill.teachers.prepared import PreparedTeacher, digest_parts
+from distill.teachers.prepared import PreparedTeacher, join_prepared
 from distill.teachers.source import TeacherSource, mix_logits
 from distill.training.module import NOTHING, freeze, split_metrics
 
@@ -394,8 +394,6 @@ def _load_parts(directory: Path, *, trust_remote_code: bool) -> tuple[dict[str, 
 def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective) -> PreparedTeacher:
     """Returns the teachers of several tasks as one; a single one stays as it is.
 
-    Everything but the running model, scores and size is that of the first one.
-
     Raises:
         UserError: for teachers with other tokens, and for encoders of other sizes where the objective reads them.
     """
@@ -404,14 +402,8 @@ def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective)
     names = {name: teacher.resolved for name, teacher in teachers.items()}
     _compare_vocabularies({name: read_vocabulary(teacher.tokenizer) for name, teacher in teachers.items()}, names)
     _compare_sizes({name: encoder_size(teacher.model) for name, teacher in teachers.items()}, names, objective)
-    first, every = next(iter(teachers.values())), teachers.values()
-    return PreparedTeacher(
-        requested=first.requested, resolved=", ".join(dict.fromkeys(one.resolved for one in every)),
-        substituted=any(one.substituted for one in every), origin=", ".join(one.origin for one in every),
-        tokenizer=first.tokenizer, load=lambda: first.model, precision=first.precision,
-        weights=digest_parts([one.fingerprint for one in every]), device=first.device,
-        seconds=sum(one.seconds for one in every), by_task=teachers,
-    )  # fmt: skip
+    resolved = ", ".join(dict.fromkeys(names.values()))
+    return join_prepared(list(teachers.values()), resolved=resolved, by_task=teachers)
 
 
 def join_scores(teacher: PreparedTeacher, scoring: Scoring) -> None:

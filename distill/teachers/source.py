@@ -482,6 +482,7 @@ class TeacherSource:
         contrastive: the settings of a start on pairs of labelled rows in place of the fine-tuning; None for that.
         labeller: has the class probabilities in place of a head of the weights; None for a model with a head.
         targets: the texts of the teacher that take the place of those of train; None for those of the data.
+        stands_for: name of the teacher whose substitute this one is; None for a teacher that was asked for.
 
     Raises:
         OptionError: if `accept_weak` is neither true nor false.
@@ -502,6 +503,7 @@ class TeacherSource:
     contrastive: ContrastiveSettings | None = None
     labeller: Labeller | None = None
     targets: TargetSettings | None = None
+    stands_for: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.accept_weak, bool):
@@ -510,6 +512,11 @@ class TeacherSource:
     def of_task(self, name: str) -> "TeacherSource":
         """Returns the source of the teacher of the task with this name."""
         return self.by_task.get(name, self)
+
+    @property
+    def requested(self) -> str:
+        """Returns the name of the teacher that was asked for."""
+        return self.stands_for or self.weights.name
 
     @property
     def trainer(self) -> str:
@@ -575,8 +582,8 @@ def make_by_task(sources: Mapping[str, TeacherSource]) -> TeacherSource:
     return replace(next(iter(sources.values())), by_task=dict(sources))
 
 
-def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
-    """Returns the source, or its substitute if the weights are not available, and whether it is the substitute.
+def locate(source: TeacherSource, task: Task) -> TeacherSource:
+    """Returns the source, or its substitute if the weights are not available.
 
     Raises:
         UserError: if the weights are not available and there is no substitute.
@@ -584,7 +591,7 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
     try:
         for one in (source, *source.others):
             one.weights.locate()
-        return source, False
+        return source
     except UnreachableError:
         if not task.info.builtin or source.substitute is None or task.info.raw_text:
             raise
@@ -597,4 +604,4 @@ def locate(source: TeacherSource, task: Task) -> tuple[TeacherSource, bool]:
         print_line("All numbers below are of that small teacher. To use your own files, set teacher.path=DIR")
         console.rule(style="bold yellow")
         substitute.weights.locate()
-        return substitute, True
+        return replace(substitute, stands_for=source.weights.name)

@@ -89,10 +89,9 @@ def test_a_teacher_has_its_scores_with_all_pieces_where_the_items_are_the_same(
 ) -> None:
     rows = (["one", "two", "three", "four"], ["a", "b", "a", "b"])
     data = d.tasks.Classification(train=rows, dev=rows, text="text").read(Path("unused"))
-    options: dict[str, Any] = {"requested": "t", "resolved": "t", "substituted": False, "origin": "t", "seconds": 0.0}
     whole = PreparedTeacher(
-        tokenizer=tokenizer, load=lambda: teacher, precision="float32", weights="w", device=torch.device("cpu"),
-        **options,
+        requested="t", resolved="t", origin="t", tokenizer=tokenizer, load=lambda: teacher, precision="float32",
+        weights="w", device=torch.device("cpu"),
     )  # fmt: skip
     fewer, cut = cut_teacher(whole, data, TRAINED)
     assert (fewer.tokenizer, fewer.model.config.vocab_size) == (cut.tokenizer, len(cut.kept))

@@ -74,8 +74,8 @@ def test_cached_outputs_give_the_losses_and_gradients_of_a_live_teacher(
     reads_states = name != "halves"  # The states of an encoder-decoder are not cached.
     objective = of.objective(of.student, reads_states=reads_states)
     prepared = PreparedTeacher(
-        requested="", resolved="", substituted=False, origin="", tokenizer=of.tokenizer, load=lambda: of.teacher,
-        precision="float32", weights=kind, device=torch.device("cpu"), seconds=0.0,
+        requested="", resolved="", origin="", tokenizer=of.tokenizer, load=lambda: of.teacher, precision="float32",
+        weights=kind, device=torch.device("cpu"),
     )  # fmt: skip
     cached = outputs_for_training(
         prepared, objective, of.task, of.examples["train"], student=of.student, directory=tmp_path,

@@ -46,14 +46,21 @@ def prepare(source: TeacherSource, task: Task, directory: Path, *, splits: Any =
         task=task, splits=splits or task.read(directory), cache_dir=directory, run_directory=directory / "run",
         device=CPU, **options,
     )  # fmt: skip
-    return preparation.prepare(source, chosen, requested="toy", substituted=False)
+    return preparation.prepare(source, chosen)
+
+
+def fingerprint_of(source: TeacherSource, task: Task, splits: Any, directory: Path) -> str:
+    """Returns the digest of the trained teacher of a source."""
+    chosen = preparation.Preparation(
+        task=task, splits=splits, cache_dir=directory, run_directory=directory / "run", device=CPU
+    )
+    return preparation.Tuning(source, chosen).fingerprint()
 
 
 def make_prepared(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, /, **other: Any) -> PreparedTeacher:
     values = {"precision": "float32", "weights": "abc", **other}
     return PreparedTeacher(
-        requested="", resolved="", substituted=False, origin="", tokenizer=tokenizer, load=lambda: model, device=CPU,
-        seconds=0.0, **values,
+        requested="", resolved="", origin="", tokenizer=tokenizer, load=lambda: model, device=CPU, **values,
     )  # fmt: skip
 
 

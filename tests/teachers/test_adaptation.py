@@ -16,12 +16,11 @@ from distill import api
 from distill.core.errors import UserError
 from distill.data.splits import Pool, text_split
 from distill.kinds import Classification, MaskedLM
-from distill.teachers import preparation as teaching
 from distill.teachers.source import Adaptation, TeacherSource, check_source
 from distill.teachers.stages import AdaptedWeights
 from distill.training.module import DistillationModule
 from tests.conftest import SETTINGS, write_corpus
-from tests.teachers.conftest import prepare
+from tests.teachers.conftest import fingerprint_of, prepare
 
 SHORT = replace(SETTINGS, max_epochs=None, max_steps=3)
 
@@ -133,9 +132,8 @@ def test_the_fingerprint_depends_on_everything_that_the_adaptation_does(
     keys.append(AdaptedWeights(source.weights, adaptation(None), splits, tmp_path).fingerprint())
     assert len(set(keys)) == len(keys)
     assert AdaptedWeights(source.weights, adaptation(corpus), splits, tmp_path).fingerprint() == keys[0]
-    other = teaching._fingerprint(replace(source, adaptation=None), short, splits)
-    adapted = AdaptedWeights(source.weights, adaptation(corpus), splits, tmp_path)
-    assert teaching._fingerprint(replace(source, weights=adapted), short, splits) != other
+    other = fingerprint_of(replace(source, adaptation=None), short, splits, tmp_path)
+    assert fingerprint_of(source, short, splits, tmp_path) != other
 
 
 def test_what_cannot_be_adapted_is_refused(source: TeacherSource, short: Classification) -> None:

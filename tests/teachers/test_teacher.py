@@ -30,7 +30,7 @@ from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.source import TeacherSource, locate
 from distill.training.module import freeze
 from tests.conftest import LABELS, SETTINGS, sentences, toy_bert
-from tests.teachers.conftest import prepare
+from tests.teachers.conftest import fingerprint_of, prepare
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
@@ -225,11 +225,11 @@ def test_only_the_built_in_task_accepts_a_substitute(capsys: pytest.CaptureFixtu
     with pytest.raises(UnreachableError, match="far away"):
         locate(requested, own)
     builtin = Classification(name="docstrings", text=["sentence"], builtin=True)
-    assert locate(requested, builtin) == (stand_in, True)
+    assert locate(requested, builtin) == replace(stand_in, stands_for="big")
     printed = capsys.readouterr().out
     assert "ANOTHER TEACHER TEACHES" in printed
     assert "Requested    big" in printed
-    assert locate(stand_in, own) == (stand_in, False)
+    assert locate(stand_in, own) is stand_in
 
 
 CODE = {
@@ -300,12 +300,12 @@ def test_a_loaded_teacher_keeps_the_settings_of_its_tokenizer(
 
 
 def test_a_fine_tuned_teacher_is_cached_by_everything_that_it_depends_on(
-    encoder_dir: Path, task: Classification, splits: Any, monkeypatch: pytest.MonkeyPatch
+    encoder_dir: Path, task: Classification, splits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = Pretrained(name="toy", path=str(encoder_dir))
 
     def fingerprint(of: Any = task, data: Any = splits, **options: Any) -> str:
-        return teaching._fingerprint(TeacherSource(weights, replace(SETTINGS, **options)), of, data)
+        return fingerprint_of(TeacherSource(weights, replace(SETTINGS, **options)), of, data, tmp_path)
 
     shorter = Classification(name="toy", text=["sentence"], max_length=32, data_dir=task.rows.source.data_dir)
     changes: list[dict[str, Any]] = [
@@ -386,11 +386,11 @@ def test_a_teacher_whose_training_was_too_short_says_so_when_it_is_reused_too(
 def test_the_fine_tuning_is_chosen_from_data_and_teacher(encoder_dir: Path, task: Classification, splits: Any) -> None:
     """The toy encoder is 32 wide; 64 examples are 2 steps of an epoch."""
     pretrained = TeacherSource(Pretrained(name="toy", path=str(encoder_dir)), api.FINETUNE)
-    source, chosen = teaching._choose_finetuning(pretrained, splits, task.info)
+    source, chosen = teaching.choose_finetuning(pretrained, splits, task.info)
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.max_epochs, source.finetune.patience) == (1e-4, 40, 14)
     assert chosen["learning_rate"]["reason"] == "a whole pre-trained encoder of width 32 is fine-tuned"
-    source, _ = teaching._choose_finetuning(replace(pretrained, weights=NewModel(hidden_size=1024)), splits, task.info)
+    source, _ = teaching.choose_finetuning(replace(pretrained, weights=NewModel(hidden_size=1024)), splits, task.info)
     assert source.finetune is not None
     assert (source.finetune.learning_rate, source.finetune.patience) == (5e-4, None)  # Its layers are random.
 

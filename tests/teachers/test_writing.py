@@ -256,7 +256,7 @@ def letters() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="module")
 def decoder(letters: PreTrainedTokenizerBase) -> PreparedTeacher:
     model = make_gpt2(letters, 0.5)
-    return make_prepared(model, letters, model=model)
+    return make_prepared(model, letters)
 
 
 def read(
