@@ -101,40 +101,67 @@ def mark_spans(text: np.ndarray, gaps: np.ndarray, lengths: np.ndarray) -> tuple
     return inside, first
 
 
-def check_text(tokens: int, least: int, name: str) -> None:
-    """Raises UserError for fewer tokens of text than a corruption needs."""
-    if tokens < least:
-        raise UserError(
-            f"task.corruption={name} got a sequence of {tokens} token{'' if tokens == 1 else 's'} of text, expected at "
-            f"least {least}: set task.packing=full_sentences, which fills every sequence"
-        )
+class Step:
+    """A corruption of the text of a sequence, without the special tokens around it.
+
+    Args:
+        share: of the tokens; None for that of the class.
+        mean_span: mean length of spans in tokens.
+
+    Attributes:
+        name: the value of `task.corruption`.
+        restores_whole: whether the target is the whole text, so that a call returns the source alone.
+        least: tokens of text without which there is nothing to corrupt.
+        share: of a corruption that has none 0.
+    """
+
+    name: str
+    restores_whole = True
+    least = 1
+    share = 0.0
+
+    def __init__(self, share: float | None = None, mean_span: float = 3.0) -> None:
+        self.share, self.mean_span = self.share if share is None else share, mean_span
+
+    def count_targets(self, tokens: int) -> int:
+        """Returns the largest number of tokens of a target."""
+        return tokens
+
+    def check(self, tokens: int, symbols: Symbols) -> None:
+        """Raises UserError for a vocabulary without what a text of so many tokens needs."""
+
+    def check_text(self, tokens: int) -> None:
+        """Raises UserError for fewer tokens of text than the corruption needs."""
+        if tokens < self.least:
+            raise UserError(
+                f"task.corruption={self.name} got a sequence of {tokens} token{'' if tokens == 1 else 's'} of text, "
+                f"expected at least {self.least}: set task.packing=full_sentences, which fills every sequence"
+            )
+
+    def find_mask(self, symbols: Symbols) -> int:
+        """Returns the id of the token that hides others; raises UserError for a vocabulary without one."""
+        if symbols.mask is None:
+            raise UserError(
+                f"the vocabulary has neither a mask token nor sentinels (<extra_id_0>), which task.corruption="
+                f"{self.name} hides tokens behind: take another corruption, or a T5's or BART's tokenizer"
+            )
+        return symbols.mask
+
+    def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> Any:
+        """Returns the source of a text `[n]`, or its source and target."""
+        raise NotImplementedError
 
 
-def check_mask(symbols: Symbols, name: str) -> int:
-    """Returns the id of the token that hides others; raises UserError for a vocabulary without one."""
-    if symbols.mask is None:
-        raise UserError(
-            f"the vocabulary has neither a mask token nor sentinels (<extra_id_0>), which task.corruption={name} "
-            "hides tokens behind: take another corruption, or a T5's or BART's tokenizer"
-        )
-    return symbols.mask
-
-
-class Deletion:
+class Deletion(Step):
     """Deletes tokens that are drawn uniformly.
 
     Args:
         share: share of the tokens that is deleted, which the paper does not name.
     """
 
-    restores_whole = True
+    name = "deletion"
     least = 2
-
-    def __init__(self, share: float = 0.15) -> None:
-        self.share = share
-
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Needs nothing of a vocabulary."""
+    share = 0.15
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
         places = np.flatnonzero(~symbols.special[ids])
@@ -143,14 +170,10 @@ class Deletion:
         return np.delete(ids, random.permutation(places)[: count_noise(len(places), self.share)])
 
 
-class Deshuffle:
+class Deshuffle(Step):
     """Shuffles the tokens of each document."""
 
-    restores_whole = True
-    least = 1
-
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Needs nothing of a vocabulary."""
+    name = "deshuffle"
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
         order = np.lexsort((random.random(len(ids)), symbols.documents(ids)))
@@ -158,7 +181,7 @@ class Deshuffle:
         return shuffled
 
 
-class Infilling:
+class Infilling(Step):
     """Replaces spans of a document with one mask each, at places that are drawn uniformly.
 
     Lengths are drawn until they have the share of the tokens; the last one is shortened. There are at
@@ -169,18 +192,16 @@ class Infilling:
         mean_span: mean of the Poisson distribution.
     """
 
-    restores_whole = True
+    name = "infilling"
     least = 2
-
-    def __init__(self, share: float = 0.3, mean_span: float = 3.0) -> None:
-        self.share, self.mean_span = share, mean_span
+    share = 0.3
 
     def check(self, tokens: int, symbols: Symbols) -> None:
         """Raises UserError for a vocabulary without a mask token."""
-        check_mask(symbols, "infilling")
+        self.find_mask(symbols)
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
-        mask, text = check_mask(symbols, "infilling"), ~symbols.special[ids]
+        mask, text = self.find_mask(symbols), ~symbols.special[ids]
         tokens = int(text.sum())
         if tokens < self.least:  # After another corruption.
             return ids
@@ -214,18 +235,17 @@ class Infilling:
         return np.delete(lengths, (lengths == 0).nonzero()[0][: max(0, len(lengths) - noise)])
 
 
-class Mass:
+class Mass(Step):
     """Hides one fragment, whose start is drawn uniformly.
 
     Args:
         share: share of the tokens in the fragment.
     """
 
+    name = "mass"
     restores_whole = False
     least = 2
-
-    def __init__(self, share: float = 0.5) -> None:
-        self.share = share
+    share = 0.5
 
     def count_targets(self, tokens: int) -> int:
         """Returns the number of tokens of a target."""
@@ -233,26 +253,22 @@ class Mass:
 
     def check(self, tokens: int, symbols: Symbols) -> None:
         """Raises UserError for a vocabulary without a mask token."""
-        check_mask(symbols, "mass")
+        self.find_mask(symbols)
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> tuple[np.ndarray, np.ndarray]:
         text = ~symbols.special[ids]
         tokens = int(text.sum())
-        check_text(tokens, self.least, "mass")
+        self.check_text(tokens)
         length = count_noise(tokens, self.share)
         start = random.integers(tokens - length + 1, size=1)
         inside, _ = mark_spans(text, start, np.array([length]))
-        return np.where(inside, check_mask(symbols, "mass"), ids).astype(ids.dtype), ids[inside]
+        return np.where(inside, self.find_mask(symbols), ids).astype(ids.dtype), ids[inside]
 
 
-class Permutation:
+class Permutation(Step):
     """Shuffles the sentences of each document, which end with a full stop, a question or an exclamation mark."""
 
-    restores_whole = True
-    least = 1
-
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Needs nothing of a vocabulary."""
+    name = "permutation"
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
         ends = symbols.ends[ids]
@@ -264,9 +280,10 @@ class Permutation:
         return shuffled
 
 
-class Prefix:
+class Prefix(Step):
     """Splits the text at a place that is drawn uniformly, with at least one token on both sides."""
 
+    name = "prefix"
     restores_whole = False
     least = 2
 
@@ -274,23 +291,16 @@ class Prefix:
         """Returns the largest number of tokens of a target."""
         return tokens - 1
 
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Needs nothing of a vocabulary."""
-
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> tuple[np.ndarray, np.ndarray]:
-        check_text(len(ids), self.least, "prefix")
+        self.check_text(len(ids))
         end = int(random.integers(1, len(ids)))
         return ids[:end], ids[end:]
 
 
-class Rotation:
+class Rotation(Step):
     """Rotates each document of a sequence to a token that is drawn uniformly."""
 
-    restores_whole = True
-    least = 1
-
-    def check(self, tokens: int, symbols: Symbols) -> None:
-        """Needs nothing of a vocabulary."""
+    name = "rotation"
 
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> np.ndarray:
         documents = symbols.documents(ids)
@@ -301,7 +311,7 @@ class Rotation:
         return rotated
 
 
-class T5Spans:
+class T5Spans(Step):
     """Replaces each span in the source with a sentinel; a last sentinel ends the target.
 
     The lengths of the spans, and of the text between them, are drawn as in T5's code: all divisions of their totals
@@ -312,11 +322,10 @@ class T5Spans:
         mean_span: tokens of a span on average.
     """
 
+    name = "t5_spans"
     restores_whole = False
     least = 2
-
-    def __init__(self, share: float = 0.15, mean_span: float = 3.0) -> None:
-        self.share, self.mean_span = share, mean_span
+    share = 0.15
 
     def count_spans(self, tokens: int) -> tuple[int, int]:
         """Returns the numbers of tokens in spans and of spans."""
@@ -334,7 +343,7 @@ class T5Spans:
     def __call__(self, ids: np.ndarray, random: np.random.Generator, symbols: Symbols) -> tuple[np.ndarray, np.ndarray]:
         text = ~symbols.special[ids]
         tokens = int(text.sum())
-        check_text(tokens, self.least, "t5_spans")
+        self.check_text(tokens)
         noise, number = self.count_spans(tokens)
         lengths, gaps = _divide(random, noise, number), _divide(random, tokens - noise, number)
         inside, first = mark_spans(text, gaps, lengths)
@@ -370,12 +379,10 @@ def _divide(random: np.random.Generator, total: int, parts: int) -> np.ndarray:
     return edges[1:] - edges[:-1]
 
 
-CORRUPTIONS: dict[str, Any] = {
-    "t5_spans": T5Spans, "prefix": Prefix, "deshuffle": Deshuffle, "mass": Mass, "infilling": Infilling,
-    "permutation": Permutation, "deletion": Deletion, "rotation": Rotation,
-}  # fmt: skip
-_WITH_SHARE = ("t5_spans", "mass", "infilling", "deletion")
-_WITH_SPANS = ("t5_spans", "infilling")
+CORRUPTIONS: dict[str, type[Step]] = {
+    step.name: step for step in (T5Spans, Prefix, Deshuffle, Mass, Infilling, Permutation, Deletion, Rotation)
+}
+_WITH_SHARE = [name for name, step in CORRUPTIONS.items() if step.share]
 
 
 @dataclass(frozen=True)
@@ -415,16 +422,9 @@ class Corruption:
                 f"others, or combine {whole}"
             )
 
-    def steps(self) -> list[Any]:
+    def steps(self) -> list[Step]:
         """Returns the corruptions in their order."""
-        shares = {} if self.noise is None else {"share": self.noise}
-        return [
-            CORRUPTIONS[name](
-                **(shares if name in _WITH_SHARE else {}),
-                **({"mean_span": self.mean_span} if name in _WITH_SPANS else {}),
-            )
-            for name in self.names
-        ]
+        return [CORRUPTIONS[name](self.noise, self.mean_span) for name in self.names]
 
 
 class Corruptor:
@@ -454,15 +454,13 @@ class Corruptor:
     def check_lengths(self, lengths: np.ndarray) -> None:
         """Raises UserError for lengths of sequences `[N]`, with special tokens, that cannot be corrupted so."""
         around = len(self._before) + len(self._after)
-        for name, step in zip(self.corruption.names, self._steps, strict=True):
-            check_text(int(lengths.min()) - around, step.least, name)
+        for step in self._steps:
+            step.check_text(int(lengths.min()) - around)
             step.check(int(lengths.max()) - around, self.symbols)
 
     def count_targets(self, lengths: np.ndarray) -> np.ndarray:
         """Returns the largest number of tokens of the target of a sequence of each length, `[N]`."""
         step, around = self._steps[0], len(self._before) + len(self._after)
-        if step.restores_whole:
-            return lengths
         sizes, inverse = np.unique(lengths, return_inverse=True)
         targets = np.array([step.count_targets(int(size) - around) + around for size in sizes])
         return targets[inverse]
