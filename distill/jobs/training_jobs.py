@@ -95,7 +95,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
         )
     data, dev, module = training.data, training.loaders["dev"], training.module
     run.update(task=task_record(task, data, training.examples), objective=module.objective.record())
-    before = data.scoring.metrics(training.evaluate()) if start.fits else None
+    before = training.measure() if start.fits else None
     about = _describe_text(task, data, training.examples, dev, run)
     _show(training, about, source.weights.resolved(), before)
     if config.dry_run:
@@ -103,7 +103,7 @@ def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) ->
     with tracking.open(run.directory, metric=data.scoring.metric, selects=data.scoring.selects) as loggers:
         with run.timed("training"):
             fit = training.fit(
-                run.directory / "checkpoints", loggers.lightning, title="teacher", resume=bool(config.resume),
+                run.directory / "checkpoints", logger=loggers.lightning, title="teacher", resume=bool(config.resume),
                 identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
             )  # fmt: skip
             scores = training.evaluate()

@@ -11,14 +11,13 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.loggers import Logger
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,20 +56,44 @@ TOLD_UNKNOWN = 0.01  # Above which the share gets a notice.
 
 
 @dataclass(frozen=True)
-class TextTraining:
+class Training:
+    """A module, the loaders of its splits, and the settings of its training."""
+
+    module: DistillationModule
+    loaders: Mapping[str, Loader]
+    settings: TrainerSettings
+
+    def estimate_seconds(self) -> float:
+        """Estimates the duration, as `fitting.estimate_seconds`."""
+        return fitting.estimate_seconds(self.module, self.loaders["train"], self.loaders["dev"], self.settings)
+
+    def describe(self, seconds: float) -> str:
+        """Describes the number of steps, their size and the estimated duration of a training whose result is cached."""
+        steps, size = f"{self.module.total_steps:,} steps", self.settings.step_size()
+        return f"{steps} of {size}, {self.settings.resolved_precision()}, about {format_duration(seconds)}, once"
+
+    def fit(self, checkpoints: Path, **options: Any) -> fitting.Fit:
+        """Trains the module with the further arguments of `fitting.fit`."""
+        splits = self.loaders["train"], self.loaders["dev"]
+        return fitting.fit(self.module, *splits, settings=self.settings, checkpoints=checkpoints, **options)
+
+    def evaluate(self) -> Scores:
+        """Returns the scores of the student on dev."""
+        module = self.module.to(self.settings.device())
+        return evaluate(module.student, module.task, module.scoring, self.loaders["dev"])
+
+
+@dataclass(frozen=True)
+class TextTraining(Training):
     """A training on raw text: the model, its tokenized text, and the module that trains it.
 
     Args:
         data: with the tokenized splits.
     """
 
-    task: MaskedLM | CausalLM
     start: Start
     data: TextData
     examples: EncodedSplits
-    loaders: Mapping[str, Loader]
-    settings: TrainerSettings
-    module: DistillationModule
 
     @classmethod
     def prepare(
@@ -99,30 +122,11 @@ class TextTraining:
             student=model, objective=chosen, task=task, scoring=data.scoring,
             **settings.optimization(len(loaders["train"])),
         )  # fmt: skip
-        return cls(task, start, data, examples, loaders, settings, module)
+        return cls(module, loaders, settings, start, data, examples)
 
-    def evaluate(self) -> Scores:
-        """Returns the scores of the model on dev."""
-        model = self.module.to(self.settings.device()).student
-        return evaluate(model, self.task, self.data.scoring, self.loaders["dev"])
-
-    def estimate_seconds(self) -> float:
-        return fitting.estimate_seconds(self.module, self.loaders["train"], self.loaders["dev"], self.settings)
-
-    def fit(
-        self,
-        checkpoints: Path,
-        logger: Logger | Sequence[Logger],
-        *,
-        title: str,
-        identity: Mapping[str, object],
-        resume: bool,
-    ) -> fitting.Fit:
-        """Trains the model, as `fitting.fit`."""
-        return fitting.fit(
-            self.module, self.loaders["train"], self.loaders["dev"], settings=self.settings, checkpoints=checkpoints,
-            logger=logger, title=title, identity=identity, resume=resume,
-        )  # fmt: skip
+    def measure(self) -> dict[str, float]:
+        """Returns the metrics of the model on dev."""
+        return self.data.scoring.metrics(self.evaluate())
 
 
 def load_language_model(weights: Weights, task: MaskedLM | CausalLM, data: TextData, *, seed: int) -> Start:
@@ -246,29 +250,6 @@ class Distance(Scoring):
         return {"distance": float(scores.columns["distance"].astype(np.float64).mean())}
 
 
-@dataclass(frozen=True)
-class _Training:
-    """The module that trains the encoder, with its text."""
-
-    module: DistillationModule
-    loaders: Mapping[str, Loader]
-    settings: TrainerSettings
-
-    def measure(self) -> float:
-        """Returns the distance from the teacher on dev."""
-        module = self.module.to(self.settings.device())
-        scores = evaluate(module.student, module.task, module.scoring, self.loaders["dev"])
-        return module.scoring.metrics(scores)["distance"]
-
-    def describe(self) -> str:
-        """Describes the number of steps, their size and the estimated time, which the stage of the command is given."""
-        seconds = fitting.estimate_seconds(self.module, self.loaders["train"], self.loaders["dev"], self.settings)
-        stages.expect(teacher=seconds)
-        stages.expect_left(seconds)
-        size, precision = self.settings.step_size(), self.settings.resolved_precision()
-        return f"{self.module.total_steps:,} steps of {size}, {precision}, about {format_duration(seconds)}, once"
-
-
 class GeneralStage:
     """The encoder of a student after a general stage, trained once and cached.
 
@@ -347,7 +328,7 @@ class GeneralStage:
         """Describes where the encoder is, or how long its training takes."""
         if self.is_trained():
             return f"trained before on {self._name_text()}, in {self.directory}"
-        return f"to be trained on {self._name_text()}: {self._prepare().describe()}"
+        return f"to be trained on {self._name_text()}: {_describe(self._prepare())}"
 
     def _name_text(self) -> str:
         corpus = self.settings.corpus
@@ -374,12 +355,11 @@ class GeneralStage:
     def _train(self, working: Path) -> None:
         started, training = time.perf_counter(), self._prepare()
         print_line(f"Student: learns {self.weights.resolved()} on {self._name_text()} first, for every task")
-        print_line(f"         {training.describe()}")
-        before = training.measure()
-        fit = fitting.fit(
-            training.module, training.loaders["train"], training.loaders["dev"], settings=training.settings,
-            checkpoints=working / "checkpoints", logger=None, title="general",
-            identity={"text": self.text.sha256, "teacher": self.weights.fingerprint()}, resume=True,
+        print_line(f"         {_describe(training)}")
+        before = training.module.scoring.metrics(training.evaluate())["distance"]
+        fit = training.fit(
+            working / "checkpoints", logger=None, title="general", resume=True,
+            identity={"text": self.text.sha256, "teacher": self.weights.fingerprint()},
         )  # fmt: skip
         self.seconds = time.perf_counter() - started
         record = {
@@ -394,7 +374,7 @@ class GeneralStage:
         shutil.rmtree(working, ignore_errors=True)  # The result is in the cache.
         gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
 
-    def _prepare(self) -> _Training:
+    def _prepare(self) -> Training:
         """Returns the module with its loaders."""
         settings, objective, train = self.settings, self._objective, self._examples["train"]
         trainer = self._trainer(1)
@@ -411,7 +391,7 @@ class GeneralStage:
             student=self.student, objective=objective, task=task, scoring=Distance(objective, signal), signal=signal,
             **trainer.optimization(in_epoch),
         )  # fmt: skip
-        return _Training(module, loaders, trainer)
+        return Training(module, loaders, trainer)
 
     def load(self) -> dict[str, Tensor]:
         """Returns the tensors of the trained encoder by name."""
@@ -425,6 +405,14 @@ class GeneralStage:
         """Returns the training for run.json."""
         record: dict[str, Any] = json.loads((self.directory / _METADATA).read_text(encoding="utf-8"))
         return record
+
+
+def _describe(training: Training) -> str:
+    """Describes a training and its estimated time, which the stage of the command is given."""
+    seconds = training.estimate_seconds()
+    stages.expect(teacher=seconds)
+    stages.expect_left(seconds)
+    return training.describe(seconds)
 
 
 def _find_corpus(settings: GeneralSettings, data: Data, cache_dir: Path) -> str:

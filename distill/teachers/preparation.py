@@ -16,7 +16,7 @@ import transformers
 from lightning.pytorch.loggers import CSVLogger
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.core.console import format_duration, print_line, print_notice, stages
+from distill.core.console import print_line, print_notice, stages
 from distill.core.contracts import Data, EncodedSplits, Examples, Scores, Task, TaskInfo
 from distill.core.errors import UserError
 from distill.core.files import CHECKSUMS, hash_file, write_json
@@ -31,6 +31,7 @@ from distill.models.forward import configure, fills_targets
 from distill.models.loading import Start, start_head, without_warnings
 from distill.models.sentence_files import adopt_special_tokens, read_vocabulary
 from distill.teachers.computation import cached_scores
+from distill.teachers.language_modeling import Training
 from distill.teachers.output_cache import OutputCache, library_versions
 from distill.teachers.prepared import PreparedTeacher, compare_with_constant, digest_parts, join_prepared
 from distill.teachers.signal import computation_of
@@ -275,15 +276,14 @@ class Tuning:
             student=trained, objective=objective, task=self.task, scoring=splits.scoring,
             **settings.optimization(steps),
         )  # fmt: skip
-        estimate = fitting.estimate_seconds(module, loaders["train"], loaders["dev"], settings)
+        training = Training(module, loaders, settings)
+        estimate = training.estimate_seconds()
         stages.expect(teacher=estimate + (0.0 if self.adapted is None else self.adapted.seconds))
-        length = f"{module.total_steps:,} steps of {settings.step_size()}"
-        print_line(f"         {length}, {settings.resolved_precision()}, about {format_duration(estimate)}, once")
+        print_line(f"         {training.describe(estimate)}")
         if self.preparation.dry_run:
             return {}
-        fit = fitting.fit(
-            module, loaders["train"], loaders["dev"], settings=settings, checkpoints=self._checkpoints,
-            logger=CSVLogger(str(self._checkpoints.parent), name="", version=""), title="teacher",
+        fit = training.fit(
+            self._checkpoints, logger=CSVLogger(str(self._checkpoints.parent), name="", version=""), title="teacher",
             identity={"data": splits.sha256, "start": source.weights.fingerprint()},
             resume=self.preparation.resume, callbacks=source.callbacks,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.core.console import format_duration, print_line, stages
+from distill.core.console import print_line, stages
 from distill.core.contracts import Data, Examples, Scores, Task
 from distill.core.errors import UserError
 from distill.core.files import write_json
@@ -119,18 +119,16 @@ class AdaptedWeights:
         )
         estimate = training.estimate_seconds()
         stages.expect(teacher=estimate)
-        steps, size = training.module.total_steps, self.adaptation.trainer.step_size()
-        precision = self.adaptation.trainer.resolved_precision()
-        print_line(f"         {steps:,} steps of {size}, {precision}, about {format_duration(estimate)}, once")
+        print_line(f"         {training.describe(estimate)}")
         if dry_run:
             return
         directory = run_directory / "teacher" / "adaptation"
-        before = self._measure(training) if start.fits else None
+        before = training.measure() if start.fits else None
         fit = training.fit(
-            directory / "checkpoints", CSVLogger(str(directory), name="", version=""), title="teacher",
+            directory / "checkpoints", logger=CSVLogger(str(directory), name="", version=""), title="teacher",
             identity={"data": self.text.sha256, "start": self.weights.fingerprint()}, resume=resume,
         )  # fmt: skip
-        metrics = self._measure(training)
+        metrics = training.measure()
         self.seconds = time.perf_counter() - started
         record = {
             "text": str(self.adaptation), "name": self.adaptation.name, "sha256": self.text.sha256,
@@ -140,11 +138,6 @@ class AdaptedWeights:
         self._save(replace(start, model=training.module.student.cpu().eval()), record)
         strategies.remove_checkpoints(directory / "checkpoints")  # The result is in the cache.
         gc.collect()  # Module and trainer refer to each other and to the optimizer's state.
-
-    def _measure(self, training: TextTraining) -> dict[str, float]:
-        """Returns the metrics of the language model on the held-out text."""
-        metrics: dict[str, float] = training.data.scoring.metrics(training.evaluate())
-        return metrics
 
     def record(self) -> dict[str, Any] | None:
         """Returns the training for run.json; None if it is not in the cache."""
