@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, BertForMaskedLM, PreTrainedModel
 from distill.core.contracts import Items, Outputs
 from distill.kinds import MaskedLM
 from distill.losses import SoftTargets
-from distill.teachers.output_cache import restore_outputs, take_top_k, top_k_bytes_per_item
+from distill.teachers.output_cache import TopK
 from distill.text.sequences import Sequences
 from distill.training.module import freeze
 from students.distilbert import from_teacher
@@ -76,7 +76,8 @@ def main() -> None:
     teacher_logits, student_logits = teacher_logits[:half], student_logits[:half]
     rows = []
     for top_k in options.top_k:
-        largest = restore_outputs(take_top_k(teacher_logits.log_softmax(dim=-1), top_k), profile)
+        kept = TopK(top_k)
+        largest = kept.restore(kept.pack(teacher_logits.log_softmax(dim=-1), torch.Generator()), profile)
         mass = float(teacher_logits.softmax(dim=-1).topk(top_k, dim=-1).values.sum(dim=-1).mean())
         for temperature in options.temperatures:
             exact_loss, exact_gradient = compute_loss_and_gradient(
@@ -88,7 +89,7 @@ def main() -> None:
                     "top_k": top_k, "temperature": temperature, "mass": mass,
                     "loss": abs(loss - exact_loss) / exact_loss,
                     "gradient": float((gradient - exact_gradient).norm() / exact_gradient.norm()),
-                    "bytes": top_k_bytes_per_item(top_k),
+                    "bytes": kept.bytes_per_item,
                 }
             )  # fmt: skip
     table = Table(title=f"{len(teacher_logits):,} masked tokens; {describe_machine()}")

@@ -106,6 +106,11 @@ class Draws:
         """Returns the part of a cache's key."""
         return ["draws", self.number, self.temperature]
 
+    @property
+    def bytes_per_item(self) -> int:
+        """Returns the size of the columns of `pack` for one item."""
+        return 4 * self.number
+
     def pack(self, log_probs: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Returns the `drawn [n, number]` tokens of distributions `log_probs [n, V]`, each as often as it was drawn.
 
@@ -143,11 +148,6 @@ class Draws:
         return Outputs(hidden_states=hidden_states, soften=soften)
 
 
-def draws_bytes_per_item(number: int) -> int:
-    """Returns the size of the columns of `Draws.pack` for one item, in bytes."""
-    return 4 * number
-
-
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)  # The mass of the other tokens is stored at each of them.
 _NO_MASS = -1e4  # The logarithm of a probability of 0.
 
@@ -162,48 +162,36 @@ class TopK:
         """Returns the part of a cache's key."""
         return self.k
 
+    @property
+    def bytes_per_item(self) -> int:
+        """Returns the size of the columns of `pack` for one item."""
+        return self.k * (2 + 4) + 4 * len(TEMPERATURES)
+
     def pack(self, log_probs: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Returns the columns of `take_top_k`, for which nothing is drawn."""
-        return take_top_k(log_probs, self.k)
+        """Returns the `k` largest of `log_probs [n, V]` as `top [n, k]`, their `ids [n, k]`, and the others' mass.
+
+        `rest [n, 5]` is, at each of `TEMPERATURES`, the logarithm of the sum over all other tokens of their
+        probabilities to the power of `1 / T`. Nothing is drawn.
+        """
+        top, ids = log_probs.topk(min(self.k, log_probs.shape[-1]), dim=-1)
+        others = log_probs.scatter(-1, ids, -torch.inf)
+        rest = torch.stack([(others / temperature).logsumexp(dim=-1) for temperature in TEMPERATURES], dim=-1)
+        return {"top": top.half().cpu(), "ids": ids.int().cpu(), "rest": rest.clamp(min=_NO_MASS).cpu()}
 
     def restore(
         self, columns: Mapping[str, Tensor], profile: Tensor, hidden_states: Sequence[Tensor] | None = None
     ) -> Outputs:
-        """Returns the outputs of `restore_outputs`."""
-        return restore_outputs(columns, profile, hidden_states)
+        """Returns outputs whose logits `restore_logits` computes for the items and the temperature of a term."""
 
+        def soften(span: slice, temperature: float) -> Tensor:
+            return restore_logits({name: column[span] for name, column in columns.items()}, profile, temperature)
 
-def take_top_k(log_probs: Tensor, k: int) -> dict[str, Tensor]:
-    """Returns the `k` largest of `log_probs [n, V]` as `top [n, k]`, their `ids [n, k]`, and the mass of the others.
-
-    `rest [n, 5]` is, at each of `TEMPERATURES`, the logarithm of the sum over all other tokens of their probabilities
-    to the power of `1 / T`.
-    """
-    top, ids = log_probs.topk(min(k, log_probs.shape[-1]), dim=-1)
-    others = log_probs.scatter(-1, ids, -torch.inf)
-    rest = torch.stack([(others / temperature).logsumexp(dim=-1) for temperature in TEMPERATURES], dim=-1)
-    return {"top": top.half().cpu(), "ids": ids.int().cpu(), "rest": rest.clamp(min=_NO_MASS).cpu()}
-
-
-def top_k_bytes_per_item(k: int) -> int:
-    """Returns the size of the columns of `take_top_k` for one item, in bytes."""
-    return k * (2 + 4) + 4 * len(TEMPERATURES)
+        return Outputs(hidden_states=hidden_states, soften=soften)
 
 
 def top_k_mass(rest: Tensor) -> float:
     """Returns the mean share of the probability mass that the top k have, from `rest [n, 5]`."""
     return float(1 - rest[:, TEMPERATURES.index(1.0)].exp().mean())
-
-
-def restore_outputs(
-    columns: Mapping[str, Tensor], profile: Tensor, hidden_states: Sequence[Tensor] | None = None
-) -> Outputs:
-    """Returns outputs whose logits `restore_logits` computes for the items and the temperature that a term reads."""
-
-    def soften(span: slice, temperature: float) -> Tensor:
-        return restore_logits({name: column[span] for name, column in columns.items()}, profile, temperature)
-
-    return Outputs(hidden_states=hidden_states, soften=soften)
 
 
 def restore_logits(columns: Mapping[str, Tensor], profile: Tensor, temperature: float) -> Tensor:
@@ -214,7 +202,7 @@ def restore_logits(columns: Mapping[str, Tensor], profile: Tensor, temperature: 
     has the cost).
 
     Args:
-        columns: `top [n, k]`, `ids [n, k]` and `rest [n, 5]`, as `take_top_k` returns them.
+        columns: `top [n, k]`, `ids [n, k]` and `rest [n, 5]`, as `TopK.pack` returns them.
         profile: `[V]`, the mean of the teacher's log-probabilities over many items.
     """
     top, ids, profile = columns["top"].float(), columns["ids"].long(), profile.float()
@@ -315,7 +303,8 @@ class OutputCache:
     @property
     def bytes_per_item(self) -> int:
         """Returns the size of what is cached of the logits of an item over a vocabulary, in bytes."""
-        return top_k_bytes_per_item(self.top_k) if self.draws is None else draws_bytes_per_item(self.draws)
+        kept = TopK(self.top_k) if self.draws is None else Draws(self.draws, temperature=1.0)
+        return kept.bytes_per_item
 
     def over_vocabulary(self, drawn_at: Mapping[str, float | None]) -> Draws | TopK:
         """Returns what is cached of the logits of an item over a vocabulary.

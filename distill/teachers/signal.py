@@ -354,25 +354,25 @@ def check_teachers(sources: Mapping[str, TeacherSource], objective: Objective) -
         name: _load_parts(directory, trust_remote_code=sources[name].weights.trust_remote_code)
         for name, directory in given.items()
     }
-    names = {name: str(directory) for name, directory in given.items()}
-    _compare_vocabularies({name: vocabulary for name, (vocabulary, _) in loaded.items()}, names)
-    _compare_sizes({name: size for name, (_, size) in loaded.items()}, names, objective)
+    _compare(loaded, {name: str(directory) for name, directory in given.items()}, objective)
 
 
-def _compare_vocabularies(vocabularies: Mapping[str, object], teachers: Mapping[str, str]) -> None:
-    first = next(iter(vocabularies))
-    for name, vocabulary in vocabularies.items():
-        if vocabulary != vocabularies[first]:
+def _compare(parts: Mapping[str, tuple[object, object]], teachers: Mapping[str, str], objective: Objective) -> None:
+    """Raises UserError for teachers whose vocabularies, or sizes that the objective compares, are not the first one's.
+
+    Args:
+        parts: the vocabulary and the size of the teacher of each task.
+        teachers: the name of each.
+    """
+    first = next(iter(parts))
+    for name, (vocabulary, _) in parts.items():
+        if vocabulary != parts[first][0]:
             raise UserError(
                 f"the teacher of task {name} ({teachers[name]}) reads other tokens than that of task {first} "
                 f"({teachers[first]}): one student reads one vocabulary, so give teachers with the same tokenizer"
             )
-
-
-def _compare_sizes(sizes: Mapping[str, object], teachers: Mapping[str, str], objective: Objective) -> None:
-    first = next(iter(sizes))
-    for name, size in sizes.items():
-        if objective.needs and size != sizes[first]:
+    for name, (_, size) in parts.items():
+        if objective.needs and size != parts[first][1]:
             raise UserError(
                 f"the teacher of task {name} ({teachers[name]}) has an encoder of another size than that of task "
                 f"{first} ({teachers[first]}), and objective {objective.name} compares encoders: take "
@@ -400,8 +400,8 @@ def join_teachers(teachers: Mapping[str, PreparedTeacher], objective: Objective)
     if len(teachers) == 1:
         return next(iter(teachers.values()))
     names = {name: teacher.resolved for name, teacher in teachers.items()}
-    _compare_vocabularies({name: read_vocabulary(teacher.tokenizer) for name, teacher in teachers.items()}, names)
-    _compare_sizes({name: encoder_size(teacher.model) for name, teacher in teachers.items()}, names, objective)
+    parts = {name: (read_vocabulary(one.tokenizer), encoder_size(one.model)) for name, one in teachers.items()}
+    _compare(parts, names, objective)
     resolved = ", ".join(dict.fromkeys(names.values()))
     return join_prepared(list(teachers.values()), resolved=resolved, by_task=teachers)
 

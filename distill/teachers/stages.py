@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -262,7 +262,8 @@ def fit_scale(
     squares through labels and numbers would lower it by more than `LOST_VARIANCE` of the labels' variance. Numbers that
     correlate with the labels are then rescaled, with a notice. Others do not fit, and the reason says so.
     """
-    scores = _score_sample(start.model, task, scoring, examples, device)
+    score = partial(_score_sample, start.model, task, scoring, examples, device)
+    scores = score()
     numbers, labels = (values.astype(np.float64) for values in (scores.columns["logits"][:, 0], scores.labels))
     error, variance = float(np.square(numbers - labels).mean()), float(labels.var())
     spread = float(numbers.std() * labels.std())
@@ -280,9 +281,10 @@ def fit_scale(
         return replace(start, fits=False, reason=reason), None
     slope = covariance / float(numbers.var())
     rescaling = Rescaling(slope, float(labels.mean()) - slope * float(numbers.mean()))
-    if not _rescale(
-        start.model, rescaling, task, scoring, examples, device, expected=slope * numbers + rescaling.intercept
-    ):
+    expected = slope * numbers + rescaling.intercept
+    rescaling.apply(start.model)
+    if not np.allclose(score().columns["logits"][:, 0], expected, atol=1e-3 * float(expected.std())):
+        Rescaling(1 / slope, -rescaling.intercept / slope).apply(start.model)
         reason = f"it gives {ranges}, and has no last linear layer to rescale"
         return replace(start, fits=False, reason=reason), None
     notice = (
@@ -290,25 +292,6 @@ def fit_scale(
         f"{'+' if rescaling.intercept >= 0 else '-'} {abs(rescaling.intercept):.4g}"
     )
     return replace(start, notices=[*start.notices, notice]), rescaling
-
-
-def _rescale(
-    model: PreTrainedModel,
-    rescaling: Rescaling,
-    task: Task,
-    scoring: Scoring,
-    examples: Examples,
-    device: torch.device,
-    *,
-    expected: np.ndarray,
-) -> bool:
-    """Rescales the model's head, and returns whether its numbers are the expected ones; else the head is unchanged."""
-    rescaling.apply(model)
-    numbers = _score_sample(model, task, scoring, examples, device).columns["logits"][:, 0]
-    if np.allclose(numbers, expected, atol=1e-3 * float(expected.std())):
-        return True
-    Rescaling(1 / rescaling.slope, -rescaling.intercept / rescaling.slope).apply(model)
-    return False
 
 
 def _score_sample(

@@ -25,7 +25,7 @@ from distill.models.forward import run_model
 from distill.teachers import computation as module
 from distill.teachers import output_cache, signal
 from distill.teachers.computation import Computation, cache_outputs
-from distill.teachers.output_cache import Cached, Draws, HiddenLayers, OutputCache, TopK, restore_logits, take_top_k
+from distill.teachers.output_cache import Cached, Draws, HiddenLayers, OutputCache, TopK, restore_logits
 from distill.teachers.signal import check_cache
 from distill.text.masking import Masking
 from distill.text.sequences import Sequences
@@ -298,13 +298,13 @@ def read_cached(cached: Cached, batch: dict[str, Tensor]) -> Outputs:
 def test_all_logits_of_a_vocabulary_are_cached_up_to_a_constant(
     masked: Sequences, language_model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = []
+    sizes, pack = [], TopK.pack
 
-    def record(log_probs: Tensor, top_k: int) -> dict[str, Tensor]:
+    def record(self: TopK, log_probs: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         sizes.append(len(log_probs))
-        return take_top_k(log_probs, top_k)
+        return pack(self, log_probs, generator)
 
-    monkeypatch.setattr(output_cache, "take_top_k", record)
+    monkeypatch.setattr(TopK, "pack", record)
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "CHUNK_LOGITS", 2 * language_model.config.vocab_size)
         cached = cache_top_k(masked, language_model, tmp_path, top_k=10_000, hidden=True)
@@ -344,7 +344,7 @@ def test_the_probability_of_the_other_tokens_is_right_at_every_temperature(tempe
     """Uses uneven logits, whose probability falls with the rank as in language."""
     torch.manual_seed(0)
     logits = -1.5 * torch.arange(1.0, 5001.0).log()[torch.stack([torch.randperm(5000) for _ in range(3)])]
-    columns = take_top_k(logits.log_softmax(dim=-1), 20)
+    columns = TopK(20).pack(logits.log_softmax(dim=-1), torch.Generator())
     with torch.autocast("cpu", torch.bfloat16):  # As in a training.
         cached_logits = restore_logits(columns, torch.randn(5000), temperature)
     softened, exact = (values.div(temperature).softmax(dim=-1) for values in (cached_logits, logits))
