@@ -123,7 +123,7 @@ class Teacher(Shown):
         cache_dir: str | Path | None = None,
     ) -> None:
         weights = Loaded(model, tokenizer, name=name, precision=precision)
-        self._set(weights, accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
+        self._set(_source(weights, cache, accept_weak=accept_weak), cache_dir)
 
     @classmethod
     def from_pretrained(
@@ -158,9 +158,7 @@ class Teacher(Shown):
             name=name or Path(name_or_path).name, revision=revision, precision=precision,
             trust_remote_code=trust_remote_code, **where, **options,
         )  # fmt: skip
-        teacher = cls.__new__(cls)
-        teacher._set(weights, accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
-        return teacher
+        return cls._of(_source(weights, cache, accept_weak=accept_weak), cache_dir)
 
     @classmethod
     def embedded(
@@ -184,16 +182,16 @@ class Teacher(Shown):
         Raises:
             TypeError: for another argument.
         """
+        return cls._of(_source(NewModel(name="embedded", **sizes), cache, accept_weak=accept_weak), cache_dir)
+
+    @classmethod
+    def _of(cls, source: TeacherSource, cache_dir: str | Path | None) -> "Teacher":
         teacher = cls.__new__(cls)
-        teacher._set(NewModel(name="embedded", **sizes), accept_weak=accept_weak, cache=cache, cache_dir=cache_dir)
+        teacher._set(source, cache_dir)
         return teacher
 
-    def _set(
-        self, weights: Weights, *, accept_weak: bool, cache: OutputCache | None, cache_dir: str | Path | None
-    ) -> None:
-        self.source = TeacherSource(
-            weights=weights, finetune=None, cache=cache or OutputCache(), accept_weak=accept_weak
-        )
+    def _set(self, source: TeacherSource, cache_dir: str | Path | None) -> None:
+        self.source = source
         self.cache_dir = default_cache_dir() if cache_dir is None else storage.local_path(cache_dir)
         self._fits: list[tuple[Task, TeacherSource]] = []
 
@@ -224,10 +222,7 @@ class Teacher(Shown):
         Raises:
             UserError: for fewer than two teachers, or weights that do not suit them.
         """
-        ensemble = cls.__new__(cls)
-        ensemble.source = make_ensemble([teacher.source for teacher in teachers], weights)
-        ensemble.cache_dir, ensemble._fits = teachers[0].cache_dir, []
-        return ensemble
+        return cls._of(make_ensemble([teacher.source for teacher in teachers], weights), teachers[0].cache_dir)
 
     @classmethod
     def by_task(cls, teachers: "Mapping[str, Teacher]") -> "Teacher":
@@ -240,9 +235,7 @@ class Teacher(Shown):
             UserError: for no teacher.
         """
         source = make_by_task({name: teacher.source for name, teacher in teachers.items()})
-        joined = cls.__new__(cls)
-        joined.source, joined.cache_dir, joined._fits = source, next(iter(teachers.values())).cache_dir, []
-        return joined
+        return cls._of(source, next(iter(teachers.values())).cache_dir)
 
     def fit(
         self,
@@ -280,32 +273,21 @@ class Teacher(Shown):
             sizes: dict[str, Any] = dict(bilstm or {})
             chosen = Features(features, BilstmSettings(trainer=finetune, **sizes))
         own = read_callbacks(callbacks)
+        training: dict[str, Any] = {
+            "finetune": finetune, "features": chosen, "adaptation": adaptation, "callbacks": own,
+        }  # fmt: skip
         for name, one in Tasks.of(task).items():
-            self._fit(name, one, finetune, chosen, adaptation, own)
+            self._fit(name, one, **training, callback_key=tuple(map(describe_callback, own)))
         return self
 
-    def _fit(
-        self,
-        name: str,
-        task: Task,
-        finetune: TrainerSettings,
-        features: Features | None,
-        adaptation: Adaptation | None,
-        callbacks: tuple[Callback, ...],
-    ) -> None:
-        """Fine-tunes the teacher of one task."""
+    def _fit(self, name: str, task: Task, **training: Any) -> None:
+        """Fine-tunes the teacher of one task with these settings of its source."""
         if task.info.raw_text:
             raise UserError(
                 f"task {task.info.name} does not fine-tune a teacher: give one that has its head (job=finetune makes "
                 "one)"
             )
-        source = self.source.of_task(name)
-        fitted: dict[str, Any] = {
-            "finetune": finetune, "features": features, "adaptation": adaptation, "callbacks": callbacks,
-            "callback_key": tuple(map(describe_callback, callbacks)),
-        }  # fmt: skip
-        others = tuple(replace(other, **fitted) for other in source.others)
-        source = replace(source, **fitted, others=others)
+        source = self.source.of_task(name).tuned(**training)
         check_source(source, task)
         is_shared = name not in self.source.by_task
         self.source = source if is_shared else replace(self.source, by_task={**self.source.by_task, name: source})
@@ -315,7 +297,7 @@ class Teacher(Shown):
         with tempfile.TemporaryDirectory() as directory:
             preparation = teaching.Preparation(
                 task=task, splits=splits, cache_dir=self.cache_dir, run_directory=Path(directory),
-                device=finetune.device(),
+                device=training["finetune"].device(),
             )  # fmt: skip
             try:
                 teaching.prepare(source, preparation)
@@ -335,12 +317,14 @@ class Teacher(Shown):
         for fitted, source in self._fits:
             if fitted is task:
                 return source
-        source = self.source.of_task(name)
-        unfitted: dict[str, Any] = {
-            "finetune": None, "features": None, "adaptation": None, "callbacks": (), "callback_key": (),
-        }  # fmt: skip
-        others = tuple(replace(other, **unfitted) for other in source.others)
-        return replace(source, **unfitted, others=others, by_task={})
+        source = self.source.of_task(name).tuned(
+            finetune=None, features=None, adaptation=None, callbacks=(), callback_key=()
+        )
+        return replace(source, by_task={})
+
+
+def _source(weights: Weights, cache: OutputCache | None, *, accept_weak: bool) -> TeacherSource:
+    return TeacherSource(weights, finetune=None, cache=cache or OutputCache(), accept_weak=accept_weak)
 
 
 class _DistilBertOptions(LongTextOptions, total=False):

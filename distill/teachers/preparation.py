@@ -92,7 +92,7 @@ def prepare(source: TeacherSource, preparation: Preparation) -> PreparedTeacher:
     Raises:
         UserError: if a teacher does not fit and must not be fine-tuned, or teachers read different tokens.
     """
-    members = [_prepare(one, preparation) for one in (source, *source.others)]
+    members = [_prepare(one, preparation) for one in source.members]
     for member in members:
         if member.precision == AUTO:
             dev = preparation.labelled(member.tokenizer, "dev")

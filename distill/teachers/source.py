@@ -514,6 +514,15 @@ class TeacherSource:
         return self.by_task.get(name, self)
 
     @property
+    def members(self) -> "tuple[TeacherSource, ...]":
+        """Returns the sources of the teachers of an ensemble, or this one."""
+        return (self, *self.others)
+
+    def tuned(self, **training: Any) -> "TeacherSource":
+        """Returns the source with other settings of the training of each of its teachers."""
+        return replace(self, **training, others=tuple(replace(other, **training) for other in self.others))
+
+    @property
     def requested(self) -> str:
         """Returns the name of the teacher that was asked for."""
         return self.stands_for or self.weights.name
@@ -531,7 +540,7 @@ class TeacherSource:
 
 def check_source(source: TeacherSource, task: Task) -> None:
     """Raises UserError if a teacher is to be adapted or made of features and cannot be, before anything is read."""
-    for one in (source, *source.others):
+    for one in source.members:
         if (one.labeller is not None or one.features is not None) and one.weights.precision == AUTO:
             expected = "float32 or bfloat16, because auto compares the logits of a teacher with a head of its own"
             raise OptionError("teacher.precision", AUTO, expected)
@@ -589,7 +598,7 @@ def locate(source: TeacherSource, task: Task) -> TeacherSource:
         UserError: if the weights are not available and there is no substitute.
     """
     try:
-        for one in (source, *source.others):
+        for one in source.members:
             one.weights.locate()
         return source
     except UnreachableError:
