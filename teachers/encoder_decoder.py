@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from distill.core.errors import UserError
 from distill.models.forward import SEQ2SEQ
@@ -13,7 +12,7 @@ from distill.models.surgery.initialization import build_encoder_decoder
 from .pretrained import Pretrained
 
 
-class EncoderDecoder:
+class EncoderDecoder(Pretrained):
     """The weights of an encoder in both halves (arXiv 1907.12461), to be fine-tuned before they teach.
 
     Args:
@@ -21,8 +20,6 @@ class EncoderDecoder:
         path, id, revision, precision, trust_remote_code: of the encoder, as in `Pretrained`.
         depth, decoder_depth: as in `build_encoder_decoder`.
     """
-
-    is_new = False
 
     def __init__(
         self,
@@ -36,28 +33,19 @@ class EncoderDecoder:
         depth: int | None = None,
         decoder_depth: int | None = None,
     ) -> None:
-        self.encoder = Pretrained(
+        super().__init__(
             name=name, id=id, path=path, revision=revision, precision=precision, trust_remote_code=trust_remote_code
         )
-        self.name, self.precision, self.trust_remote_code = name, precision, trust_remote_code
         self.depth, self.decoder_depth = depth, decoder_depth
-
-    def locate(self) -> Path:
-        """Returns the directory of the encoder."""
-        return self.encoder.locate()
 
     def resolved(self) -> str:
         """Returns the name in records."""
-        return f"{self.name} of {self.encoder.resolved()}"
+        return f"{self.name} of {super().resolved()}"
 
     def fingerprint(self) -> str:
         """Returns a digest of the encoder and the numbers of layers."""
-        parts = [self.encoder.fingerprint(), self.depth, self.decoder_depth]
+        parts = [super().fingerprint(), self.depth, self.decoder_depth]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def width(self) -> int:
-        """Returns the size of the hidden states."""
-        return self.encoder.width()
 
     def load(
         self, auto_class: str, labels: Sequence[str] | None, texts: Iterable[str], *, problem_type: str | None = None
@@ -72,7 +60,7 @@ class EncoderDecoder:
                 f"teacher {self.name} writes a text for a text, and the task needs an {auto_class}: take task=seq2seq, "
                 f"or +teacher=pretrained with the encoder itself"
             )
-        start = self.encoder.load(ENCODER, None, texts)
+        start = super().load(ENCODER, None, texts)
         model = build_encoder_decoder(
             start.model, start.tokenizer, "teacher", depth=self.depth, decoder_depth=self.decoder_depth
         )

@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -510,16 +510,10 @@ def score(
         UserError: if the teacher is weak and must not be.
     """
     of_members = [_score(member, task, scoring, examples, source.cache, directory) for member in teacher.members]
-    if len(of_members) == 1:
-        _set_scores(teacher, scoring, of_members[0])
-    else:
-        for member, of_member in zip(teacher.members, of_members, strict=True):
-            _set_scores(member, scoring, of_member)
-        mixed = {
-            name: mix_scores([scores[name] for scores in of_members], teacher.shares, task.info.likelihood)
-            for name in of_members[0]
-        }
-        _set_scores(teacher, scoring, mixed)
+    scored = [(teacher, _mix(teacher, of_members, task)), *zip(teacher.ensemble, of_members, strict=False)]
+    for one, scores in scored:
+        one.scores = fit_decoding(scoring, scores)
+        one.metrics = split_metrics(scoring, one.scores)
     teacher.comparison = compare_with_constant(scoring, teacher.scores)
     if teacher.comparison is None or teacher.comparison.weakness is None:
         return
@@ -553,10 +547,7 @@ def label_scored(
     of_members = [
         _score(member, task, data.scoring, examples, cache, directory / "outputs") for member in teacher.members
     ]
-    scores = {
-        name: mix_scores([of[name] for of in of_members], teacher.shares, task.info.likelihood)
-        for name in of_members[0]
-    }
+    scores = _mix(teacher, of_members, task)
     return data.with_teacher({name: data.scoring.predictions(of) for name, of in scores.items()})
 
 
@@ -570,9 +561,14 @@ def _score(
     return {name: evaluate(teacher.running(), task, scoring, loader).by_example() for name, loader in loaders.items()}
 
 
-def _set_scores(teacher: PreparedTeacher, scoring: Scoring, scores: Mapping[str, Scores]) -> None:
-    teacher.scores = fit_decoding(scoring, scores)
-    teacher.metrics = split_metrics(scoring, teacher.scores)
+def _mix(teacher: PreparedTeacher, of_members: Sequence[dict[str, Scores]], task: Task) -> dict[str, Scores]:
+    """Returns the scores of the mean of an ensemble, those of one teacher as they are."""
+    if len(of_members) == 1:
+        return of_members[0]
+    return {
+        name: mix_scores([scores[name] for scores in of_members], teacher.shares, task.info.likelihood)
+        for name in of_members[0]
+    }
 
 
 def _load(directory: Path, task: Task, *, trust_remote_code: bool) -> PreTrainedModel:

@@ -294,41 +294,33 @@ def _cache_or_reason(
     epochs: float,
     earlier: JsonObject | None,
 ) -> Cached | str:
-    """Returns the cached outputs of one teacher, or the reason why optional ones are not cached."""
-    if hidden is None or not computation.cache.is_optional or (earlier is not None and earlier["cached"]):
-        return cache_outputs(computation, examples, hidden=hidden, epochs=epochs)
-    if earlier is not None:
-        return str(earlier["reason"])
-    outputs = _cache_if_possible(computation, examples, teacher, hidden, epochs)
-    readers = ", ".join(objective.needing("hidden_states"))
-    return f"{readers} reads hidden states, and {outputs}" if isinstance(outputs, str) else outputs
-
-
-def computation_of(teacher: PreparedTeacher, task: Task, cache: OutputCache, directory: Path) -> Computation:
-    """Returns the computation of the outputs of one teacher."""
-    return Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
-
-
-def _cache_if_possible(
-    computation: Computation, examples: Examples, teacher: PreTrainedModel, hidden: HiddenLayers, epochs: float
-) -> Cached | str:
-    """Returns the outputs with hidden states, or the reason why they are not cached.
+    """Returns the cached outputs of one teacher, or the reason why optional ones are not cached.
 
     The decision depends on the options, the data and the free space of the disk, and not on what is cached already,
     except that cached outputs need no space.
     """
     cache, shown = computation.cache, int(epochs * shown_in_epoch(examples))
+    if hidden is None or not cache.is_optional or (earlier is not None and earlier["cached"]):
+        return cache_outputs(computation, examples, hidden=hidden, epochs=epochs)
+    if earlier is not None:
+        return str(earlier["reason"])
     outputs = open_outputs(computation, examples, hidden)
     number = outputs.covering(count_visited(examples, epochs))
+    logit_bytes = count_logit_bytes(cache, computation.task, examples, teacher, number)
+    reason = cache.shortage(outputs, number, logit_bytes)
     if shown < number:
-        return f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
-    shortage = cache.shortage(outputs, number, count_logit_bytes(cache, computation.task, examples, teacher, number))
-    if shortage is not None:
-        return shortage
-    try:
-        return fill_outputs(computation, examples, outputs, number)
-    except HiddenStatesOverflow as error:
-        return error.reason
+        reason = f"the training shows {shown:,} examples, fewer than the {number:,} that caching computes"
+    if reason is None:
+        try:
+            return fill_outputs(computation, examples, outputs, number)
+        except HiddenStatesOverflow as error:
+            reason = error.reason
+    return f"{', '.join(objective.needing('hidden_states'))} reads hidden states, and {reason}"
+
+
+def computation_of(teacher: PreparedTeacher, task: Task, cache: OutputCache, directory: Path) -> Computation:
+    """Returns the computation of the outputs of one teacher."""
+    return Computation(teacher.running, teacher.fingerprint, task, cache, directory, device=teacher.device.type)
 
 
 def _obstacle(
