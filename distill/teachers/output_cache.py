@@ -539,9 +539,7 @@ class Cached(Signal):
 
     def __call__(self, batch: Batch, items: Items) -> Outputs:
         """Returns the outputs for a batch in float32: the logits of its items, and hidden states `[B, L, H]`."""
-        ids = batch["example_id"].cpu().numpy()
-        numbers = np.searchsorted(self._firsts, ids, side="right") - 1
-        columns = [self._items(example, number) for example, number in zip(ids.tolist(), numbers.tolist(), strict=True)]
+        columns = [self._items(example, number) for example, number in self._locate(batch)]
         device = batch["attention_mask"].device
         joined = {name: torch.cat([column[name] for column in columns]).to(device) for name in columns[0]}
         if "widths" in joined:
@@ -557,23 +555,16 @@ class Cached(Signal):
         The tuple has one entry for the embeddings and one for each layer: `[S, L, H]`, 0 for padding, and None for a
         layer that is not cached. S is B, or more if examples have several sequences.
         """
-        if self.hidden is None:
+        hidden = self.hidden
+        if hidden is None:
             raise ValueError(f"{self.directory} has no hidden states")
-        ids = batch["example_id"].cpu().numpy()
-        numbers = np.searchsorted(self._firsts, ids, side="right") - 1
-        return self._hidden_states(batch["attention_mask"], ids, numbers, self.hidden)
-
-    def _hidden_states(
-        self, attention_mask: Tensor, ids: np.ndarray, numbers: np.ndarray, hidden: HiddenLayers
-    ) -> tuple[Tensor, ...]:
-        """Returns `hidden_states` of the examples `ids` in the shards `numbers`, both `[B]`."""
-        device, mask = attention_mask.device, attention_mask.bool().cpu()
+        device, mask = batch["attention_mask"].device, batch["attention_mask"].bool().cpu()
         # Padding may be on either side.
         sequences = iter(enumerate(zip(mask.int().argmax(dim=1).tolist(), mask.sum(dim=1).tolist(), strict=True)))
         # A GPU receives half of the bytes, and the copy for a CPU is in float32 at once.
         dtype = torch.float32 if device.type == "cpu" else torch.float16
         states = torch.zeros(len(hidden.layers), *mask.shape, hidden.width, dtype=dtype)
-        for example, number in zip(ids, numbers, strict=True):
+        for example, number in self._locate(batch):
             first = self._firsts[number]
             end = self._ends[example] - (self._ends[first] - self.lengths[first])
             begin = end - self.lengths[example]
@@ -586,6 +577,12 @@ class Cached(Signal):
         by_layer = dict(zip(hidden.layers, states.to(device).float(), strict=True))
         # No term reads a layer that its `teacher_layers` does not name.
         return cast(tuple[Tensor, ...], tuple(by_layer.get(layer) for layer in range(hidden.depth + 1)))
+
+    def _locate(self, batch: Batch) -> list[tuple[int, int]]:
+        """Returns each example of a batch with the number of its shard."""
+        ids = batch["example_id"].cpu().numpy()
+        numbers = np.searchsorted(self._firsts, ids, side="right") - 1
+        return list(zip(ids.tolist(), numbers.tolist(), strict=True))
 
     def describe(self) -> str:
         """Describes what is cached where."""
