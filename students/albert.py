@@ -1,12 +1,14 @@
 """The student whose layers share their weights and whose embeddings are narrow: an ALBERT of the teacher's width."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.core.errors import UserError
+from distill.core.options import check_student
 from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig
 from distill.models.forward import model_class
@@ -14,7 +16,6 @@ from distill.models.loading import auto_class_of
 from distill.models.surgery.embeddings import EmbeddingTables, factorize_embeddings
 from distill.models.surgery.layers import list_layers, list_parts, name_in_whole
 
-SHARED = ("all", "attention", "ffn", "none")
 COPIED = ("first", "last", "mean", "random")
 # Modules of the heads of an ALBERT, and their names in other families.
 _HEADS = {
@@ -36,12 +37,13 @@ _HEADS = {
 Pairs = list[tuple[Tensor, Tensor]]
 
 
+@check_student
 def from_teacher(
     teacher: PreTrainedModel,
     *,
-    embedding_dim: int | None = 128,
-    groups: int = 1,
-    depth: int | None = None,
+    embedding_dim: Annotated[int, Field(ge=2)] | None = 128,
+    groups: PositiveInt = 1,
+    depth: PositiveInt | None = None,
     share: Literal["all", "attention", "ffn", "none"] = "all",
     table: Literal["svd", "ridge"] = "ridge",
     layer: str | int = "last",
@@ -79,8 +81,7 @@ def from_teacher(
         return student
     total = _count_layers(teacher)
     depth = max(1, total // 2) if depth is None else depth
-    _check_sizes(total, embedding_dim=embedding_dim, groups=groups, depth=depth)
-    _check_names(share=(share, SHARED), table=(table, ("svd", "ridge")), init=(init, ("teacher", "random")))
+    _check_sizes(total, groups=groups, depth=depth)
     _check_sets(layer, total=total, share=share, groups=groups)
     student = _create_student(teacher, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share)
     inherited = _start_from(teacher, student, layer=layer, table=table) if init == "teacher" else {}
@@ -112,23 +113,12 @@ def _count_layers(teacher: PreTrainedModel) -> int:
     return int(teacher.config.num_hidden_layers)
 
 
-def _check_sizes(total: int, *, embedding_dim: int | None, groups: int, depth: int) -> None:
-    """Raises UserError if a size is no whole number or out of range."""
-    for name, value, least in (("embedding_dim", embedding_dim, 2), ("groups", groups, 1), ("depth", depth, 1)):
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and not (is_number and value >= least):
-            raise UserError(f"got student.{name}={value}, expected a whole number of at least {least}")
+def _check_sizes(total: int, *, groups: int, depth: int) -> None:
+    """Raises UserError for more layers than the teacher has, or more groups than layers."""
     if depth > total:
         raise UserError(f"student.depth={depth} is out of range: the teacher has {total} layers")
     if groups > depth:
         raise UserError(f"student.groups={groups} is above the student's layers: expected 1 to {depth}, or more depth")
-
-
-def _check_names(**options: tuple[str, tuple[str, ...]]) -> None:
-    """Raises UserError if an option is none of its known names."""
-    for name, (given, known) in options.items():
-        if given not in known:
-            raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
 
 
 def _check_sets(layer: str | int, *, total: int, share: str, groups: int) -> None:

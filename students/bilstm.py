@@ -1,31 +1,32 @@
 """The student without attention: a BiLSTM over the teacher's word pieces."""
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from pydantic import PositiveInt, SkipValidation
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
+from distill.core.options import Dropout, check_student
 from distill.models.architectures.modeling_bilstm import BilstmConfig
 from distill.models.forward import model_class
 
-POOLINGS = ("last", "max", "mean")
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
 EMBEDDING_RMS = 0.3
 
 
+@check_student
 def from_teacher(
     teacher: PreTrainedModel,
     *,
-    task: Task,
-    embedding_dim: int | None = 300,
-    hidden_dim: int = 150,
-    layers: int = 1,
-    classifier_dim: int = 200,
-    dropout: float = 0.1,
+    task: SkipValidation[Task],
+    embedding_dim: PositiveInt | None = 300,
+    hidden_dim: PositiveInt = 150,
+    layers: PositiveInt = 1,
+    classifier_dim: PositiveInt = 200,
+    dropout: Dropout = 0.1,
     pooling: Literal["last", "max", "mean"] = "last",
     init: Literal["teacher", "random"] = "teacher",
 ) -> PreTrainedModel:
@@ -47,37 +48,33 @@ def from_teacher(
         UserError: if a size is below 1, a name is unknown, no BiLSTM has the task's head, or the task is for pairs and
             the teacher has no separator.
     """
-    sizes = {
-        "embedding_dim": embedding_dim, "hidden_dim": hidden_dim, "layers": layers, "classifier_dim": classifier_dim,
-    }  # fmt: skip
-    _check_options(sizes, dropout=dropout, pooling=pooling, init=init)
     student_class = _find_class(task)
-    if task.info.pair and getattr(teacher.config, "sep_token_id", None) is None:
-        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
     vocabulary, width = get_embeddings(teacher).shape
     config = BilstmConfig(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
-        num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling, pair=task.info.pair,
-        sep_token_id=getattr(teacher.config, "sep_token_id", None), pad_token_id=teacher.config.pad_token_id,
-        id2label=dict(teacher.config.id2label),
-        label2id={label: index for index, label in teacher.config.id2label.items()},
-        problem_type=teacher.config.problem_type,
+        num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling,
+        **describe_texts(teacher, task),
     )  # fmt: skip
     student = student_class(config)
     student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
     return student.float().train()
 
 
-def _check_options(sizes: Mapping[str, int | None], *, dropout: float, pooling: str, init: str) -> None:
-    """Raises UserError if a size is below 1, a share is out of range or a name is unknown."""
-    for name, value in sizes.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UserError(f"got student.{name}={value}, expected a whole number of at least 1")
-    if not 0 <= dropout < 1:
-        raise UserError(f"got student.dropout={dropout}, expected a share from 0 to below 1")
-    for name, given, known in (("pooling", pooling, POOLINGS), ("init", init, ("teacher", "random"))):
-        if given not in known:
-            raise UserError(f"student.{name}={given} is unknown, expected one of {', '.join(known)}")
+def describe_texts(teacher: PreTrainedModel, task: Task) -> dict[str, Any]:
+    """Returns the entries of a student's configuration that its teacher's tokens and the task determine.
+
+    Raises:
+        UserError: for a task on pairs and a teacher whose tokenizer has no separator.
+    """
+    config = teacher.config
+    separator = getattr(config, "sep_token_id", None)
+    if task.info.pair and separator is None:
+        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
+    return {
+        "pair": task.info.pair, "sep_token_id": separator, "pad_token_id": config.pad_token_id,
+        "problem_type": config.problem_type, "id2label": dict(config.id2label),
+        "label2id": {label: index for index, label in config.id2label.items()},
+    }  # fmt: skip
 
 
 def _find_class(task: Task) -> type[PreTrainedModel]:

@@ -1,34 +1,38 @@
 """The student below all others: a text is the weighted mean of the vectors of its pieces, with a small head."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, SkipValidation
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import VECTOR_SETTINGS, Task
-from distill.core.errors import UserError
+from distill.core.errors import OptionError, UserError
+from distill.core.options import Dropout, check_student
 from distill.models.architectures.modeling_static import StaticConfig, StaticPreTrainedModel
 from distill.models.forward import model_class
 from distill.models.surgery.initialization import Origins, encode_pieces
 
-STARTS = ("sentence", "teacher", "random")
+from .bilstm import describe_texts
+
 SMOOTHING = 1e-3  # a of the weights a / (a + p). The paper has 1e-4, with which rare pieces outweigh all others.
 
 
+@check_student
 def from_teacher(
     teacher: PreTrainedModel,
     *,
-    task: Task,
-    origins: Origins,
-    dim: int | None = 256,
-    buckets: int = 131072,
-    bucket_dim: int = 64,
-    classifier_dim: int = 512,
-    dropout: float = 0.2,
-    token_dropout: float = 0.1,
-    smoothing: float = SMOOTHING,
+    task: SkipValidation[Task],
+    origins: SkipValidation[Origins],
+    dim: NonNegativeInt | None = 256,
+    buckets: NonNegativeInt = 131072,
+    bucket_dim: PositiveInt = 64,
+    classifier_dim: PositiveInt = 512,
+    dropout: Dropout = 0.2,
+    token_dropout: Dropout = 0.1,
+    smoothing: Annotated[float, Field(gt=0, description="a number above 0, such as 0.001")] = SMOOTHING,
     start: Literal["sentence", "teacher", "random"] = "sentence",
 ) -> PreTrainedModel:
     """Creates a student that reads a text as a bag of pieces, in training mode and float32.
@@ -52,10 +56,13 @@ def from_teacher(
         UserError: if an option is out of range, there is no head for the task, vectors are not pooled by the mean, or
             the task is for pairs and the teacher has no separator.
     """
-    _check_options(smoothing=smoothing, start=start, dropout=dropout, token_dropout=token_dropout)
-    sizes = {"buckets": buckets, "bucket_dim": bucket_dim, "classifier_dim": classifier_dim}
-    _check_sizes(dim, sizes)
-    student = _create(teacher, task, dim=dim, dropout=dropout, token_dropout=token_dropout, **sizes)
+    _check_table(dim, buckets)
+    student_class, width = _find_class(task), int(teacher.config.hidden_size)
+    student = student_class(StaticConfig(
+        vocab_size=teacher.config.vocab_size, embedding_dim=min(dim or width, width), buckets=buckets,
+        bucket_dim=bucket_dim, classifier_dim=classifier_dim, dropout=dropout, token_dropout=token_dropout,
+        **describe_texts(teacher, task),
+    ))  # fmt: skip
     if origins.shares is not None and origins.sentence_vectors is not None:
         shares = origins.shares()
         _start_weights(student, shares, origins.tokenizer, smoothing=smoothing)
@@ -66,48 +73,18 @@ def from_teacher(
     return student.float().train()
 
 
-def _check_sizes(dim: int | None, sizes: Mapping[str, int]) -> None:
-    """Raises UserError if a size is out of range."""
-    if sizes["buckets"] and dim == 0:
+def _check_table(dim: int | None, buckets: int) -> None:
+    """Raises UserError for a table of pieces without a width."""
+    if dim == 0 and buckets:
         raise UserError(
-            f"student.buckets={sizes['buckets']} has vectors of two pieces beside a table of single ones, and "
-            "student.dim=0 leaves no table: set student.dim=256"
+            f"student.buckets={buckets} has vectors of two pieces beside a table of single ones, and student.dim=0 "
+            "leaves no table: set student.dim=256"
         )
-    for name, value in (sizes if dim is None else {"dim": dim, **sizes}).items():
-        least = 0 if name == "buckets" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"got student.{name}={value}, expected a whole number of at least {least}")
+    if dim == 0:
+        raise OptionError("student.dim", "0", "a whole number of at least 1")
 
 
-def _check_options(*, smoothing: float, start: str, **shares: float) -> None:
-    """Raises UserError if a number is out of range or a name is unknown."""
-    for name, value in shares.items():
-        if not 0 <= value < 1:
-            raise UserError(f"got student.{name}={value}, expected a share from 0 to below 1")
-    if not smoothing > 0:
-        raise UserError(f"got student.smoothing={smoothing}, expected a number above 0, such as {SMOOTHING:g}")
-    if start not in STARTS:
-        raise UserError(f"student.start={start} is unknown, expected one of {', '.join(STARTS)}")
-
-
-def _create(teacher: PreTrainedModel, task: Task, *, dim: int | None, **options: float) -> StaticPreTrainedModel:
-    """Returns the student with random vectors; raises UserError if it cannot tell the texts of a pair apart."""
-    student_class, config = _find_class(task), teacher.config
-    separator = getattr(config, "sep_token_id", None)
-    if task.info.pair and separator is None:
-        raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
-    width = int(config.hidden_size)
-    sizes: dict[str, Any] = {"embedding_dim": min(dim or width, width), **options}
-    student = student_class(StaticConfig(
-        vocab_size=config.vocab_size, pair=task.info.pair, sep_token_id=separator, pad_token_id=config.pad_token_id,
-        id2label=dict(config.id2label), label2id={label: index for index, label in config.id2label.items()},
-        problem_type=config.problem_type, **sizes,
-    ))  # fmt: skip
-    assert isinstance(student, StaticPreTrainedModel)
-    return student
-
-
-def _find_class(task: Task) -> type[PreTrainedModel]:
+def _find_class(task: Task) -> type[StaticPreTrainedModel]:
     """Returns the class with the task's head; raises UserError if there is none, or vectors have another pooling."""
     info = task.info
     found = model_class(info.auto_class, StaticConfig)
@@ -121,6 +98,7 @@ def _find_class(task: Task) -> type[PreTrainedModel]:
         raise UserError(
             f"student static has the mean of vectors, and task.pooling={settings['pooling']}: set task.pooling=mean"
         )
+    assert issubclass(found, StaticPreTrainedModel)
     return found
 
 

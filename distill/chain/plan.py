@@ -186,6 +186,8 @@ class Student(Shown):
         given = {name: value for name, value in known.items() if name in taken and value is not None}
         try:
             model = self.build(teacher, **given)
+        except UserError:
+            raise
         except (TypeError, ValueError) as error:
             raise UserError(f"student {self.name} cannot be built: {first_line(error)}") from error
         if not isinstance(model, PreTrainedModel):

@@ -62,6 +62,9 @@ Dimensions = Annotated[
     AfterValidator(_check_increasing),
 ]
 
+# A share of the activations that is dropped.
+Dropout = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to below 1")]
+
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,8 +85,12 @@ def raise_option_errors(cls: type[T]) -> type[T]:
     return cls
 
 
-def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Checks the arguments of a function or an `__init__` against its annotations; raises OptionError."""
+def check_arguments(function: Callable[P, R], *, prefix: str = "") -> Callable[P, R]:
+    """Checks the arguments of a function or an `__init__` against its annotations; raises OptionError.
+
+    Args:
+        prefix: of the names of the options in messages.
+    """
     validated = validate_call(config=STRICT)(function)
 
     @functools.wraps(function)
@@ -91,9 +98,15 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return validated(*args, **kwargs)
         except ValidationError as error:
-            raise _to_option_error(error, function, args, kwargs) from None
+            found = _to_option_error(error, function, args, kwargs)
+            raise found.with_prefix(prefix) if prefix and isinstance(found, OptionError) else found from None
 
     return call
+
+
+def check_student(function: Callable[P, R]) -> Callable[P, R]:
+    """Checks the options of a student as `check_arguments` does, and names them in full, as `student.depth`."""
+    return check_arguments(function, prefix="student")
 
 
 def list_annotations(target: Callable[..., object]) -> dict[str, object]:

@@ -274,7 +274,7 @@ def _create(option: str, values: Mapping[Any, Any], *, is_function: bool = False
         UserError: if there is no such object.
     """
     try:
-        return hydra.utils.instantiate(values, _partial_=is_function)
+        return hydra.utils.instantiate(values, _partial_=is_function, _convert_="all")
     except InstantiationException as error:
         reason = _explain_missing(str(values.get("_target_")))
         if reason is None:

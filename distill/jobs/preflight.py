@@ -84,7 +84,7 @@ def _find_annotations(module: str, name: str) -> Iterator[tuple[str, ast.AST]]:
             yield from ((module, field) for field in fields if is_checked)
             for base in bases:
                 yield from _find_annotations(module, base)
-    if isinstance(node, ast.FunctionDef) and _is_decorated(node, "check_arguments"):
+    if isinstance(node, ast.FunctionDef) and _is_decorated(node, "check_arguments", "check_student"):
         yield from ((module, argument) for argument in (*node.args.args, *node.args.kwonlyargs))
         if node.args.kwarg is not None and isinstance(node.args.kwarg.annotation, ast.Subscript):
             keys = node.args.kwarg.annotation.slice  # Of `Unpack[...]`.
@@ -94,9 +94,9 @@ def _find_annotations(module: str, name: str) -> Iterator[tuple[str, ast.AST]]:
                 yield from _find_annotations(module, keys.id)
 
 
-def _is_decorated(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
+def _is_decorated(node: ast.ClassDef | ast.FunctionDef, *names: str) -> bool:
     """Returns whether the options of a class or a function are checked against their annotations."""
-    return name in map(ast.unparse, node.decorator_list)
+    return not {*names}.isdisjoint(map(ast.unparse, node.decorator_list))
 
 
 @functools.cache

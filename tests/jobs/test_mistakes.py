@@ -38,6 +38,7 @@ MISTAKES = {
         "objective=pkd student.depth=1": "the term pkd leaves out the last layer, and the student has no other: set",
         "+student=pretrained student.path=mine/other": "teacher and student read different tokens: ",
         "teacher.path=mine/bare": "holds no tokenizer: call tokenizer.save_pretrained",
+        "+student=cnn student.hidden_dim=0": "error: got student.hidden_dim=0, expected a whole number of at least 1",
         "student.layers=3": "student.layers=3 is one number: student.depth=3 copies this many layers",
         "student.layers=[0,1] budget.ms=1": "budget.ms=1 tries every depth of student distilbert: student.depth=",
         "trainer.batch_size=null": "got neither batch_size nor batch_tokens",

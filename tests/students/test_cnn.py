@@ -187,7 +187,7 @@ TAGS = TokenClassification(max_length=16)
             "task.max_length=16: take smaller ones, or raise task.max_length",
         ),
         ({"dropout": 1}, "got student.dropout=1, expected a share from 0 to below 1"),
-        ({"init": "zero"}, "student.init=zero is unknown, expected one of teacher, random"),
+        ({"init": "zero"}, "got student.init=zero, expected teacher or random"),
         ({"task": PAIR}, "has no separator between two texts"),
     ],
 )
