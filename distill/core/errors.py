@@ -160,7 +160,9 @@ class OptionError(UserError, ValueError):
         return hide_secrets(f"got {got}, expected {self.expected}")
 
     def with_prefix(self, prefix: str) -> "OptionError":
-        """Returns the same error about `prefix.option`."""
+        """Returns the same error about `prefix.option`, which may be its name already."""
+        if self.option.startswith(f"{prefix}."):
+            return self
         return OptionError(f"{prefix}.{self.option}", self.got, self.expected)
 
 

@@ -70,8 +70,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def raise_option_errors(cls: type[T]) -> type[T]:
-    """Makes a pydantic dataclass raise OptionError in place of pydantic's ValidationError."""
+def raise_option_errors(cls: type[T], *, prefix: str = "") -> type[T]:
+    """Makes a pydantic dataclass raise OptionError in place of pydantic's ValidationError.
+
+    Args:
+        prefix: of the names of the options in messages.
+    """
     validate: Callable[..., None] = cls.__init__
 
     @functools.wraps(validate)
@@ -79,10 +83,15 @@ def raise_option_errors(cls: type[T]) -> type[T]:
         try:
             validate(self, *args, **kwargs)
         except ValidationError as error:
-            raise _to_option_error(error, cls, args, kwargs) from None
+            raise _to_option_error(error, cls, args, kwargs, prefix) from None
 
     cls.__init__ = init  # type: ignore[method-assign, assignment]
     return cls
+
+
+def raise_task_errors(cls: type[T]) -> type[T]:
+    """Makes a pydantic dataclass raise errors about options of a task, with full names as `task.max_length`."""
+    return raise_option_errors(cls, prefix="task.")
 
 
 def check_arguments(function: Callable[P, R], *, prefix: str = "") -> Callable[P, R]:
@@ -98,15 +107,14 @@ def check_arguments(function: Callable[P, R], *, prefix: str = "") -> Callable[P
         try:
             return validated(*args, **kwargs)
         except ValidationError as error:
-            found = _to_option_error(error, function, args, kwargs)
-            raise found.with_prefix(prefix) if prefix and isinstance(found, OptionError) else found from None
+            raise _to_option_error(error, function, args, kwargs, prefix) from None
 
     return call
 
 
 def check_student(function: Callable[P, R]) -> Callable[P, R]:
     """Checks the options of a student as `check_arguments` does, and names them in full, as `student.depth`."""
-    return check_arguments(function, prefix="student")
+    return check_arguments(function, prefix="student.")
 
 
 def list_annotations(target: Callable[..., object]) -> dict[str, object]:
@@ -149,7 +157,7 @@ def _needs_quotes(text: str) -> bool:
 
 
 def _to_option_error(
-    error: ValidationError, target: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    error: ValidationError, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], prefix: str
 ) -> Exception:
     """Returns the first of pydantic's errors as an OptionError, or what a check of several options raised."""
     annotations = list_annotations(target)
@@ -163,11 +171,11 @@ def _to_option_error(
     name = names[location[0]] if isinstance(location[0], int) else location[0]
     if name not in names:
         known = ", ".join(known for known in names if known != "self")
-        return OptionError(name, show_value(given[name]), f"one of the options {known}")
-    if (item := _find_item(name, given.get(name), annotations[name], location[1:])) is not None:
+        return OptionError(prefix + name, show_value(given[name]), f"one of the options {known}")
+    if (item := _find_item(prefix + name, given.get(name), annotations[name], location[1:])) is not None:
         return item
     expected = describe(annotations[name])
-    return OptionError(name, show_value(given[name]) if name in given else None, expected)
+    return OptionError(prefix + name, show_value(given[name]) if name in given else None, expected)
 
 
 def _find_item(name: str, value: object, annotation: object, location: Sequence[object]) -> OptionError | None:

@@ -37,7 +37,7 @@ from distill.kinds.masked_lm import TextData, TextTask, TokenScores
 from distill.kinds.seq2seq import ends_texts, run_halves, select_targets
 from distill.losses import HardLabels, Term
 from distill.text.corruptions import Corruption
-from distill.text.sequences import SIZE_COLUMNS, Sequences, SequenceSettings, open_corpus
+from distill.text.sequences import SIZE_COLUMNS, Packing, Sequences, SequenceSettings, open_corpus
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ class CausalLM(TextTask):
         name: str = "clm",
         data: str | Path | None = None,
         data_dir: str | Path | None = None,
-        packing: str = "full_sentences",
+        packing: Packing = "full_sentences",
         prompt: int | float = 0.25,
         **options: Any,
     ) -> None:
@@ -382,7 +382,7 @@ class Denoising(TextTask):
         corruption: str | Sequence[str] = "t5_spans",
         noise: float | None = None,
         mean_span: float = 3.0,
-        packing: str = "full_sentences",
+        packing: Packing = "full_sentences",
         **options: Any,
     ) -> None:
         data_dir = data_dir if data is None else data

@@ -3,27 +3,30 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack, get_args
 
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch.utils.data import Dataset
 
 from distill.core.console import print_line
 from distill.core.contracts import IGNORED, PROMPT_TOKENS, TARGET_MASK, BatchOptions, Loader
 from distill.core.errors import UserError
 from distill.core.files import write_json
+from distill.core.options import STRICT, raise_task_errors
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data import docstrings, tokenization
 from distill.data.batches import CollatedBatch, bucket_loader, pad_columns, padding_values, token_positions
-from distill.data.prose import WEB, WebCleaner, describe_cleaning
-from distill.text.corpus import DOCUMENT_UNITS, Corpus, Document, TextSides, choose_held_out, digest_text, is_held_out
+from distill.data.prose import WebCleaner, describe_cleaning
+from distill.text.corpus import Corpus, Document, TextSides, choose_held_out, digest_text, is_held_out
 from distill.text.corruptions import Corruption, Corruptor
 from distill.text.masking import Masker, Masking, check_masking
-from distill.text.packing import PAIRS, Packer, TokenSequence, find_continuations, find_separator
+from distill.text.packing import Packer, TokenSequence, find_continuations, find_separator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,14 +35,21 @@ if TYPE_CHECKING:
 FORMAT = 2
 _COUNTED = 2**22  # Tokens that are counted at a time.
 _COUNTED_TARGETS = 2000  # Sequences whose targets are counted.
-PACKINGS = ("full_sentences", "doc_sentences", "segment_pair", "sentence")
+Packing = Literal["full_sentences", "doc_sentences", "segment_pair", "sentence"]
+PACKINGS = get_args(Packing)
+Count = Annotated[int, Field(ge=1, description="at least 1")]
+Prompt = Annotated[
+    Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | None,
+    Field(description="a whole number of tokens of at least 1, or a share between 0 and 1"),
+]
 _CLEANING = "cleaning.json"  # Beside the tokens of a corpus.
 SIZE_COLUMNS = ("text_bytes", "text_words")  # Of the tokens of dev, where none is masked.
 # The column of batches with the labels of pairs: of two orders, which a head of the model predicts, or of three.
 PAIR_COLUMNS = {"nsp": "pair_labels", "sop": "pair_labels", "three_way": "order_labels"}
 
 
-@dataclass(frozen=True)
+@raise_task_errors
+@dataclass(frozen=True, config=STRICT)
 class SequenceSettings:
     """Settings of raw text and of the masked sequences made from it, the keys of `conf/task/mlm.yaml`.
 
@@ -76,50 +86,35 @@ class SequenceSettings:
     hub_id: str | None = None
     builtin: bool = False
     text: str = "text"
-    documents: str = "file"
-    packing: str = "full_sentences"
-    pair: str | None = None
-    max_length: int = 128
-    masking: str = "dynamic"
-    masks: int = 10
-    dev_fraction: float = 0.05
-    dev_examples: int | None = 1000
+    documents: Literal["file", "paragraph", "line"] = "file"
+    packing: Packing = "full_sentences"
+    pair: Literal[None, "nsp", "sop", "three_way"] = None
+    max_length: Annotated[int, Field(ge=8, description="at least 8 tokens")] = 128
+    masking: Annotated[Literal["dynamic", "static"], Field(description="one of dynamic, static")] = "dynamic"
+    masks: Count = 10
+    dev_fraction: Annotated[float, Field(gt=0, lt=1, description="a share between 0 and 1")] = 0.05
+    dev_examples: Count | None = 1000
     seed: int = 0
-    streaming: bool | str = "auto"
+    streaming: Literal["auto"] | bool = "auto"
     keep_gb: float = 4.0
-    clean: str | None = None
+    clean: Annotated[Literal["web"] | None, Field(description="one of null, web")] = None
     corruption: Corruption | None = None
-    prompt: int | float | None = None
+    prompt: Prompt = None
 
     def __post_init__(self) -> None:
-        for option, value, known in (
-            ("packing", self.packing, PACKINGS),
-            ("pair", self.pair, tuple(PAIRS)),
-            ("masking", self.masking, ("dynamic", "static")),
-            ("streaming", self.streaming, ("auto", True, False)),
-            ("documents", self.documents, DOCUMENT_UNITS),
-            ("clean", self.clean, (None, WEB)),
-        ):
-            if value not in known:
-                choices = ", ".join("null" if choice is None else str(choice) for choice in known)
-                raise ValueError(f"got task.{option}={value}, expected one of {choices}")
         if self.pair is not None and self.packing != "segment_pair":
             raise ValueError(
                 f"got task.pair={self.pair} and task.packing={self.packing}: pairs need task.packing=segment_pair"
             )
-        if not 0 < self.dev_fraction < 1:
-            raise ValueError(f"got task.dev_fraction={self.dev_fraction}, expected a share between 0 and 1")
-        if self.max_length < 8:
-            raise ValueError(f"got task.max_length={self.max_length}, expected at least 8 tokens")
-        for option, number in (("masks", self.masks), ("dev_examples", self.dev_examples)):
-            if number is not None and number < 1:
-                raise ValueError(f"got task.{option}={number}, expected at least 1")
         if self.streaming is True and self.masking == "static":
             raise ValueError("got task.masking=static and task.streaming=true: a stream shows a text once only")
         if self.mask is not None:
             check_masking(self.mask, self.max_length)
-        if self.prompt is not None:
-            check_prompt(self.prompt, self.max_length)
+        if self.prompt is not None and self.prompt >= self.max_length:
+            raise ValueError(
+                f"got task.prompt={self.prompt} and task.max_length={self.max_length}: expected a prompt of fewer "
+                "tokens, which leaves some to be written"
+            )
 
     @property
     def visits(self) -> int | None:
@@ -127,20 +122,6 @@ class SequenceSettings:
         if self.mask is None and self.corruption is None:
             return 1
         return self.masks if self.masking == "static" else None
-
-
-def check_prompt(prompt: int | float, max_length: int) -> None:
-    """Raises ValueError for a prompt that is neither a number of tokens below `max_length` nor a share."""
-    is_number = isinstance(prompt, int | float) and not isinstance(prompt, bool)
-    if not is_number or not (0 < prompt < 1 or (isinstance(prompt, int) and prompt >= 1)):
-        raise ValueError(
-            f"got task.prompt={prompt}, expected a whole number of tokens of at least 1, or a share between 0 and 1"
-        )
-    if prompt >= max_length:
-        raise ValueError(
-            f"got task.prompt={prompt} and task.max_length={max_length}: expected a prompt of fewer tokens, which "
-            "leaves some to be written"
-        )
 
 
 def count_prompt(lengths: np.ndarray, prompt: int | float) -> np.ndarray:

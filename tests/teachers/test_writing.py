@@ -27,7 +27,7 @@ from distill.kinds.seq2seq import pair_split
 from distill.models.decoding import continue_prompts
 from distill.teachers import writing
 from distill.teachers.prepared import PreparedTeacher
-from distill.text.sequences import Sequences, check_prompt, count_prompt
+from distill.text.sequences import Sequences, SequenceSettings, count_prompt
 from tests.conftest import write_corpus
 from tests.teachers.conftest import make_prepared
 
@@ -344,15 +344,14 @@ def test_the_files_of_continuations_are_those_of_their_prompt_and_settings(
 def test_prompts_are_counted_and_checked() -> None:
     for lengths, prompt, expected in (([1, 4, 10], 3, [1, 3, 3]), ([1, 2, 4, 10], 0.9, [1, 1, 3, 9]), ([8], 0.01, [1])):
         assert count_prompt(np.array(lengths), prompt).tolist() == expected
-    wrong: list[Any] = [0, -2, 1.5, float("nan"), True, "half"]
+    wrong: list[Any] = [0, -2, 1.5, float("nan"), "true", "half"]
+    expected = "expected a whole number of tokens of at least 1, or a share between 0 and 1"
     for prompt in wrong:
-        message = (
-            f"got task.prompt={prompt}, expected a whole number of tokens of at least 1, or a share between 0 and 1"
-        )
+        message = f"got task.prompt='?{prompt}'?, {expected}"
         with pytest.raises(ValueError, match=message):
-            check_prompt(prompt, 16)
+            SequenceSettings(mask=None, max_length=16, prompt=prompt)
     with pytest.raises(ValueError, match="got task.prompt=16 and task.max_length=16: expected a prompt of fewer"):
-        check_prompt(16, 16)
+        SequenceSettings(mask=None, max_length=16, prompt=16)
     assert writing.read_tokens(writing.show_tokens(np.array([3, 0, 70_000]))) == [3, 0, 70_000]
 
 
