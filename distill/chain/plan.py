@@ -358,11 +358,8 @@ def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
             f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
             f"job=finetune task={info.name} trains a model further, which then teaches another task by teacher.path"
         )
-    if info.raw_text and plan.wants_baseline:
-        raise UserError(
-            f"baseline={show_value(plan.baseline)} is for other tasks than task={info.name}: +ablation=mlm_alone has "
-            "no teacher"
-        )
+    if info.raw_text:
+        check_text_baseline(plan.baseline, info)
     if source.others and (info.classes_are_tokens or info.likelihood == "vector"):
         raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
     if info.raw_text and info.pair:
@@ -410,6 +407,15 @@ def _check_budget(plan: Plan, info: TaskInfo) -> None:
         raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
     if plan.budget.is_set and "int8" not in plan.export.formats:
         raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
+
+
+def check_text_baseline(baseline: object, info: TaskInfo) -> None:
+    """Raises UserError for a baseline that was asked for, of a task on raw text."""
+    if baseline in (True, SAME_START):
+        raise UserError(
+            f"baseline={show_value(baseline)} is for other tasks than task={info.name}: +ablation=mlm_alone has no "
+            "teacher"
+        )
 
 
 def _refuse_further_texts(plan: Plan, info: TaskInfo, teacher: str) -> None:

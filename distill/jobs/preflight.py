@@ -87,11 +87,7 @@ def _find_annotations(module: str, name: str) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(node, ast.FunctionDef) and _is_decorated(node, "check_arguments", "check_student"):
         yield from ((module, argument) for argument in (*node.args.args, *node.args.kwonlyargs))
         if node.args.kwarg is not None and isinstance(node.args.kwarg.annotation, ast.Subscript):
-            keys = node.args.kwarg.annotation.slice  # Of `Unpack[...]`.
-            if isinstance(keys, ast.Attribute) and isinstance(keys.value, ast.Name):
-                yield from _find_annotations(_find_module(module, keys.value.id), keys.attr)
-            elif isinstance(keys, ast.Name):
-                yield from _find_annotations(module, keys.id)
+            yield from _find_annotations(module, ast.unparse(node.args.kwarg.annotation.slice))  # Of `Unpack[...]`.
 
 
 def _is_decorated(node: ast.ClassDef | ast.FunctionDef, *names: str) -> bool:
@@ -101,7 +97,7 @@ def _is_decorated(node: ast.ClassDef | ast.FunctionDef, *names: str) -> bool:
 
 @functools.cache
 def _parse(module: str) -> dict[str, ast.AST]:
-    """Returns what a module of the package defines or imports, by its names."""
+    """Returns what a module of the package defines or imports, by its names, and the modules in a folder."""
     package, *folders = module.split(".")
     if package != "distill" or not folders:
         raise UnknownAnnotationError(module)
@@ -111,7 +107,7 @@ def _parse(module: str) -> dict[str, ast.AST]:
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
         raise UnknownAnnotationError(module)
-    found: dict[str, ast.AST] = {}
+    found: dict[str, ast.AST] = {inner.stem: ast.Module([], []) for inner in path.glob("*.py")}
     body = ast.parse(file.read_text(encoding="utf-8")).body
     branches = [inner for node in body if isinstance(node, ast.If) for inner in node.orelse]  # Not for type checkers.
     for node in [*body, *branches]:
@@ -126,22 +122,17 @@ def _parse(module: str) -> dict[str, ast.AST]:
 
 
 def _find_definition(module: str, name: str) -> tuple[str, ast.AST]:
-    """Returns the module that defines a name, and its definition."""
-    node = _parse(module).get(name)
+    """Returns the module that defines a name, such as `Share` or `labelled_rows.Share`, and its definition."""
+    first, dot, rest = name.partition(".")
+    node = _parse(module).get(first)
     if isinstance(node, ast.ImportFrom) and str(node.module).startswith("distill"):
-        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        return _find_definition(str(node.module), original)
+        original = next(alias.name for alias in node.names if (alias.asname or alias.name) == first)
+        return _find_definition(str(node.module), original + dot + rest)
+    if isinstance(node, ast.Module) and rest:
+        return _find_definition(f"{module}.{first}", rest)
     if node is None:
         raise UnknownAnnotationError(name)
     return module, node
-
-
-def _find_module(module: str, name: str) -> str:
-    """Returns the module that a name such as `rows` stands for."""
-    node = _parse(module).get(name)
-    if not isinstance(node, ast.ImportFrom):
-        raise UnknownAnnotationError(name)
-    return f"{node.module}.{name}"
 
 
 class _Names(dict[str, Any]):
@@ -154,6 +145,8 @@ class _Names(dict[str, Any]):
         if hasattr(builtins, name):
             return getattr(builtins, name)
         module, node = _find_definition(self.module, name)
+        if isinstance(node, ast.Module):
+            return _Module(f"{module}.{name}")
         if isinstance(node, ast.ImportFrom) and node.module in LIGHT:
             return getattr(importlib.import_module(node.module), name)
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -161,26 +154,20 @@ class _Names(dict[str, Any]):
         raise UnknownAnnotationError(name)
 
 
-class _Attributes(ast.NodeTransformer):
-    """Replaces `labelled_rows.Columns` by the value that the module `rows` gives the name."""
+class _Module:
+    """A module in an annotation such as `labelled_rows.Columns`."""
 
-    def __init__(self, module: str, names: dict[str, Any]) -> None:
-        self.module, self.names = module, names
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if not isinstance(node.value, ast.Name):
-            raise UnknownAnnotationError(node.attr)
-        name = f"_{node.value.id}_{node.attr}"
-        self.names[name] = _Names(_find_module(self.module, node.value.id))[node.attr]
-        return ast.copy_location(ast.Name(name, ast.Load()), node)
+    def __getattr__(self, name: str) -> Any:
+        return _Names(self.name)[name]
 
 
 def _evaluate(module: str, node: ast.expr) -> Any:
     """Returns the value of an annotation, whose names are resolved without importing a module of the package."""
-    names = _Names(module)
-    expression = ast.Expression(_Attributes(module, names).visit(ast.parse(ast.unparse(node), mode="eval").body))
     try:
-        return eval(compile(ast.fix_missing_locations(expression), module, "eval"), {}, names)
+        return eval(ast.unparse(node), {}, _Names(module))
     except (TypeError, NameError, AttributeError) as error:
         raise UnknownAnnotationError(ast.unparse(node)) from error
 

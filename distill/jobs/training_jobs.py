@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.chain import breakdowns, student_setup
 from distill.chain import distillation as chain
 from distill.chain.breakdowns import break_down_scores_by_length
-from distill.chain.plan import SAME_START, check_export, check_hooks, check_terms
+from distill.chain.plan import check_export, check_hooks, check_terms, check_text_baseline
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.core.console import console, print_line, print_notice, silence_libraries
@@ -140,15 +140,9 @@ def _check(
     from_scratch: bool,
 ) -> None:
     """Raises UserError for options that contradict each other, before anything is read."""
-    if not task.info.raw_text:
-        raise UserError(f"job={config.job.name} is not for task={task.info.name}: take a task over text, task=mlm")
     check_source(source, task)
     check_option(execution.added_words(config), "adapt.add_words")
-    if config.baseline in (True, SAME_START):
-        raise UserError(
-            f"baseline={str(config.baseline).lower()} is for other tasks than task={task.info.name}: "
-            "+ablation=mlm_alone has no teacher"
-        )
+    check_text_baseline(config.baseline, task.info)
     if export.enabled is True:
         check_export(export, task)
         if task.info.pair:
