@@ -2,22 +2,26 @@
 
 import inspect
 
+from pydantic import PositiveInt
+
 from distill.core.errors import OptionError
+from distill.core.options import Dropout, check_teacher
 from distill.models.architectures.modeling_bilm import BilmConfig
 
-from .new import NewModel, check_size
+from .new import NewModel
 from .pretrained import Pretrained
 
 
+@check_teacher
 def choose_weights(
     *,
     name: str = "bilm",
     path: str | None = None,
-    layers: int = 2,
-    hidden_dim: int = 256,
-    vocabulary: int = 8000,
+    layers: PositiveInt = 2,
+    hidden_dim: PositiveInt = 256,
+    vocabulary: PositiveInt = 8000,
     tokenizer: str | None = None,
-    dropout: float = 0.1,
+    dropout: Dropout = 0.1,
     precision: str = "float32",
     trust_remote_code: bool = False,
     seed: int = 0,
@@ -35,7 +39,6 @@ def choose_weights(
         "layers": layers, "hidden_dim": hidden_dim, "vocabulary": vocabulary, "tokenizer": tokenizer,
         "dropout": dropout, "seed": seed,
     }  # fmt: skip
-    check_size("hidden_dim", hidden_dim)
     if path is None:
         return NewModel(
             name=name, family=BilmConfig.model_type, layers=layers, hidden_size=None, heads=None, positions=None,

@@ -4,13 +4,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, PositiveInt
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.errors import OptionError, UserError, first_line
 from distill.core.files import hash_file
+from distill.core.options import Dropout, check_teacher
 from distill.models.forward import check_reads_both_sides, choose_padding_side, model_class
 from distill.models.loading import OF_TEXTS, Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.sentence_files import load_tokenizer, separate_texts
@@ -19,7 +21,7 @@ from distill.models.surgery.long_texts import reserved_positions
 from .pretrained import check_precision
 from .vocabulary import train_bytes, train_sentinels, train_word_pieces
 
-Pieces = Literal["words", "bytes", "sentinels"]
+Pieces = Annotated[Literal["words", "bytes", "sentinels"], Field(description="words or bytes or sentinels")]
 TRAINERS = {"words": train_word_pieces, "bytes": train_bytes, "sentinels": train_sentinels}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
 # Options with a name of their own -> entries of the configurations of most families.
@@ -64,33 +66,25 @@ class NewModel:
     is_new = True
     trust_remote_code = False
 
+    @check_teacher
     def __init__(
         self,
         *,
         name: str = "new",
         family: str = "bert",
-        layers: int = 4,
-        hidden_size: int | None = 256,
-        heads: int | None = 4,
-        positions: int | None = 512,
+        layers: PositiveInt = 4,
+        hidden_size: PositiveInt | None = 256,
+        heads: PositiveInt | None = 4,
+        positions: PositiveInt | None = 512,
         sizes: Mapping[str, Any] | None = None,
-        dropout: float = 0.1,
+        dropout: Dropout = 0.1,
         pieces: Pieces = "words",
-        vocabulary: int = 8000,
+        vocabulary: PositiveInt = 8000,
         tokenizer: str | None = None,
         precision: str = "float32",
         seed: int = 0,
     ) -> None:
         check_precision(precision)
-        for option, size in (
-            ("layers", layers), ("hidden_size", hidden_size), ("heads", heads), ("positions", positions),
-            ("vocabulary", vocabulary),
-        ):  # fmt: skip
-            check_size(option, size)
-        if not 0 <= dropout < 1:
-            raise OptionError("teacher.dropout", str(dropout), "a share from 0 to below 1")
-        if pieces not in TRAINERS:
-            raise OptionError("teacher.pieces", str(pieces), " or ".join(TRAINERS))
         self.name, self.precision, self.tokenizer = name, precision, tokenizer
         self.family, self.layers, self.hidden_size, self.heads = family, layers, hidden_size, heads
         self.positions, self.sizes, self.dropout = positions, dict(sizes or {}), dropout
@@ -219,12 +213,6 @@ class NewModel:
         tokenizer, notices = load_tokenizer(directory)
         check_tokenizer(tokenizer, directory)
         return tokenizer, notices
-
-
-def check_size(option: str, size: object) -> None:
-    """Raises OptionError for a size of the teacher that is neither None nor a whole number of at least 1."""
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise OptionError(f"teacher.{option}", str(size), "a whole number of at least 1")
 
 
 def _is_of_tokenizer(path: Path) -> bool:

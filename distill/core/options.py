@@ -117,6 +117,11 @@ def check_student(function: Callable[P, R]) -> Callable[P, R]:
     return check_arguments(function, prefix="student.")
 
 
+def check_teacher(function: Callable[P, R]) -> Callable[P, R]:
+    """Checks the options of a teacher as `check_arguments` does, and names them in full, as `teacher.layers`."""
+    return check_arguments(function, prefix="teacher.")
+
+
 def list_annotations(target: Callable[..., object]) -> dict[str, object]:
     """Returns the annotation of each argument of a function or a class; `Unpack[...]` counts as its keys."""
     annotated = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target

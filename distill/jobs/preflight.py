@@ -84,7 +84,7 @@ def _find_annotations(module: str, name: str) -> Iterator[tuple[str, ast.AST]]:
             yield from ((module, field) for field in fields if is_checked)
             for base in bases:
                 yield from _find_annotations(module, base)
-    if isinstance(node, ast.FunctionDef) and _is_decorated(node, "check_arguments", "check_student"):
+    if isinstance(node, ast.FunctionDef) and _is_decorated(node, "check_arguments", "check_student", "check_teacher"):
         yield from ((module, argument) for argument in (*node.args.args, *node.args.kwonlyargs))
         if node.args.kwarg is not None and isinstance(node.args.kwarg.annotation, ast.Subscript):
             yield from _find_annotations(module, ast.unparse(node.args.kwarg.annotation.slice))  # Of `Unpack[...]`.
