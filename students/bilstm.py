@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from pydantic import PositiveInt, SkipValidation
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
@@ -48,14 +48,14 @@ def from_teacher(
         UserError: if a size is below 1, a name is unknown, no BiLSTM has the task's head, or the task is for pairs and
             the teacher has no separator.
     """
-    student_class = _find_class(task)
+    student_class = find_class(task, BilstmConfig, "bilstm")
     vocabulary, width = get_embeddings(teacher).shape
     config = BilstmConfig(
         vocab_size=vocabulary, embedding_dim=min(embedding_dim or width, width), hidden_dim=hidden_dim,
         num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling,
         **describe_texts(teacher, task),
     )  # fmt: skip
-    student = student_class(config)
+    student: PreTrainedModel = student_class(config)
     student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
     return student.float().train()
 
@@ -77,12 +77,13 @@ def describe_texts(teacher: PreTrainedModel, task: Task) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _find_class(task: Task) -> type[PreTrainedModel]:
-    """Returns the class with the task's head; raises UserError if there is none."""
-    found = model_class(task.info.auto_class, BilstmConfig)
+def find_class(task: Task, config_class: type[PreTrainedConfig], student: str, reason: str = "") -> Any:
+    """Returns the class with the task's head; raises UserError if there is none, perhaps for a reason."""
+    found = model_class(task.info.auto_class, config_class)
     if found is None:
         raise UserError(
-            f"student bilstm has no head for task {task.info.name} ({task.info.kind}): take +student=distilbert"
+            f"student {student} has no head for task {task.info.name} ({task.info.kind}){reason}: take "
+            "+student=distilbert"
         )
     return found
 

@@ -9,10 +9,9 @@ from transformers import PreTrainedModel
 from distill.core.contracts import Task
 from distill.core.errors import UserError
 from distill.core.options import Dropout, check_student
-from distill.models.architectures.modeling_cnn import CnnConfig, CnnPreTrainedModel
-from distill.models.forward import model_class
+from distill.models.architectures.modeling_cnn import CnnConfig
 
-from .bilstm import describe_texts, get_embeddings, inherit_embeddings
+from .bilstm import describe_texts, find_class, get_embeddings, inherit_embeddings
 
 EMBEDDING_DIM = 200  # At most, where the width is not given.
 SizeList = Annotated[Sequence[PositiveInt], Field(min_length=1, description="a list of whole numbers of at least 1")]
@@ -57,7 +56,7 @@ def from_teacher(
             f"got student.tag_width={tag_width}, expected an odd number, because a tag belongs to the token in the "
             f"middle: take {tag_width + 1}"
         )
-    student_class = _find_class(task)
+    student_class = find_class(task, CnnConfig, "cnn", ", only for labels and numbers of texts and for tags")
     given = {"widths": list(widths), "dilations": list(dilations)}
     layers: dict[str, Any] = {name: of if name == student_class.layers_by else [] for name, of in given.items()}
     _check_layers(layers, hidden_dim=hidden_dim, tag_width=tag_width, max_length=task.info.max_length)
@@ -66,7 +65,7 @@ def from_teacher(
         vocab_size=vocabulary, embedding_dim=_choose_width(embedding_dim, width), hidden_dim=hidden_dim,
         tag_width=tag_width, classifier_dim=classifier_dim, dropout=dropout, **describe_texts(teacher, task), **layers,
     )  # fmt: skip
-    student = student_class(config)
+    student: PreTrainedModel = student_class(config)
     student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
     return student.float().train()
 
@@ -81,18 +80,6 @@ def _choose_width(embedding_dim: int | None, teacher_width: int) -> int:
             "embeddings"
         )
     return embedding_dim
-
-
-def _find_class(task: Task) -> type[CnnPreTrainedModel]:
-    """Returns the class with the task's head; raises UserError if there is none."""
-    found = model_class(task.info.auto_class, CnnConfig)
-    if found is None:
-        raise UserError(
-            f"student cnn has no head for task {task.info.name} ({task.info.kind}), only for labels and numbers of "
-            "texts and for tags: take +student=distilbert"
-        )
-    assert issubclass(found, CnnPreTrainedModel)
-    return found
 
 
 def _check_layers(layers: Mapping[str, Sequence[int]], *, hidden_dim: int, tag_width: int, max_length: int) -> None:

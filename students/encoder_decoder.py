@@ -36,11 +36,23 @@ def from_teacher(
             f"student encoder_decoder writes a text for a text, and the teacher is a {type(teacher).__name__}: take "
             "task=seq2seq, or another student"
         )
+    student = start_from_encoder(path, depth, decoder_depth, trust_remote_code=trust_remote_code)
+    return student.train()
+
+
+def start_from_encoder(
+    path: str, depth: int | None, decoder_depth: int | None, *, trust_remote_code: bool
+) -> PreTrainedModel:
+    """Returns a student whose halves begin with layers of the encoder in `path`.
+
+    Raises:
+        UserError: if there is no such encoder.
+    """
     directory = Path(str(path)).expanduser()
     check_directory(directory, f"student.path={path}")
     start = load_directory(directory, "AutoModel", None, trust_remote_code=trust_remote_code)
     student = build_encoder_decoder(start.model, start.tokenizer, "student", depth=depth, decoder_depth=decoder_depth)
-    # An attribute of the object only, which is not saved. What it inherits is of the encoder, and not of the teacher.
+    # Attributes of the object only, which are not saved. What it inherits is of the encoder, and not of the teacher.
     student.inherited = {}  # type: ignore[assignment]
     student.vocabulary = start.tokenizer.get_vocab()  # type: ignore[assignment]
-    return student.train()
+    return student

@@ -1,6 +1,5 @@
 """The student that fills all tokens of a target at once: a BART without a causal mask, with a head for lengths."""
 
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -10,10 +9,9 @@ from transformers import BartForConditionalGeneration, PreTrainedModel
 from distill.core.contracts import Task
 from distill.core.errors import UserError
 from distill.models.architectures.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
-from distill.models.loading import check_directory, load_directory
-from distill.models.surgery.initialization import build_encoder_decoder
 
 from .distilbert import from_teacher as take_layers
+from .encoder_decoder import start_from_encoder
 
 
 def from_teacher(
@@ -46,7 +44,8 @@ def from_teacher(
             "task=mask_predict, or another student"
         )
     if path is not None:
-        return _start_from_encoder(path, task.info.max_target, depth, decoder_depth, trust_remote_code)
+        start = start_from_encoder(path, depth, decoder_depth, trust_remote_code=trust_remote_code)
+        return _read_both_sides(start, task.info.max_target)
     if type(teacher) is not BartForConditionalGeneration:
         raise UserError(
             f"student mask_predict begins with the layers of a BART, and the teacher is a {type(teacher).__name__}: "
@@ -54,20 +53,6 @@ def from_teacher(
         )
     start = take_layers(teacher, depth=depth, decoder_depth=decoder_depth, init=init)
     return _read_both_sides(start, task.info.max_target)
-
-
-def _start_from_encoder(
-    path: str, max_target: int, depth: int | None, decoder_depth: int | None, trust_remote_code: bool
-) -> PreTrainedModel:
-    directory = Path(str(path)).expanduser()
-    check_directory(directory, f"student.path={path}")
-    start = load_directory(directory, "AutoModel", None, trust_remote_code=trust_remote_code)
-    model = build_encoder_decoder(start.model, start.tokenizer, "student", depth=depth, decoder_depth=decoder_depth)
-    student = _read_both_sides(model, max_target)
-    # What it inherits is of the encoder, and not of the teacher.
-    student.inherited = {}  # type: ignore[assignment]
-    student.vocabulary = start.tokenizer.get_vocab()  # type: ignore[assignment]
-    return student
 
 
 @torch.no_grad()
@@ -81,4 +66,6 @@ def _read_both_sides(bart: PreTrainedModel, max_target: int) -> PreTrainedModel:
     assert all(name.startswith("model.length_head.") for name in missing)
     nn.init.zeros_(student.model.length_head.bias)
     student.inherited = getattr(bart, "inherited", {})  # type: ignore[assignment]
+    if hasattr(bart, "vocabulary"):
+        student.vocabulary = bart.vocabulary  # type: ignore[assignment]
     return student.float().train()

@@ -12,10 +12,9 @@ from distill.core.contracts import VECTOR_SETTINGS, Task
 from distill.core.errors import OptionError, UserError
 from distill.core.options import Dropout, check_student
 from distill.models.architectures.modeling_static import StaticConfig, StaticPreTrainedModel
-from distill.models.forward import model_class
 from distill.models.surgery.initialization import Origins, encode_pieces
 
-from .bilstm import describe_texts
+from .bilstm import describe_texts, find_class
 
 SMOOTHING = 1e-3  # a of the weights a / (a + p). The paper has 1e-4, with which rare pieces outweigh all others.
 
@@ -86,19 +85,13 @@ def _check_table(dim: int | None, buckets: int) -> None:
 
 def _find_class(task: Task) -> type[StaticPreTrainedModel]:
     """Returns the class with the task's head; raises UserError if there is none, or vectors have another pooling."""
-    info = task.info
-    found = model_class(info.auto_class, StaticConfig)
-    if found is None:
-        raise UserError(
-            f"student static has no head for task {info.name} ({info.kind}), because it reads a text without the order "
-            "of its words: take +student=distilbert"
-        )
-    settings: Mapping[str, object] | None = info.model_settings.get(VECTOR_SETTINGS)
+    reason = ", because it reads a text without the order of its words"
+    found: type[StaticPreTrainedModel] = find_class(task, StaticConfig, "static", reason)
+    settings: Mapping[str, object] | None = task.info.model_settings.get(VECTOR_SETTINGS)
     if settings is not None and settings["pooling"] != "mean":
         raise UserError(
             f"student static has the mean of vectors, and task.pooling={settings['pooling']}: set task.pooling=mean"
         )
-    assert issubclass(found, StaticPreTrainedModel)
     return found
 
 
