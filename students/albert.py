@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.core.errors import UserError
-from distill.core.options import check_student
+from distill.core.options import check_options
 from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig
 from distill.models.forward import model_class
@@ -37,7 +37,7 @@ _HEADS = {
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-@check_student
+@check_options("student")
 def from_teacher(
     teacher: PreTrainedModel,
     *,

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
-from distill.core.options import Dropout, check_student
+from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_bilstm import BilstmConfig
 from distill.models.forward import model_class
 
@@ -17,7 +17,7 @@ from distill.models.forward import model_class
 EMBEDDING_RMS = 0.3
 
 
-@check_student
+@check_options("student")
 def from_teacher(
     teacher: PreTrainedModel,
     *,

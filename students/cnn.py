@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
-from distill.core.options import Dropout, check_student
+from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_cnn import CnnConfig
 
 from .bilstm import describe_texts, find_class, get_embeddings, inherit_embeddings
@@ -17,7 +17,7 @@ EMBEDDING_DIM = 200  # At most, where the width is not given.
 SizeList = Annotated[Sequence[PositiveInt], Field(min_length=1, description="a list of whole numbers of at least 1")]
 
 
-@check_student
+@check_options("student")
 def from_teacher(
     teacher: PreTrainedModel,
     *,

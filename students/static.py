@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import VECTOR_SETTINGS, Task
 from distill.core.errors import OptionError, UserError
-from distill.core.options import Dropout, check_student
+from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_static import StaticConfig, StaticPreTrainedModel
 from distill.models.surgery.initialization import Origins, encode_pieces
 
@@ -19,7 +19,7 @@ from .bilstm import describe_texts, find_class
 SMOOTHING = 1e-3  # a of the weights a / (a + p). The paper has 1e-4, with which rare pieces outweigh all others.
 
 
-@check_student
+@check_options("student")
 def from_teacher(
     teacher: PreTrainedModel,
     *,

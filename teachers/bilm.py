@@ -5,14 +5,14 @@ import inspect
 from pydantic import PositiveInt
 
 from distill.core.errors import OptionError
-from distill.core.options import Dropout, check_teacher
+from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_bilm import BilmConfig
 
 from .new import NewModel
 from .pretrained import Pretrained
 
 
-@check_teacher
+@check_options("teacher")
 def choose_weights(
     *,
     name: str = "bilm",

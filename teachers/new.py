@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 
 from distill.core.errors import OptionError, UserError, first_line
 from distill.core.files import hash_file
-from distill.core.options import Dropout, check_teacher
+from distill.core.options import Dropout, check_options
 from distill.models.forward import check_reads_both_sides, choose_padding_side, model_class
 from distill.models.loading import OF_TEXTS, Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.sentence_files import load_tokenizer, separate_texts
@@ -66,7 +66,7 @@ class NewModel:
     is_new = True
     trust_remote_code = False
 
-    @check_teacher
+    @check_options("teacher")
     def __init__(
         self,
         *,

@@ -22,6 +22,8 @@ Both raise OptionError, which is a UserError and a ValueError. A value that Hydr
 
     got trainer.max_steps=0, expected a whole number of at least 1 or null
 
+What has one place in the configuration names it itself, by `@check_options("student")`.
+
 `describe` derives the second half from the annotation. `Field(description="...")` inside `Annotated` replaces it where
 other words are clearer. Constraints belong into `Annotated` because defaults are not read. A list from YAML becomes a
 tuple only with `Annotated[tuple[...], Field(strict=False)]`, and `Sequence[...]` takes both. For a choice of words,
@@ -68,6 +70,7 @@ Dropout = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to belo
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 def raise_option_errors(cls: type[T], *, prefix: str = "") -> type[T]:
@@ -89,11 +92,6 @@ def raise_option_errors(cls: type[T], *, prefix: str = "") -> type[T]:
     return cls
 
 
-def raise_task_errors(cls: type[T]) -> type[T]:
-    """Makes a pydantic dataclass raise errors about options of a task, with full names as `task.max_length`."""
-    return raise_option_errors(cls, prefix="task.")
-
-
 def check_arguments(function: Callable[P, R], *, prefix: str = "") -> Callable[P, R]:
     """Checks the arguments of a function or an `__init__` against its annotations; raises OptionError.
 
@@ -112,14 +110,19 @@ def check_arguments(function: Callable[P, R], *, prefix: str = "") -> Callable[P
     return call
 
 
-def check_student(function: Callable[P, R]) -> Callable[P, R]:
-    """Checks the options of a student as `check_arguments` does, and names them in full, as `student.depth`."""
-    return check_arguments(function, prefix="student.")
+def check_options(section: str) -> Callable[[C], C]:
+    """Returns the decorator of a pydantic dataclass or a function whose errors name options in full: `student.depth`.
 
+    Args:
+        section: of the configuration, such as `student`.
+    """
 
-def check_teacher(function: Callable[P, R]) -> Callable[P, R]:
-    """Checks the options of a teacher as `check_arguments` does, and names them in full, as `teacher.layers`."""
-    return check_arguments(function, prefix="teacher.")
+    def decorate(target: C) -> C:
+        check: Any = raise_option_errors if isinstance(target, type) else check_arguments
+        checked: C = check(target, prefix=f"{section}.")
+        return checked
+
+    return decorate
 
 
 def list_annotations(target: Callable[..., object]) -> dict[str, object]:

@@ -240,12 +240,9 @@ def _read_targets(values: dict[Any, Any]) -> TargetSettings | None:
     """
     beams, keep = values.pop("beams", None), values.pop("keep", 1)
     temperature, seed = values.pop("sampling_temperature", None), values.pop("sampling_seed", 0)
-    try:
-        settings = TargetSettings(
-            beams=1 if beams is None else beams, keep=keep, sampling_temperature=temperature, sampling_seed=seed
-        )
-    except OptionError as error:
-        raise error.with_prefix("teacher") from error
+    settings = TargetSettings(
+        beams=1 if beams is None else beams, keep=keep, sampling_temperature=temperature, sampling_seed=seed
+    )
     if beams is not None and temperature is not None:
         raise UserError(
             f"got teacher.beams={beams} and teacher.sampling_temperature={temperature}, expected a search or a "

@@ -43,6 +43,7 @@ def refuse_other_options(name: str) -> None:
         raise UserError(f"job={name} reads only {job.words or ', '.join(job.reads)}: leave out {' '.join(ignored)}")
 
 
+_CHECKS = ("check_arguments", "raise_option_errors", "check_options")
 LIGHT = ("typing", "typing_extensions", "pydantic", "collections.abc", "os", "pathlib")
 
 
@@ -80,19 +81,19 @@ def _find_annotations(module: str, name: str) -> Iterator[tuple[str, ast.AST]]:
         if own:
             node = own[0]
         else:
-            is_checked = _is_decorated(node, "raise_option_errors") or len(node.keywords) > 0  # Or a TypedDict.
+            is_checked = _is_checked(node) or len(node.keywords) > 0  # Or a TypedDict.
             yield from ((module, field) for field in fields if is_checked)
             for base in bases:
                 yield from _find_annotations(module, base)
-    if isinstance(node, ast.FunctionDef) and _is_decorated(node, "check_arguments", "check_student", "check_teacher"):
+    if isinstance(node, ast.FunctionDef) and _is_checked(node):
         yield from ((module, argument) for argument in (*node.args.args, *node.args.kwonlyargs))
         if node.args.kwarg is not None and isinstance(node.args.kwarg.annotation, ast.Subscript):
             yield from _find_annotations(module, ast.unparse(node.args.kwarg.annotation.slice))  # Of `Unpack[...]`.
 
 
-def _is_decorated(node: ast.ClassDef | ast.FunctionDef, *names: str) -> bool:
+def _is_checked(node: ast.ClassDef | ast.FunctionDef) -> bool:
     """Returns whether the options of a class or a function are checked against their annotations."""
-    return not {*names}.isdisjoint(map(ast.unparse, node.decorator_list))
+    return any(ast.unparse(decorator).startswith(_CHECKS) for decorator in node.decorator_list)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from distill.core.console import ProgressMeter, format_duration, print_line, pri
 from distill.core.contracts import EncodedSplits, TaskInfo
 from distill.core.errors import UserError
 from distill.core.files import atomic_file, make_directory
-from distill.core.options import STRICT, raise_option_errors
+from distill.core.options import STRICT, check_options
 from distill.core.storage import check_writable, entry_key, lease
 from distill.data.splits import LabelledData
 from distill.data.tokenization import Tokens
@@ -70,7 +70,7 @@ class Writer(Protocol):
         ...
 
 
-@raise_option_errors
+@check_options("teacher")
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class TargetSettings:
     """The texts of a teacher that take the place of those of train (Kim and Rush, arXiv 1606.07947, section 3.2).

@@ -18,7 +18,7 @@ from distill.core.console import print_line
 from distill.core.contracts import IGNORED, PROMPT_TOKENS, TARGET_MASK, BatchOptions, Loader
 from distill.core.errors import UserError
 from distill.core.files import write_json
-from distill.core.options import STRICT, raise_task_errors
+from distill.core.options import STRICT, check_options
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data import docstrings, tokenization
 from distill.data.batches import CollatedBatch, bucket_loader, pad_columns, padding_values, token_positions
@@ -48,7 +48,7 @@ SIZE_COLUMNS = ("text_bytes", "text_words")  # Of the tokens of dev, where none 
 PAIR_COLUMNS = {"nsp": "pair_labels", "sop": "pair_labels", "three_way": "order_labels"}
 
 
-@raise_task_errors
+@check_options("task")
 @dataclass(frozen=True, config=STRICT)
 class SequenceSettings:
     """Settings of raw text and of the masked sequences made from it, the keys of `conf/task/mlm.yaml`.

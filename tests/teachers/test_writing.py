@@ -219,9 +219,9 @@ def test_the_most_likely_or_the_nearest_text_is_kept() -> None:
             "the cat sat",
             "y",
         ]
-    with pytest.raises(OptionError, match="got beams=0, expected a whole number of at least 1"):
+    with pytest.raises(OptionError, match="got teacher.beams=0, expected a whole number of at least 1"):
         writing.TargetSettings(beams=0)
-    with pytest.raises(OptionError, match="got keep=best, expected "):
+    with pytest.raises(OptionError, match="got teacher.keep=best, expected "):
         writing.TargetSettings(keep="best")  # type: ignore[arg-type]
 
 

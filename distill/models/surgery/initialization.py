@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.errors import OptionError, UserError
-from distill.core.options import STRICT, raise_option_errors, show_value
+from distill.core.options import STRICT, check_options, show_value
 from distill.models.forward import VectorSettings, pool, run_encoder, vector_settings
 from distill.models.surgery.layers import Importance, find_layer_prefix, list_parts, spread_layers
 from distill.models.surgery.long_texts import attends_locally, reserved_positions
@@ -28,7 +28,7 @@ OPTION = "student.general"
 GENERAL = "general"  # Among the names of the option `init` of a student.
 
 
-@raise_option_errors
+@check_options(OPTION)
 @checked_dataclass(frozen=True, config=STRICT)
 class GeneralSettings:
     """The text and the training of a general stage, the keys of `student.general`.
@@ -62,10 +62,7 @@ class GeneralSettings:
         known = tuple(cls.__dataclass_fields__)
         if unknown := [name for name in given if name not in known]:
             raise UserError(f"{OPTION}.{unknown[0]} is unknown, expected one of {', '.join(known)}")
-        try:
-            return cls(**given)
-        except OptionError as error:
-            raise error.with_prefix(OPTION) from None
+        return cls(**given)
 
 
 def names_general(init: object) -> bool:
