@@ -36,7 +36,7 @@ from distill.data.batches import MixedExamples, labelled_only
 from distill.edge.bundle_files import session, weight_bits
 from distill.edge.decode import DECODERS
 from distill.export.bundle_writer import FILES, Exported, text_metrics, wrap_file, write_bundle
-from distill.export.gate import UNDECIDED, ExportedFile, describe_sensitivity, recommended
+from distill.export.gate import UNDECIDED, describe_sensitivity, recommended
 from distill.export.latency import compare_models, time_dev_pass
 from distill.export.onnx import export_model
 from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
@@ -54,7 +54,7 @@ from distill.records import report
 from distill.records.headline import warn_of_text
 from distill.records.prediction_analysis import write_predictions
 from distill.records.run import Run, create_results, hide_paths
-from distill.records.schema import first_split, metric_name
+from distill.records.schema import ExportedFile, first_split, metric_name
 from distill.records.verdict import BASELINE_BUNDLE, decide, find_split, share_kept
 from distill.teachers.computation import labelled_loader, measure_importance
 from distill.teachers.prepared import PreparedTeacher

@@ -28,8 +28,6 @@ from distill.export.gate import (
     REREAD,
     SAMPLED,
     TRUNCATED,
-    BatchSensitivity,
-    ExportedFile,
     GateVerdict,
     compare,
     judge,
@@ -44,11 +42,12 @@ from distill.export.gate import (
 from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
 from distill.export.quantization import FLOAT32, FORMATS, INT8, RECIPES, ExportSettings, RecipeInput, write_with_encoder
-from distill.export.recipe_search import RecipeAttempt, RecipeSearch
+from distill.export.recipe_search import RecipeSearch
 from distill.kinds.scoring import Scoring, WritingSettings
 from distill.kinds.seq2seq import find_frame
 from distill.models.forward import fills_targets, input_names, output_logits
 from distill.models.surgery.embeddings import CutVocabulary, choose_pieces
+from distill.records.schema import BatchSensitivity, ExportedFile, RecipeAttempt
 from distill.training.statistics import LEVEL
 
 FILES = {name: FORMATS[name].file for name in (FLOAT32, INT8)}

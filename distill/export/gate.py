@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -20,28 +20,19 @@ from distill.edge.bundle import BATCH_SIZE
 from distill.edge.bundle_files import ANY, needs_openvino, runs, this_target
 from distill.export.quantization import ExportSettings
 from distill.kinds.scoring import Scoring
+from distill.records.schema import (
+    Abstention,
+    BatchSensitivity,
+    ExportedFile,
+    FileComparison,
+    SmallerVectors,
+    TypeRecall,
+)
 from distill.training.module import split_metrics
 from distill.training.statistics import LEVEL, compare_examples
 
 SAMPLED = 512  # Examples of dev, from its beginning.
 BATCH = BATCH_SIZE  # The largest batch that a bundle runs unless it is told another one.
-
-
-class BatchSensitivity(TypedDict):
-    """An entry `batch_sensitivity` of an exported file in run.json and bundle.json.
-
-    Attributes:
-        max_probability_diff: largest difference of a probability between an example alone and in a batch; of numbers,
-            as a share of their range.
-        changed: share of the items whose prediction in a batch is another one than alone.
-        examples: number of examples that were compared, the first ones of dev.
-        batch: number of examples of a batch, at most.
-    """
-
-    max_probability_diff: float
-    changed: float
-    examples: int
-    batch: int
 
 
 def measure_sensitivity(
@@ -81,24 +72,6 @@ def describe_sensitivity(file: str, sensitivity: BatchSensitivity, batch_size: i
 
 FEWEST_OF_TYPE = 10  # Right answers of a type on dev whose recall is judged.
 NO_EVIDENCE = 1  # An answer more or less of a rare type may be luck.
-
-
-class TypeRecall(TypedDict):
-    """The decrease of one type's recall.
-
-    Attributes:
-        number: of the right answers of this type on dev.
-        lost: of those that torch finds and the file does not.
-        gained: of those that the file finds and torch does not.
-        drop: decrease of the recall.
-        interval: its ends at 95% for all judged types together, after Bonferroni.
-    """
-
-    number: int
-    lost: int
-    gained: int
-    drop: float
-    interval: list[float]
 
 
 def compare_types(scoring: Scoring, scores: Scores, reference: Scores) -> dict[str, TypeRecall]:
@@ -156,20 +129,6 @@ def describe_types(names: list[str], types: Mapping[str, TypeRecall]) -> str:
 SHARE_ROUNDING = 1e-9  # 0.29 of 100 examples are 28.999999999999996 in floating point.
 
 
-class Abstention(TypedDict):
-    """An entry `abstain` of an exported file in run.json.
-
-    Attributes:
-        threshold: the file abstains where its largest probability is below.
-        share: share of the examples of each split on which it abstains.
-        metrics: metrics of the other examples, named as those of a file. A split of which none is left has no metrics.
-    """
-
-    threshold: float
-    share: dict[str, float]
-    metrics: dict[str, float]
-
-
 def check_abstention(task: TaskInfo, share: float | None) -> None:
     """Raises OptionError for a task whose predictions have no confidence."""
     if share is not None and not task.can_abstain:
@@ -224,94 +183,6 @@ FP32_PROBABILITY_DIFF = 1e-3
 ROUNDING = 1e-9  # In floating point, 0.762 - 0.752 is a little more than 0.01.
 SLACK = 2  # The interval of the drop may end at this multiple of `max_drop`, and the recall of a type fall by it.
 FEWEST = 30  # Examples of dev whose resamples tell something of a metric without a worst value.
-
-
-class FileComparison(TypedDict):
-    """Comparison of an exported file with the torch model on dev.
-
-    Attributes:
-        max_abs_diff: largest difference of the logits; of a language model, of the log-probability of the right token.
-        max_probability_diff: largest difference of the probabilities; of numbers, as a share of their range.
-        agreement: share of the items with the same prediction.
-        metrics: metrics of the exported file, on every split.
-        drop: decrease of the task's metric, negative if it increased; of a metric of which less is better, its increase
-            as a share of that of the torch model.
-        interval: the ends of the 95% interval of the drop, by a paired bootstrap over the examples.
-        examples: number of examples of dev.
-        resolution: the end of this interval for predictions that are those of torch; 0 if the metric cannot move, and
-            None for a metric without a worst value.
-        types: types of answers whose recall decreased, by name.
-        ece: expected calibration error; None for a task without probabilities.
-        ece_rise: increase of it.
-    """
-
-    max_abs_diff: float
-    max_probability_diff: float
-    agreement: float
-    metrics: dict[str, float]
-    drop: float
-    interval: list[float]
-    examples: int
-    resolution: float | None
-    types: dict[str, TypeRecall]
-    ece: float | None
-    ece_rise: float | None
-
-
-class SmallerVectors(TypedDict):
-    """An entry of the `vectors` of a file in run.json: a form of its vectors, compared with those of torch on dev.
-
-    Attributes:
-        dimensions: number of first dimensions.
-        precision: of the vectors of the corpus, `float32`, `int8` or `binary`.
-        rescore: documents that are compared again for each one that is to be found; 0 for none.
-        metrics: on every split.
-        kept: share of the metric of the torch model with its whole vectors; None if that is not above 0.
-        drop: decrease of the metric, negative if it increased.
-        interval: the ends of its 95% interval, by a paired bootstrap over the examples.
-        gate: `passed`, `undecided` or `failed`.
-        reason: the reason in words; None if it passed.
-    """
-
-    dimensions: int
-    precision: str
-    rescore: int
-    metrics: dict[str, float]
-    kept: float | None
-    drop: float
-    interval: list[float]
-    gate: str
-    reason: str | None
-
-
-class ExportedFile(FileComparison):
-    """An entry of run.json's `export`.
-
-    Attributes:
-        file: name in the bundle.
-        bytes: size on disk, with the weights of a large model that are in a second file.
-        gate: `passed`, `undecided`, `failed` or `unchecked`.
-        reason: the reason in words; None if it passed.
-        confidence: that of the interval whose upper end decides, more than 95% for one of several recipes.
-        recipe: number format of the weights, in words.
-        target: the processors that the file is right on, one of `edge.bundle_files.TARGETS`.
-        abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
-        batch_sensitivity: how far its predictions depend on the other texts of a batch.
-        batch_size: the number of texts that the bundle recommends to run together; None for any.
-        vectors: the metric with smaller forms of its vectors; empty for tasks without vectors.
-    """
-
-    file: str
-    bytes: int
-    gate: str
-    reason: str | None
-    confidence: float
-    recipe: str
-    target: str
-    abstain: Abstention | None
-    batch_sensitivity: BatchSensitivity
-    batch_size: int | None
-    vectors: list[SmallerVectors]
 
 
 class GateVerdict(NamedTuple):

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from distill.export.gate import (
     ROUNDING,
     UNCHECKED,
     UNDECIDED,
-    FileComparison,
     GateVerdict,
     compare,
     describe_blindness,
@@ -28,41 +26,9 @@ from distill.export.gate import (
 )
 from distill.export.quantization import INT8, RECIPES, ExportSettings, Recipe, RecipeInput, write_with_encoder
 from distill.kinds.scoring import Scoring
+from distill.records.schema import FileComparison, RecipeAttempt
 
 FIRST_ROUND = 0.75  # Share of the search's evaluations that measure each matrix alone.
-
-
-class RecipeAttempt(TypedDict):
-    """An entry of run.json's `attempts`: a recipe that was tried.
-
-    Attributes:
-        recipe: one of `quantization.RECIPES`.
-        target: the processors that the file was written for.
-        words: the recipe in words.
-        kept: names of the products whose matrices stay in float32.
-        bytes: size of the file.
-        metrics, drop, interval, max_probability_diff, agreement, ece: as in `gate.FileComparison`, on dev.
-        gate, reason, confidence: as in `gate.ExportedFile`.
-        chosen: whether the bundle has the file.
-        seconds: of writing the file, scoring it and, for `mixed` and `qat`, what comes before.
-    """
-
-    recipe: str
-    target: str
-    words: str
-    kept: list[str]
-    bytes: int
-    metrics: dict[str, float]
-    drop: float
-    interval: list[float]
-    max_probability_diff: float
-    agreement: float
-    ece: float | None
-    gate: str
-    reason: str | None
-    confidence: float
-    chosen: bool
-    seconds: float
 
 
 @dataclass

@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NotRequired, Required
+from typing import Annotated, Any, Final, NotRequired, Required
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
 
 from distill.core import storage
 from distill.core.errors import UserError
 from distill.core.files import JsonObject
-from distill.records.run import RECORD, open_run
+from distill.records.run import RECORD, create_results, open_run
 
 TEST: Final = "test"  # Splits that may stand first.
 DEV: Final = "dev"
 Metrics = dict[str, float | None]
+Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class _Model(TypedDict, total=False):
@@ -40,7 +41,7 @@ class _Constant(TypedDict, total=False):
 
 class _Difference(TypedDict):
     difference: float
-    interval: tuple[float, float] | None
+    interval: Interval | None
     p: float | None
     over: str
     number: int
@@ -98,57 +99,176 @@ class _Task(TypedDict, total=False):
     cleaning: _Cleaning | None
 
 
-class _Sensitivity(TypedDict, total=False):
-    batch: int
+class BatchSensitivity(TypedDict, total=False):
+    """An entry `batch_sensitivity` of an exported file in run.json and bundle.json.
+
+    Attributes:
+        max_probability_diff: largest difference of a probability between an example alone and in a batch; of numbers,
+            as a share of their range.
+        changed: share of the items whose prediction in a batch is another one than alone.
+        examples: number of examples that were compared, the first ones of dev.
+        batch: number of examples of a batch, at most.
+    """
+
     max_probability_diff: float
     changed: float
     examples: int
+    batch: int
 
 
-class _Abstention(TypedDict):
+class Abstention(TypedDict):
+    """An entry `abstain` of an exported file in run.json.
+
+    Attributes:
+        threshold: the file abstains where its largest probability is below.
+        share: share of the examples of each split on which it abstains.
+        metrics: metrics of the other examples, named as those of a file. A split of which none is left has no metrics.
+    """
+
     threshold: float
-    share: dict[str, float | None]
-    metrics: Metrics
+    share: dict[str, float]
+    metrics: dict[str, float]
 
 
-class _SmallerVectors(TypedDict):
+class SmallerVectors(TypedDict):
+    """An entry of the `vectors` of a file in run.json: a form of its vectors, compared with those of torch on dev.
+
+    Attributes:
+        dimensions: number of first dimensions.
+        precision: of the vectors of the corpus, `float32`, `int8` or `binary`.
+        rescore: documents that are compared again for each one that is to be found; 0 for none.
+        metrics: on every split.
+        kept: share of the metric of the torch model with its whole vectors; None if that is not above 0.
+        drop: decrease of the metric, negative if it increased.
+        interval: the ends of its 95% interval, by a paired bootstrap over the examples.
+        gate: `passed`, `undecided` or `failed`.
+        reason: the reason in words; None if it passed.
+    """
+
     dimensions: int
     precision: str
     rescore: int
-    metrics: Metrics
+    metrics: dict[str, float]
     kept: float | None
     drop: float
-    interval: tuple[float, float]
+    interval: Interval
     gate: str
     reason: str | None
 
 
-class _TypeRecall(TypedDict):
+class TypeRecall(TypedDict):
+    """The decrease of one type's recall.
+
+    Attributes:
+        number: of the right answers of this type on dev.
+        lost: of those that torch finds and the file does not.
+        gained: of those that the file finds and torch does not.
+        drop: decrease of the recall.
+        interval: its ends at 95% for all judged types together, after Bonferroni.
+    """
+
     number: int
     lost: int
     gained: int
     drop: float
-    interval: tuple[float, float]
+    interval: Interval
 
 
-class _File(TypedDict, total=False):
+class _Compared(TypedDict, total=False):
+    """Comparison of a file with the torch model on dev. An earlier version may have left out fields.
+
+    Attributes:
+        max_probability_diff: largest difference of the probabilities; of numbers, as a share of their range.
+        agreement: share of the items with the same prediction.
+        metrics: metrics of the file, on every split; of a recipe that was tried, on dev.
+        drop: decrease of the task's metric, negative if it increased; of a metric of which less is better, its increase
+            as a share of that of the torch model.
+        interval: the ends of the 95% interval of the drop, by a paired bootstrap over the examples.
+        ece: expected calibration error; None for a task without probabilities.
+    """
+
+    max_probability_diff: float
+    agreement: float
+    metrics: Required[dict[str, float]]
+    drop: float
+    interval: Interval
+    ece: float | None
+
+
+class _Judged(_Compared, total=False):
+    """A file that was compared and judged.
+
+    Attributes:
+        reason: the reason of the gate in words; None if it passed.
+        confidence: that of the interval whose upper end decides, more than 95% for one of several recipes.
+        recipe: number format of the weights, in words; of a recipe that was tried, one of `quantization.RECIPES`.
+        target: the processors that the file is right on, one of `edge.bundle_files.TARGETS`.
+    """
+
+    reason: str | None
+    confidence: float
+    recipe: str
+    target: str
+
+
+class FileComparison(_Compared, total=False):
+    """Comparison of an exported file with the torch model.
+
+    Attributes:
+        max_abs_diff: largest difference of the logits; of a language model, of the log-probability of the right token.
+        examples: number of examples of dev.
+        resolution: the end of the interval of the drop for predictions that are those of torch; 0 if the metric cannot
+            move, and None for a metric without a worst value.
+        types: types of answers whose recall decreased, by name.
+        ece_rise: increase of the expected calibration error.
+    """
+
+    max_abs_diff: float
+    examples: int
+    resolution: float | None
+    types: dict[str, TypeRecall]
+    ece_rise: float | None
+
+
+class ExportedFile(FileComparison, _Judged, total=False):
+    """An entry of run.json's `export`.
+
+    Attributes:
+        file: name in the bundle.
+        bytes: size on disk, with the weights of a large model that are in a second file.
+        gate: `passed`, `undecided`, `failed` or `unchecked`.
+        abstain: the threshold below which it gives no label, with the share and the metrics that follow from it.
+        batch_sensitivity: how far its predictions depend on the other texts of a batch.
+        batch_size: the number of texts that the bundle recommends to run together; None for any.
+        vectors: the metric with smaller forms of its vectors; empty for tasks without vectors.
+    """
+
     file: Required[str]
     bytes: Required[int]
-    metrics: Required[Metrics]
     gate: Required[str]
-    reason: str | None
-    types: dict[str, _TypeRecall] | None
-    recipe: str | None
-    agreement: float | None
-    drop: float | None
-    ece: float | None
-    max_abs_diff: float | None
-    max_probability_diff: float | None
-    interval: tuple[float, float] | None
+    abstain: Abstention | None
+    batch_sensitivity: BatchSensitivity
     batch_size: int | None
-    batch_sensitivity: _Sensitivity | None
-    abstain: _Abstention | None
-    vectors: list[_SmallerVectors] | None
+    vectors: list[SmallerVectors]
+
+
+class RecipeAttempt(_Judged, total=False):
+    """An entry of run.json's `attempts`: a recipe that was tried.
+
+    Attributes:
+        words: the recipe in words.
+        kept: names of the products whose matrices stay in float32.
+        bytes, gate: as in `ExportedFile`.
+        chosen: whether the bundle has the file.
+        seconds: of writing the file, scoring it and, for `mixed` and `qat`, what comes before.
+    """
+
+    words: str
+    kept: list[str]
+    bytes: int
+    gate: str
+    chosen: bool
+    seconds: float
 
 
 class _Timing(TypedDict, total=False):
@@ -165,23 +285,6 @@ class _Timing(TypedDict, total=False):
     disturbed: bool
 
 
-class _Attempt(TypedDict, total=False):
-    words: str | None
-    recipe: str
-    target: str | None
-    bytes: int | None
-    metrics: Required[Metrics]
-    drop: float | None
-    interval: tuple[float, float] | None
-    agreement: float | None
-    max_probability_diff: float | None
-    ece: float | None
-    gate: str | None
-    reason: str | None
-    seconds: float | None
-    chosen: bool | None
-
-
 class _Step(TypedDict, total=False):
     step: Required[int]
     layers: Required[list[int]]
@@ -194,7 +297,7 @@ class _Step(TypedDict, total=False):
 
 class _Baseline(TypedDict, total=False):
     metrics: Required[Metrics]
-    export: dict[str, _File] | None
+    export: dict[str, ExportedFile] | None
     seconds: float | None
     start: str | None
     pruning: list[_Step] | None
@@ -215,11 +318,11 @@ class _Parts(TypedDict):
 class _Seed(TypedDict, total=False):
     seed: Required[int]
     metrics: Required[Metrics]
-    export: Required[dict[str, _File]]
+    export: Required[dict[str, ExportedFile]]
     retention: dict[str, float | None] | None
     baseline: _Baseline | None
-    comparison: "dict[str, _Difference] | None"
-    parts: "dict[str, dict[str, _Parts]] | None"
+    comparison: dict[str, _Difference] | None
+    parts: dict[str, dict[str, _Parts]] | None
     seconds: float | None
 
 
@@ -228,9 +331,7 @@ class _Spread(TypedDict):
     std: float | None
 
 
-class _Summary(TypedDict, total=False):
-    mean: Required[float]
-    std: Required[float | None]
+class _Summary(_Spread, total=False):
     files: dict[str, _Spread]
     baseline: _Spread | None
 
@@ -336,10 +437,10 @@ class _Record(TypedDict, total=False):
     baseline_choice: _BaselineChoice | None
     retention: dict[str, float | None] | None
     training: _Training | None
-    export: dict[str, _File] | None
+    export: dict[str, ExportedFile] | None
     benchmark: list[_Timing] | None
     dev_pass: list[_Pass] | None
-    attempts: list[_Attempt] | None
+    attempts: list[RecipeAttempt] | None
     budget: _Budget | None
     pruning: list[_Step] | None
     seconds: dict[str, float] | None
@@ -357,11 +458,7 @@ class _Record(TypedDict, total=False):
 
 _SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
 # Fields of a run that has no results yet, where they are not null.
-_EMPTY: Mapping[str, object] = {
-    "benchmark": [], "seeds": [], "attempts": [], "export": {}, "summary": {}, "comparison": {}, "parts": {},
-    "breakdown": {}, "lengths": {}, "cuts": {}, "texts": {}, "pruning": [], "dev_pass": [], "seconds": {},
-    "environment": {},
-}  # fmt: skip
+_EMPTY = {**create_results(), "attempts": [], "seconds": {}, "environment": {}}
 
 
 def first_split(task: Mapping[str, Any]) -> str:

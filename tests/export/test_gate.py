@@ -13,7 +13,6 @@ from distill.core.contracts import Scores, Task
 from distill.core.errors import OptionError, UserError
 from distill.export import gate as type_recall
 from distill.export.gate import (
-    FileComparison,
     GateVerdict,
     check_abstention,
     check_dev,
@@ -32,6 +31,7 @@ from distill.kinds.regression import NumberScores
 from distill.kinds.scoring import Scoring
 from distill.kinds.token_classification import TagScores
 from distill.kinds.vector_scores import PairScores
+from distill.records.schema import FileComparison
 from distill.training import statistics
 from tests.edge.conftest import Patch
 

@@ -13,8 +13,9 @@ from scipy import stats
 from distill.core.contracts import Scores
 from distill.export import gate, graph
 from distill.export.quantization import RECIPES, ExportSettings, RecipeInput
-from distill.export.recipe_search import RecipeAttempt, RecipeSearch, closest
+from distill.export.recipe_search import RecipeSearch, closest
 from distill.kinds.classification import OneClass
+from distill.records.schema import RecipeAttempt
 from tests.edge.conftest import Patch
 
 EXAMPLES = 1000
