@@ -36,7 +36,6 @@ from distill.edge import bundle_files
 from distill.edge.bundle_files import count_bytes, weight_bits
 from distill.export import latency
 from distill.export.bundle_writer import FILES, export_float32
-from distill.export.gate import recommended
 from distill.export.latency import Budget
 from distill.export.quantization import RecipeInput, write_dynamic
 from distill.losses import Objective
@@ -49,6 +48,7 @@ from distill.models.surgery.initialization import Origins, encode_pieces
 from distill.models.surgery.layers import Sizes
 from distill.models.wrappers import heads_of
 from distill.records.run import Run
+from distill.records.verdict import recommend
 from distill.teachers.source import TeacherSource
 from distill.training.fitting import choose_rows
 from distill.training.hyperparameters import TrainerSettings
@@ -247,7 +247,7 @@ def measure_delivered(
 
     Its recipe may be another one. None without a recommended file.
     """
-    chosen = recommended(record["export"])
+    chosen = recommend(record["export"])
     if chosen is None:
         return None
     file, before = record["export"][chosen], record["budget"]["chosen"]

@@ -36,7 +36,7 @@ from distill.data.batches import MixedExamples, labelled_only
 from distill.edge.bundle_files import session, weight_bits
 from distill.edge.decode import DECODERS
 from distill.export.bundle_writer import FILES, Exported, text_metrics, wrap_file, write_bundle
-from distill.export.gate import UNDECIDED, describe_sensitivity, recommended
+from distill.export.gate import UNDECIDED, describe_sensitivity
 from distill.export.latency import compare_models, time_dev_pass
 from distill.export.onnx import export_model
 from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
@@ -55,7 +55,7 @@ from distill.records.headline import warn_of_text
 from distill.records.prediction_analysis import write_predictions
 from distill.records.run import Run, create_results, hide_paths
 from distill.records.schema import ExportedFile, first_split, metric_name
-from distill.records.verdict import BASELINE_BUNDLE, decide, find_split, share_kept
+from distill.records.verdict import BASELINE_BUNDLE, decide, find_split, recommend, share_kept
 from distill.teachers.computation import labelled_loader, measure_importance
 from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.signal import measure_sureness
@@ -332,7 +332,7 @@ class TaskRun:
     def print_bundle(self) -> None:
         """Prints the bundle, its recommended file and what is to know of it."""
         formats = self.run.record["export"]
-        chosen = recommended(formats)
+        chosen = recommend(formats)
         undecided = [file for file in formats.values() if file["gate"] == UNDECIDED]
         for file in undecided:
             print_notice(f"{file['file']} {self._of_task}is undecided: {file['reason']}")
@@ -357,7 +357,7 @@ class TaskRun:
         if not self.is_worse:
             return
         baseline, files = replace(self, is_baseline=True), self.run.record["baseline"].get("export") or {}
-        chosen = recommended(files)
+        chosen = recommend(files)
         ending = f"recommended: {files[chosen]['file']}; " if chosen else ""
         print_line(f"Baseline {baseline.bundle if files else baseline.student}  ({ending}better than the student)")
 

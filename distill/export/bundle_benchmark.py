@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -294,10 +293,9 @@ def _time_sizes(
     if len(lengths) < len(settings.lengths):
         print_notice(f"timed at length {', '.join(map(str, lengths))} only: a bundle reads {limit} tokens at most")
     candidates = [
-        latency.Candidate(
-            name, _timed_name(bundle), bundle.input_names,
-            count_bytes(bundle.directory / bundle.manifest["models"][format]), _runner(bundle),
-            partial(count_threads, bundle.session),
+        latency.Candidate.of_file(
+            name, _timed_name(bundle), bundle.input_names, bundle.directory / bundle.manifest["models"][format],
+            bundle.session,
         )
         for (name, format), bundle in loaded.items()
     ]  # fmt: skip
@@ -312,10 +310,6 @@ def _time_sizes(
 
 def _timed_name(bundle: Bundle) -> str:
     return timed_name(bundle.model, bundle.manifest["models"][bundle.model])
-
-
-def _runner(bundle: Bundle) -> Any:
-    return lambda feed: bundle.session.run(["logits"], dict(feed))
 
 
 def time_texts(

@@ -37,7 +37,6 @@ from distill.export.gate import (
     measure_sensitivity,
     measure_vectors,
     recommend_batch_size,
-    recommended,
 )
 from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
@@ -48,6 +47,7 @@ from distill.kinds.seq2seq import find_frame
 from distill.models.forward import fills_targets, input_names, output_logits
 from distill.models.surgery.embeddings import CutVocabulary, choose_pieces
 from distill.records.schema import BatchSensitivity, ExportedFile, RecipeAttempt
+from distill.records.verdict import recommend
 from distill.training.statistics import LEVEL
 
 FILES = {name: FORMATS[name].file for name in (FLOAT32, INT8)}
@@ -175,9 +175,9 @@ def choose_vocabulary(
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     """Returns the fields of bundle.json that follow from the scores of the files."""
     return {
+        "recommended": recommend(formats),
         "metrics": {name: row["metrics"] for name, row in formats.items()},
         "gates": {name: f"{row['gate']}: {row['reason']}" for name, row in formats.items() if row["gate"] != PASSED},
-        "recommended": recommended(formats),
         "thresholds": {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]},
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
         "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
@@ -593,13 +593,7 @@ def _create_manifest(
         },
         "padding_side": tokenizer.padding_side,
         "models": {},
-        "recommended": None,
-        "metrics": {},
-        "gates": {},
-        "thresholds": {},
-        "targets": {},
-        "batch_sensitivity": {},
-        "batch_sizes": {},
+        **_summarize({}),
         "files": {},
     }
 

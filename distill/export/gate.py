@@ -17,17 +17,10 @@ from distill.core.contracts import Scores, TaskInfo
 from distill.core.errors import OptionError, UserError
 from distill.core.options import show_value
 from distill.edge.bundle import BATCH_SIZE
-from distill.edge.bundle_files import ANY, needs_openvino, runs, this_target
+from distill.edge.bundle_files import ANY, runs, this_target
 from distill.export.quantization import ExportSettings
 from distill.kinds.scoring import Scoring
-from distill.records.schema import (
-    Abstention,
-    BatchSensitivity,
-    ExportedFile,
-    FileComparison,
-    SmallerVectors,
-    TypeRecall,
-)
+from distill.records.schema import Abstention, BatchSensitivity, FileComparison, SmallerVectors, TypeRecall
 from distill.training.module import split_metrics
 from distill.training.statistics import LEVEL, compare_examples
 
@@ -392,18 +385,6 @@ def judge_float32(comparison: FileComparison, settings: ExportSettings) -> GateV
     )
     faults = _find_faults(comparison, strict, check_drop=True)
     return GateVerdict(FAILED, "; ".join(faults)) if faults else GateVerdict(PASSED)
-
-
-def recommended(formats: Mapping[str, ExportedFile]) -> str | None:
-    """Returns the name of the smallest file that passed its gate, else of the smallest undecided one, else None.
-
-    A file for OpenVINO is never recommended, because a bundle runs where openvino is not installed.
-    """
-    for verdict in (PASSED, UNDECIDED):
-        names = [name for name, row in formats.items() if row["gate"] == verdict and not needs_openvino(row["file"])]
-        if names:
-            return min(names, key=lambda name: int(formats[name]["bytes"]))
-    return None
 
 
 def measure_vectors(

@@ -175,14 +175,16 @@ class Candidate:
     run: Callable[[Inputs], Any]
     count_threads: Callable[[], int]
 
+    @classmethod
+    def of_file(cls, model: str, format: str, inputs: Sequence[str], path: Path, session: Session) -> "Candidate":
+        """Returns an exported file that is loaded; `format` is as `timed_name` returns it."""
+        run = lambda feed: session.run(["logits"], dict(feed))  # noqa: E731
+        return cls(model, format, inputs, count_bytes(path), run, partial(count_threads, session))
+
 
 def load_candidate(model: str, format: str, path: Path, inputs: Sequence[str], threads: int) -> Candidate:
     """Loads an exported file of a format such as `fp32` with the session of the edge runtime."""
-    loaded, name = open_model(path, threads), timed_name(format, path)
-    return Candidate(
-        model, name, inputs, count_bytes(path), lambda feed: loaded.run(["logits"], dict(feed)),
-        partial(count_threads, loaded),
-    )  # fmt: skip
+    return Candidate.of_file(model, timed_name(format, path), inputs, path, open_model(path, threads))
 
 
 def measure_latency(

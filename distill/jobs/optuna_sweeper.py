@@ -296,27 +296,21 @@ def _read_metric(record: JsonObject) -> float | None:
 
 
 def _read_bytes(record: JsonObject) -> float | None:
-    chosen = _choose_file(record)
+    from distill.records.verdict import recommend
+
+    chosen = recommend(record["export"])
     return None if chosen is None else float(record["export"][chosen]["bytes"])
 
 
 def _read_latency(record: JsonObject) -> float | None:
     from distill.edge.bundle_files import timed_name
-    from distill.records.verdict import select_timing
+    from distill.records.verdict import recommend, select_timing
 
-    chosen = _choose_file(record)
+    chosen = recommend(record["export"])
     if chosen is None:
         return None
     timing = select_timing(record, "student", timed_name(chosen, record["export"][chosen]["file"]))
     return None if timing is None else float(timing["p50_ms"])
-
-
-def _choose_file(record: JsonObject) -> str | None:
-    """Returns the name of the file that a run recommends."""
-    from distill.export.gate import recommended
-
-    chosen: str | None = recommended(record["export"])
-    return chosen
 
 
 _READERS: dict[str, Callable[[JsonObject], float | None]] = {

@@ -24,7 +24,6 @@ from distill.core.files import CHECKSUMS, JsonObject, is_intact, make_directory,
 from distill.core.options import show_value
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Record
-from distill.export.gate import recommended
 from distill.jobs.preflight import refuse_other_options
 from distill.records import row_tables
 from distill.records.experiment import Outcome, read_experiment, read_runs
@@ -33,6 +32,7 @@ from distill.records.pages import Collection, write_collection
 from distill.records.report import render_overview_card
 from distill.records.row_tables import PaperFiles, write_paper_files
 from distill.records.schema import Runs, fetch_runs, find_runs, read_record
+from distill.records.verdict import recommend
 from distill.rows.formats import SUFFIXES, Row, read_rows
 
 
@@ -202,7 +202,7 @@ def _check_run(run: Path) -> JsonObject:
     sections = (record.get("tasks") or {"": record}).items()
     exports = {name: section["export"] for name, section in sections if section["export"]}
     for name, export in exports.items():
-        if recommended(export) is None:
+        if recommend(export) is None:
             failed = ", ".join(f"{file['file']} {file['gate']}" for file in export.values())
             raise UserError(
                 f"no exported file of {run}{f' for {name}' if name else ''} passed its gate ({failed}): distil the "
@@ -363,7 +363,7 @@ def _find_bundles(outcomes: Sequence[Outcome]) -> dict[str, dict[str, _Best]]:
         if outcome.directory is None or task not in FILES or not (outcome.directory / "bundle").is_dir():
             continue
         record, config = read_record(outcome.directory), OmegaConf.load(outcome.directory / "config.yaml")
-        chosen = recommended(record["export"])
+        chosen = recommend(record["export"])
         metrics = record["student"]["metrics"] if chosen is None else record["export"][chosen]["metrics"]
         found = _Best(outcome.directory / "bundle", list(config.task.text), metrics[record["task"]["metric"]])
         known = best[outcome.place.row].get(task)

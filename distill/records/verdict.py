@@ -380,7 +380,13 @@ def measure_metric(record: JsonObject, model: str, metric: str) -> "Spread | Non
 
 
 def recommend(export: Mapping[str, Any]) -> str | None:
-    """Returns the format that the bundle recommends: the smallest that passed its gate, else the smallest undecided."""
+    """Returns the format that the bundle recommends: the smallest that passed its gate, else the smallest undecided.
+
+    A file for OpenVINO is never recommended, because a bundle runs where openvino is not installed.
+
+    Args:
+        export: the files of a record, or of a bundle that is written.
+    """
     for gate in ("passed", "undecided"):
         names = [name for name, file in export.items() if file["gate"] == gate and not needs_openvino(file["file"])]
         if names:

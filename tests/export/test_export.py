@@ -29,11 +29,12 @@ from distill.edge.bundle import Bundle
 from distill.edge.bundle_files import FORMAT, session
 from distill.export import latency
 from distill.export.bundle_writer import FILES, Scorer, take_first, write_bundle
-from distill.export.gate import describe_sensitivity, judge, judge_float32, recommended
+from distill.export.gate import describe_sensitivity, judge, judge_float32
 from distill.export.onnx import export_onnx
 from distill.export.quantization import FORMATS, RECIPES, ExportSettings, RecipeInput, write_dynamic
 from distill.kinds import Classification, TokenClassification
 from distill.kinds.classification import OneClass
+from distill.records.verdict import recommend
 from distill.training.module import evaluate
 from tests.conftest import LABELS, LOOSE, sentences, toy_bert
 from tests.edge.conftest import Output, Patch, write_ranking_bundle, write_toy_bundle
@@ -327,7 +328,7 @@ def test_the_gate_passes_up_to_its_limits_and_fails_beyond() -> None:
 
 
 def test_the_smallest_drop_is_0_and_failed_files_are_not_recommended() -> None:
-    assert recommended({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
+    assert recommend({"fp32": {"gate": "failed", "bytes": 2}, "int8": {"gate": "failed", "bytes": 1}}) is None
     with pytest.raises(ValueError, match="max_drop=-1, expected a number of at least 0"):
         ExportSettings(max_drop=-1)
 

@@ -17,8 +17,8 @@ from distill.edge import Bundle, web
 from distill.edge.bundle_files import data_file, import_openvino, session, this_target
 from distill.export import quantization
 from distill.export.bundle_benchmark import list_formats
-from distill.export.gate import recommended
 from distill.export.quantization import ExportSettings, RecipeInput, check_formats
+from distill.records.verdict import recommend
 from tests.conftest import sentences, toy_bert
 from tests.edge.conftest import Output, Patch, write_toy_bundle
 from tests.export.test_export import write
@@ -63,8 +63,8 @@ def test_a_bundle_has_files_for_openvino_by_the_same_gate(exported: tuple[Path, 
         assert manifest["metrics"][name] == rows[name]["metrics"]
     # A device without openvino runs the recommended file, although others may be smaller.
     passed = {name: row | {"bytes": 1} if name in NAMES else row for name, row in rows.items()}
-    assert manifest["recommended"] == recommended(passed) == "int8"
-    assert recommended({name: passed[name] for name in NAMES}) is None
+    assert manifest["recommended"] == recommend(passed) == "int8"
+    assert recommend({name: passed[name] for name in NAMES}) is None
 
 
 @needs_openvino
