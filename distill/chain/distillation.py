@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,10 +26,17 @@ from distill.chain.plan import (
     choose_for_text,
     choose_training,
 )
-from distill.chain.student_search import check_general, check_pruning, is_searched, search_layers, start_generally
+from distill.chain.student_search import (
+    Pruning,
+    check_general,
+    check_pruning,
+    is_searched,
+    search_layers,
+    start_generally,
+)
 from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary
 from distill.chain.task_run import BASELINE, TaskRun, joint_record, joint_scoring, task_record
-from distill.chain.train import Prepared, Trained, create_model, make_student, train
+from distill.chain.train import Prepared, create_baseline, create_model, make_student
 from distill.core.console import console, in_notebook, print_line, print_notice, silence_libraries
 from distill.core.contracts import Data, EncodedSplits, Examples, Loader, Scores, Task
 from distill.core.errors import Overview, Shown, UserError
@@ -47,7 +53,6 @@ from distill.export.graph import share_weights
 from distill.export.rehearsal import rehearse_export
 from distill.export.wheel import check_model2vec, write_wheel
 from distill.kinds import multitask
-from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.decoding import list_notices
@@ -106,8 +111,11 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     if not plan.dry_run:
         with run.timed("teacher"):
             for task_run in tasks:
-                own, scoring = task_run.teacher, task_run.data.scoring
-                _score(own, task_run.task, scoring, task_run.examples, source.of_task(task_run.name), plan)
+                own, scoring = task_run.teacher, task_run.scoring
+                teaching.score(
+                    own, task_run.task, scoring, task_run.examples, source=source.of_task(task_run.name),
+                    directory=plan.cache_dir / "outputs",
+                )  # fmt: skip
                 compare_readings(own, scoring)
     _record(run, plan, tasks, teacher)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
@@ -169,7 +177,9 @@ class _Reading:
         """Returns the teacher and the tokenized splits with the pieces of the task's texts alone, and these pieces."""
         plan, task, data = self.plan, self.task, self.encode.data
         if not plan.dry_run:
-            _score(teacher, task, data.scoring, examples, self.source, plan)
+            teaching.score(
+                teacher, task, data.scoring, examples, source=self.source, directory=plan.cache_dir / "outputs"
+            )
         smaller, cut = cut_teacher(teacher, data, plan.export)
         check_cut_student(student, smaller, task, data)
         return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
@@ -218,13 +228,6 @@ def _note_decoding(teacher: PreparedTeacher, task: Task) -> None:
     for notice in list_notices(teacher.model, fills=not task.info.generates, max_target=task.info.max_target):
         print_notice(notice)
         teacher.notices.append(notice)
-
-
-def _score(
-    teacher: PreparedTeacher, task: Task, scoring: Scoring, examples: EncodedSplits, source: TeacherSource, plan: Plan
-) -> None:
-    """Sets the teacher's scores and metrics; raises UserError for a weak teacher that must not be."""
-    teaching.score(teacher, task, scoring, examples, source=source, directory=plan.cache_dir / "outputs")
 
 
 def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
@@ -320,15 +323,6 @@ def _check_student(
         check_dimensions(plan.export, student)
     if plan.export.vocabulary != "full" and plan.exports:
         check_cut(tokenizer, plan.export.vocabulary)
-
-
-def deliver(trained: Trained) -> None:
-    """Exports one student unless the plan excludes it, and logs the results."""
-    prepared, bundle = trained.prepared, None
-    if prepared.plan.exports:
-        export(prepared, trained.student, trained.scores)
-        bundle = prepared.run.directory / "bundle"
-    trained.loggers.log_results(prepared.run.record, bundle)
 
 
 def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Scores]) -> None:
@@ -547,8 +541,40 @@ def foresee(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pl
 
 
 def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
-    """Trains and delivers the student of one seed."""
-    with ExitStack() as stack:
-        trained = train(prepared, stack, shows=shows)
-        if trained is not None:
-            deliver(trained)
+    """Trains the student of one seed, and its baseline if there is one, compares them, and exports the student.
+
+    A dry run trains nothing.
+
+    Args:
+        shows: prints the summary before training.
+    """
+    plan, run = prepared.plan, prepared.run
+    has_baseline = plan.baseline and not plan.dry_run
+    start = create_baseline(prepared.student, prepared.tasks, plan) if has_baseline else None
+    callbacks = lightning_callbacks.copy_callbacks(plan.callbacks) if has_baseline else ()
+    with run.timed("teacher"):
+        module = prepared.prepare_training(prepared.model)
+    if shows:
+        prepared.show(module)
+    if plan.dry_run:
+        return
+    signal = module.signal
+    run.update(teacher_outputs={"cached": signal.bytes > 0, "reason": signal.reason})
+    if signal.reason is None:
+        prepared.teacher.release()  # Its outputs are cached; later stages load it again.
+    scoring = prepared.scoring
+    with plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
+        with run.timed("training"):
+            if Pruning.of(prepared.student) is not None:
+                module = prepared.prepare_training(prepared.prune(signal), signal)
+            scores = prepared.train_student(module, loggers.lightning)
+        baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
+        if start is not None:
+            with run.timed("baseline"):
+                baseline = replace(prepared, plan=replace(plan, callbacks=callbacks)).train_baseline(start)
+            baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(baseline)]
+        for (task_run, task_scores), of_baseline in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
+            task_run.compare(task_scores, of_baseline)
+        if plan.exports:
+            export(prepared, module.student, scores)
+        loggers.log_results(run.record, run.directory / "bundle" if plan.exports else None)

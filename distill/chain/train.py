@@ -4,7 +4,6 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,14 @@ from distill.losses.term import EncoderSize, supervised_objective
 from distill.models import compatibility
 from distill.models.surgery.initialization import Origins
 from distill.models.wrappers import heads_of, share_encoder
-from distill.records.loggers import OpenLoggers
 from distill.records.run import Run
 from distill.teachers.output_cache import Cached, digest_tensors, library_versions
 from distill.teachers.prepared import TEACHER, PreparedTeacher
 from distill.teachers.signal import earlier_decision, join_signals, outputs_for_training, run_live, teacher_logits
 from distill.teachers.source import TeacherSource
 from distill.training import fitting, lightning_callbacks
-from distill.training.hyperparameters import TrainerSettings, describe_choices
-from distill.training.lightning_callbacks import copy_callbacks, fake_quantized
+from distill.training.hyperparameters import describe_choices
+from distill.training.lightning_callbacks import fake_quantized
 from distill.training.module import DistillationModule, evaluate_splits, split_metrics
 
 
@@ -114,21 +112,17 @@ class SharedBaseline:
     directory: Path
 
     @classmethod
-    def of(
-        cls, module: DistillationModule, settings: TrainerSettings, *, name: str, data: Sequence[str], cache_dir: Path
-    ) -> "SharedBaseline":
-        """Returns the entry of the baseline that `module` is before its training.
-
-        Args:
-            name: of the task.
-            data: digests of everything that it learns from and is evaluated on.
-        """
+    def of(cls, module: DistillationModule, prepared: "Prepared") -> "SharedBaseline":
+        """Returns the entry of the baseline that `module` is before its training on labels alone."""
+        plan, examples = prepared.plan, sorted(prepared.examples.items())
         start = {key: tensor.detach().cpu() for key, tensor in module.student.state_dict().items()}
+        splits = [f"{name} {split.digest}" for name, split in examples if name in ("train", "dev")]
+        data = [*(task_run.data.sha256 for task_run in prepared.tasks), *splits, f"sampling {plan.tasks.sampling}"]
         key = entry_key(
-            "baselines", _FORMAT, library_versions(), digest_tensors(start), module.objective.record(), settings.key(),
-            module.scoring.metric, [module.total_steps, module.frozen_steps], list(data),
+            "baselines", _FORMAT, library_versions(), digest_tensors(start), module.objective.record(),
+            plan.trainer.key(), module.scoring.metric, [module.total_steps, module.frozen_steps], data,
         )  # fmt: skip
-        return cls(cache_dir / "baselines" / f"{name}-{key[:16]}")
+        return cls(plan.cache_dir / "baselines" / f"{plan.tasks.name}-{key[:16]}")
 
     def fetch(self, run_directory: Path) -> float | None:
         """Copies what a run keeps into its directory; returns the seconds of the training, None without an entry."""
@@ -308,7 +302,7 @@ class Prepared:
         if Pruning.of(self.student) is not None:
             student = self._baseline_pruner(student).run()
         prepared, module = self.supervise(student)
-        shared = None if prepared.plan.callbacks else prepared._share_baseline(module)
+        shared = None if prepared.plan.callbacks else SharedBaseline.of(module, prepared)
         seconds = None if shared is None else shared.fetch(directory)
         if seconds is None:
             logger = CSVLogger(str(directory), name="", version="")
@@ -330,14 +324,6 @@ class Prepared:
         """Returns the baseline before its training, which was pruned in steps if the student was."""
         student = create_baseline(self.student, self.tasks, self.plan)
         return student if Pruning.of(self.student) is None else self._baseline_pruner(student).load_last()
-
-    def _share_baseline(self, module: DistillationModule) -> SharedBaseline:
-        """Returns the place of the baseline in the cache."""
-        splits = [f"{name} {split.digest}" for name, split in sorted(self.examples.items()) if name in ("train", "dev")]
-        data = [*(task_run.data.sha256 for task_run in self.tasks), *splits, f"sampling {self.plan.tasks.sampling}"]
-        return SharedBaseline.of(
-            module, self.plan.trainer, name=self.plan.tasks.name, data=data, cache_dir=self.plan.cache_dir
-        )
 
     def supervise(self, student: PreTrainedModel) -> tuple["Prepared", DistillationModule]:
         """Returns what the baseline's training needs, and the module that trains `student`."""
@@ -445,62 +431,6 @@ class Prepared:
             identity={"data": data, "teacher": self.teacher.fingerprint, **({} if start is None else {"start": start})},
             callbacks=self.plan.callbacks,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A student that is trained, evaluated and saved.
-
-    Args:
-        scores: those of the student on every split that is scored.
-        loggers: are open until the results of the run are in them.
-    """
-
-    prepared: Prepared
-    student: PreTrainedModel
-    scores: Mapping[str, Scores]
-    loggers: OpenLoggers
-
-
-def train(prepared: Prepared, stack: ExitStack, *, shows: bool = False) -> Trained | None:
-    """Trains one student, and its baseline if there is one, and compares them.
-
-    Args:
-        stack: closes the loggers of the training.
-        shows: prints the summary before training.
-
-    Returns:
-        None in a dry run, which trains nothing.
-    """
-    plan, run = prepared.plan, prepared.run
-    has_baseline = plan.baseline and not plan.dry_run
-    start = create_baseline(prepared.student, prepared.tasks, plan) if has_baseline else None
-    callbacks = copy_callbacks(plan.callbacks) if has_baseline else ()
-    with run.timed("teacher"):
-        module = prepared.prepare_training(prepared.model)
-    if shows:
-        prepared.show(module)
-    if plan.dry_run:
-        return None
-    signal = module.signal
-    run.update(teacher_outputs={"cached": signal.bytes > 0, "reason": signal.reason})
-    if signal.reason is None:
-        prepared.teacher.release()  # Its outputs are cached; later stages load it again.
-    scoring = prepared.scoring
-    tracking = plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects)
-    loggers = stack.enter_context(tracking)
-    with run.timed("training"):
-        if Pruning.of(prepared.student) is not None:
-            module = prepared.prepare_training(prepared.prune(signal), signal)
-        scores = prepared.train_student(module, loggers.lightning)
-    baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
-    if start is not None:
-        with run.timed("baseline"):
-            baseline = replace(prepared, plan=replace(plan, callbacks=callbacks)).train_baseline(start)
-        baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(baseline)]
-    for (task_run, student_scores), baseline_scores in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
-        task_run.compare(student_scores, baseline_scores)
-    return Trained(prepared, module.student, scores, loggers)
 
 
 def _encoder_size(student: PreTrainedModel) -> EncoderSize:
