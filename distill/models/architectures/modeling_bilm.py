@@ -18,11 +18,10 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
-    PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from .modeling_texts import AnswerHead, TextHead, TokenHead, register
+from .modeling_texts import AnswerHead, Scores, TextHead, TextModel, TextReader, TokenHead, register
 
 
 def gather(states: Tensor, positions: Tensor) -> Tensor:
@@ -119,25 +118,13 @@ class BilmConfig(PreTrainedConfig):
 
     model_type = "distill_bilm"
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int = 30522,
-        hidden_dim: int = 512,
-        num_hidden_layers: int = 2,
-        dropout: float = 0.1,
-        tie_word_embeddings: bool = True,
-        pad_token_id: int | None = 0,
-        sep_token_id: int | None = None,
-        **kwargs: object,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_dim = hidden_dim
-        self.num_hidden_layers = num_hidden_layers
-        self.dropout = dropout
-        super().__init__(
-            pad_token_id=pad_token_id, sep_token_id=sep_token_id, tie_word_embeddings=tie_word_embeddings, **kwargs
-        )
+    vocab_size: int = 30522
+    hidden_dim: int = 512
+    num_hidden_layers: int = 2
+    dropout: float = 0.1
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    sep_token_id: int | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -170,7 +157,7 @@ class ScalarMix(nn.Module):
         return self.gamma * (torch.stack(hidden_states, dim=-1) * self.weights.softmax(dim=0)).sum(dim=-1)
 
 
-class BilmPreTrainedModel(PreTrainedModel):
+class BilmPreTrainedModel(TextModel):
     """The encoder `bilm` below a head."""
 
     config_class = BilmConfig
@@ -187,15 +174,8 @@ class BilmPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.weights)
             nn.init.ones_(module.gamma)
 
-    def get_input_embeddings(self) -> nn.Module:
-        embeddings: nn.Module = self.base_model.embeddings
-        return embeddings
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.base_model.embeddings = value
-
-
-class BilmModel(BilmPreTrainedModel):
+class BilmModel(TextReader, BilmPreTrainedModel):
     """Embeddings of token ids -> a stack of forward LSTMs and one of backward LSTMs, which do not read each other.
 
     The embeddings are scaled by the root of their width (arXiv 1706.03762, section 3.4). The layers after the first one
@@ -212,19 +192,11 @@ class BilmModel(BilmPreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> BilmOutput:
+    def read(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> BilmOutput:
         """Returns `last_hidden_state [B, L, 2 * hidden_dim]` of `input_ids [B, L]`, and if requested all states.
 
         The first hidden states are the embeddings, once for each direction.
         """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         encoded = self._encode(input_ids, mask)
         last = encoded.last_hidden_state()
         return BilmOutput(
@@ -245,7 +217,7 @@ class BilmModel(BilmPreTrainedModel):
         return EncodedTexts(states, starts, lengths, mask, width)
 
 
-class BilmForPreTraining(BilmPreTrainedModel):
+class BilmForPreTraining(TextReader, BilmPreTrainedModel):
     """Predicts the next token from the forward states and the previous one from the backward states, with one head."""
 
     _tied_weights_keys = {"decoder.weight": "bilm.embeddings.weight"}  # noqa: RUF012
@@ -263,19 +235,12 @@ class BilmForPreTraining(BilmPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.decoder = new_embeddings
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> MaskedLMOutput:
+    def read(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> MaskedLMOutput:
         """Returns `logits [B, L, 2, V]` of the token behind each token and of the one before it.
 
         An encoder that returns states of one direction, `[B, L, hidden_dim]`, leads to `logits [B, L, V]`.
         """
-        encoded = self.bilm(input_ids, attention_mask, output_hidden_states=output_hidden_states)
+        encoded = self.bilm(input_ids, mask, output_hidden_states=output_hidden_states)
         states = encoded.last_hidden_state.unflatten(-1, (-1, self.config.hidden_dim))
         logits = self.decoder(self.dropout(states)).squeeze(-2)
         return MaskedLMOutput(logits=logits, hidden_states=encoded.hidden_states)
@@ -294,11 +259,8 @@ class BilmScorer(BilmPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, self.count_outputs(config))
         self.post_init()
 
-    def score(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> Scores:
         """Returns the scores `[B, L, outputs]`, or of the mean of the tokens `[B, outputs]`, and maybe all states."""
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         hidden_states = self.bilm(input_ids, mask, output_hidden_states=True).hidden_states
         states = self.mix(hidden_states)  # 0 for padding.
         if self.is_pooled:

@@ -32,7 +32,18 @@ from .modeling_bilm import (
     gather,
     locate_text,
 )
-from .modeling_texts import AnswerHead, ChoiceHead, TextHead, TextModel, TokenHead, compare, mark_texts, register
+from .modeling_texts import (
+    AnswerHead,
+    ChoiceHead,
+    Scores,
+    TextHead,
+    TextModel,
+    TextReader,
+    TokenHead,
+    compare,
+    mark_texts,
+    register,
+)
 
 
 class BilstmConfig(PreTrainedConfig):
@@ -51,32 +62,17 @@ class BilstmConfig(PreTrainedConfig):
 
     model_type = "distill_bilstm"
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int | None = 30522,
-        embedding_dim: int = 300,
-        summed_layers: int = 0,
-        hidden_dim: int = 150,
-        num_hidden_layers: int = 1,
-        classifier_dim: int = 200,
-        dropout: float = 0.1,
-        pooling: str = "last",
-        pair: bool = False,
-        sep_token_id: int | None = None,
-        pad_token_id: int | None = 0,
-        **kwargs: object,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.embedding_dim = embedding_dim
-        self.summed_layers = summed_layers
-        self.hidden_dim = hidden_dim
-        self.num_hidden_layers = num_hidden_layers
-        self.classifier_dim = classifier_dim
-        self.dropout = dropout
-        self.pooling = pooling
-        self.pair = pair
-        super().__init__(pad_token_id=pad_token_id, sep_token_id=sep_token_id, **kwargs)
+    vocab_size: int | None = 30522
+    embedding_dim: int = 300
+    summed_layers: int = 0
+    hidden_dim: int = 150
+    num_hidden_layers: int = 1
+    classifier_dim: int = 200
+    dropout: float = 0.1
+    pooling: str = "last"
+    pair: bool = False
+    sep_token_id: int | None = None
+    pad_token_id: int | None = 0
 
     @property
     def hidden_size(self) -> int:
@@ -105,15 +101,12 @@ class BilstmPreTrainedModel(TextModel):
         if isinstance(module, BilstmPreTrainedModel) and module.layer_weights is not None:
             nn.init.zeros_(module.layer_weights)
 
-    def encode(
-        self, input_ids: Tensor, attention_mask: Tensor | None, features: Tensor | None, *, pair: bool = False
-    ) -> EncodedTexts:
+    def encode(self, input_ids: Tensor, mask: Tensor, features: Tensor | None, *, pair: bool = False) -> EncodedTexts:
         """Encodes each row of `input_ids [B, L]` as one text, or as the two texts of a pair by themselves.
 
         Args:
             features: `[B, L, F]`, read in place of the embeddings of the tokens.
         """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         starts, lengths = self._locate_texts(input_ids, mask, pair=pair)  # [B, T], for T texts
         width = input_ids.shape[1] if torch.compiler.is_exporting() else int(lengths.max().clamp(min=1))
         position = torch.arange(width, device=input_ids.device)
@@ -156,15 +149,9 @@ class BilstmTextScorer(BilstmPreTrainedModel):
         super().__init__(config)
         self.add_classifier(config.hidden_size)
 
-    def score(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        output_hidden_states: bool,
-        features: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: Tensor | None) -> Scores:
         """Returns the scores `[B, outputs]` of `input_ids [B, L]`, and if requested the hidden states `[B, L, D]`."""
-        encoded = self.encode(input_ids, attention_mask, features, pair=self.config.pair)
+        encoded = self.encode(input_ids, mask, features, pair=self.config.pair)
         pooled = self._pool(encoded.states[-1], encoded.lengths.flatten())
         pooled = pooled.unflatten(0, (-1, encoded.starts.shape[1]))  # [B, T, 2 * hidden_dim]
         return self.classify(compare(pooled)), encoded.hidden_states(output_hidden_states)
@@ -190,23 +177,18 @@ class BilstmForMultipleChoice(ChoiceHead, BilstmTextScorer):
     """One score for each choice."""
 
 
-class BilstmModel(BilstmPreTrainedModel):
+class BilstmModel(TextReader, BilstmPreTrainedModel):
     """The encoder without a head, for vectors of texts. It reads a pair as one text."""
 
     def __init__(self, config: BilstmConfig) -> None:
         super().__init__(config)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
+    def read(
+        self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: Tensor | None
     ) -> BaseModelOutput:
         """Returns `last_hidden_state [B, L, 2 * hidden_dim]` of `input_ids [B, L]`, and if requested all states."""
-        encoded = self.encode(input_ids, attention_mask, None)
+        encoded = self.encode(input_ids, mask, features)
         return BaseModelOutput(
             last_hidden_state=encoded.last_hidden_state(), hidden_states=encoded.hidden_states(output_hidden_states)
         )
@@ -220,15 +202,9 @@ class BilstmTokenScorer(BilstmPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, self.count_outputs(config))
         self.post_init()
 
-    def score(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        output_hidden_states: bool,
-        features: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: Tensor | None) -> Scores:
         """Returns the scores `[B, L, outputs]`, and if requested the hidden states `[B, L, D]`."""
-        encoded = self.encode(input_ids, attention_mask, features)
+        encoded = self.encode(input_ids, mask, features)
         scores = self.classifier(self.dropout(encoded.last_hidden_state()))
         return scores, encoded.hidden_states(output_hidden_states)
 
@@ -275,18 +251,16 @@ class FeatureBilstmConfig(PreTrainedConfig):
     model_type = "distill_feature_bilstm"
     has_no_defaults_at_init = True
 
-    def __init__(
-        self,
-        *,
-        encoder: PreTrainedConfig | dict[str, object],
-        bilstm: BilstmConfig | dict[str, object],
-        features: str,
-        **kwargs: object,
-    ) -> None:
-        self.encoder = AutoConfig.for_model(**encoder) if isinstance(encoder, dict) else encoder
-        self.bilstm = BilstmConfig(**bilstm) if isinstance(bilstm, dict) else bilstm  # type: ignore[arg-type]
-        self.features = features
-        super().__init__(**kwargs)
+    encoder: Any
+    bilstm: Any
+    features: str
+
+    def __post_init__(self, **options: Any) -> None:
+        if isinstance(self.encoder, dict):
+            self.encoder = AutoConfig.for_model(**self.encoder)
+        if isinstance(self.bilstm, dict):
+            self.bilstm = BilstmConfig(**self.bilstm)
+        super().__post_init__(**options)
 
     @property
     def vocab_size(self) -> int:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import BaseModelOutput
+
+from .modeling_texts import Scores, TextHead, TextReader, register
 
 
 class ChunkedConfig(PreTrainedConfig):
@@ -28,19 +30,16 @@ class ChunkedConfig(PreTrainedConfig):
     model_type = "distill_chunked"
     has_no_defaults_at_init = True
 
-    def __init__(
-        self,
-        *,
-        encoder: PreTrainedConfig | dict[str, Any],
-        chunk: int,
-        chunk_overlap: int,
-        chunk_pooling: str,
-        **kwargs: object,
-    ) -> None:
-        self.encoder = AutoConfig.for_model(**encoder) if isinstance(encoder, dict) else encoder
-        self.chunk, self.chunk_overlap, self.chunk_pooling = chunk, chunk_overlap, chunk_pooling
+    encoder: Any
+    chunk: int
+    chunk_overlap: int
+    chunk_pooling: str
+
+    def __post_init__(self, **options: Any) -> None:
+        if isinstance(self.encoder, dict):
+            self.encoder = AutoConfig.for_model(**self.encoder)
         self.vocab_size = int(self.encoder.vocab_size)
-        super().__init__(**kwargs)
+        super().__post_init__(**options)
 
     @property
     def hidden_size(self) -> int:
@@ -135,11 +134,10 @@ class ChunkedPreTrainedModel(PreTrainedModel):
         self.model.set_attn_implementation(attn_implementation, **options)
         self.config._attn_implementation = attn_implementation
 
-    def read(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool
+    def read_chunks(
+        self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool
     ) -> tuple[Chunks, Any, tuple[Tensor, ...] | None]:
         """Returns the chunks, the model's output for them, and if requested the states of the texts `[B, L, H]`."""
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         chunks = cut_chunks(input_ids, mask.long(), self.config)
         needs_states = output_hidden_states or self.config.chunk_pooling == "learned"
         output = self.model(
@@ -149,7 +147,7 @@ class ChunkedPreTrainedModel(PreTrainedModel):
         return chunks, output, states
 
 
-class ChunkedForSequenceClassification(ChunkedPreTrainedModel):
+class ChunkedForSequenceClassification(TextHead, ChunkedPreTrainedModel):
     """Scores of the classes of a text, pooled over its chunks: `logits [B, C]`."""
 
     family = AutoModelForSequenceClassification
@@ -167,29 +165,22 @@ class ChunkedForSequenceClassification(ChunkedPreTrainedModel):
             nn.init.zeros_(module.weigh.weight)
             nn.init.zeros_(module.weigh.bias)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> SequenceClassifierOutput:
-        """Returns `logits [B, C]` of `input_ids [B, L]`, and if requested the `hidden_states [B, L, H]`."""
-        chunks, output, states = self.read(input_ids, attention_mask, output_hidden_states)
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> Scores:
+        """Returns the scores `[B, C]` of `input_ids [B, L]`, and if requested the hidden states `[B, L, H]`."""
+        chunks, output, states = self.read_chunks(input_ids, mask, output_hidden_states)
         used = chunks.is_used[..., None]  # [B, k, 1]
         logits = output.logits.unflatten(0, chunks.is_used.shape)  # [B, k, C]
         lowest = torch.finfo(logits.dtype).min
         if self.config.chunk_pooling == "max":
-            return SequenceClassifierOutput(logits=logits.masked_fill(~used, lowest).amax(dim=1), hidden_states=states)
+            return logits.masked_fill(~used, lowest).amax(dim=1), states
         weights = used.to(logits.dtype) / used.sum(dim=1, keepdim=True)
         if self.weigh is not None:
             scores = self.weigh(output.hidden_states[-1][:, 0]).unflatten(0, chunks.is_used.shape)  # [B, k, 1]
             weights = scores.masked_fill(~used, lowest).softmax(dim=1)
-        return SequenceClassifierOutput(logits=(logits * weights).sum(dim=1), hidden_states=states)
+        return (logits * weights).sum(dim=1), states
 
 
-class ChunkedModel(ChunkedPreTrainedModel):
+class ChunkedModel(TextReader, ChunkedPreTrainedModel):
     """The encoder without a head, for vectors: the states of a text's tokens, each from its chunk."""
 
     family = AutoModel
@@ -198,24 +189,10 @@ class ChunkedModel(ChunkedPreTrainedModel):
         super().__init__(config)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> BaseModelOutput:
+    def read(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> BaseModelOutput:
         """Returns `last_hidden_state [B, L, H]` of `input_ids [B, L]`, and if requested all states."""
-        chunks, output, states = self.read(input_ids, attention_mask, output_hidden_states)
+        chunks, output, states = self.read_chunks(input_ids, mask, output_hidden_states)
         return BaseModelOutput(last_hidden_state=chunks.restore(output.last_hidden_state), hidden_states=states)
 
 
-AutoConfig.register(ChunkedConfig.model_type, ChunkedConfig)
-ChunkedConfig.register_for_auto_class()
-for _auto_class, _model in (
-    (AutoModel, ChunkedModel),
-    (AutoModelForSequenceClassification, ChunkedForSequenceClassification),
-):
-    _auto_class.register(ChunkedConfig, _model)
-    _model.register_for_auto_class(_auto_class.__name__)
+register({AutoModel: ChunkedModel, AutoModelForSequenceClassification: ChunkedForSequenceClassification})

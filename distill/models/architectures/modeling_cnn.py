@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedConfig
 
-from .modeling_texts import TextHead, TextModel, TokenHead, compare, mark_texts, register
+from .modeling_texts import Scores, TextHead, TextModel, TokenHead, compare, mark_texts, register
 
 
 class CnnConfig(PreTrainedConfig):
@@ -31,32 +31,17 @@ class CnnConfig(PreTrainedConfig):
 
     model_type = "distill_cnn"
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int = 30522,
-        embedding_dim: int = 200,
-        hidden_dim: int = 300,
-        widths: Sequence[int] = (),
-        dilations: Sequence[int] = (),
-        tag_width: int = 3,
-        classifier_dim: int = 200,
-        dropout: float = 0.1,
-        pair: bool = False,
-        sep_token_id: int | None = None,
-        pad_token_id: int | None = 0,
-        **kwargs: object,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.embedding_dim = embedding_dim
-        self.hidden_dim = hidden_dim
-        self.widths = list(widths)
-        self.dilations = list(dilations)
-        self.tag_width = tag_width
-        self.classifier_dim = classifier_dim
-        self.dropout = dropout
-        self.pair = pair
-        super().__init__(pad_token_id=pad_token_id, sep_token_id=sep_token_id, **kwargs)
+    vocab_size: int = 30522
+    embedding_dim: int = 200
+    hidden_dim: int = 300
+    widths: Sequence[int] = ()
+    dilations: Sequence[int] = ()
+    tag_width: int = 3
+    classifier_dim: int = 200
+    dropout: float = 0.1
+    pair: bool = False
+    sep_token_id: int | None = None
+    pad_token_id: int | None = 0
 
     @property
     def hidden_size(self) -> int:
@@ -151,11 +136,8 @@ class CnnForSequenceClassification(TextHead, CnnPreTrainedModel):
         self.windows = Windows(config.embedding_dim, config.hidden_dim, config.widths)
         self.add_classifier(config.hidden_dim)
 
-    def score(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
-    ) -> tuple[Tensor, None]:
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> Scores:
         """Returns the scores `[B, C]` of `input_ids [B, L]`; it has no states of tokens."""
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         is_token, texts = mask, mask.bool()[:, None]  # [B, L], [B, 1, L]
         if self.config.pair:
             texts = mark_texts(input_ids, mask, separator=self.config.sep_token_id)
@@ -203,14 +185,11 @@ class CnnForTokenClassification(TokenHead, CnnPreTrainedModel):
         self.classifier = nn.Linear(inputs[-1], config.num_labels)
         self.post_init()
 
-    def score(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
-    ) -> tuple[Tensor, None]:
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> Scores:
         """Returns the scores `[B, L, C]` of `input_ids [B, L]`."""
-        is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        states = self.embed(input_ids, is_token)
+        states = self.embed(input_ids, mask)
         for layer in self.layers:
-            states = layer(states) * is_token[..., None]
+            states = layer(states) * mask[..., None]
         return self.classifier(self.dropout(states)), None
 
 

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
+
+from .modeling_texts import ENCODER_HEADS, derive_models, register
 
 ATTENTION = "distill_local"
 HEADS = 4  # Fewer save memory, and take more time for short texts.
@@ -139,41 +141,17 @@ FAMILIES = (
     transformers.RobertaConfig,
     transformers.XLMRobertaConfig,
 )
-_AUTO_CLASSES = (
-    transformers.AutoModel,
-    transformers.AutoModelForMaskedLM,
-    transformers.AutoModelForMultipleChoice,
-    transformers.AutoModelForQuestionAnswering,
-    transformers.AutoModelForSequenceClassification,
-    transformers.AutoModelForTokenClassification,
-)
+_AUTO_CLASSES = (transformers.AutoModel, *ENCODER_HEADS)
 # The configuration with local attention of each family.
 CONFIGS: dict[type[PreTrainedConfig], type[PreTrainedConfig]] = {}
 
 
-def _register(family: type[PreTrainedConfig]) -> None:
-    """Creates the classes `Local...` of a family, which transformers saves with this file."""
-    config = CONFIGS[family] = _create(
-        family, (family,), model_type=f"distill_local_{family.model_type}".replace("-", "_"),
-        __annotations__={"attention_window": int, "global_tokens": int}, attention_window=256, global_tokens=1,
-    )  # fmt: skip
-    AutoConfig.register(config.model_type, config)
-    config.register_for_auto_class()
-    for auto_class in _AUTO_CLASSES:
-        base = auto_class._model_mapping[family]
-        model = _create(base, (LocalAttentionModel, base), config_class=config)
-        auto_class.register(config, model)
-        model.register_for_auto_class(auto_class.__name__)
-
-
-def _create(base: type, bases: tuple[type, ...], **members: object) -> Any:
-    """Returns a new class of this module, where a model that is loaded or unpickled looks it up by its name."""
-    name = f"Local{base.__name__}"
-    described = {"__module__": __name__, "__doc__": f"A {base.__name__} with local attention."}
-    created = type(name, bases, described | members)
-    globals()[name] = created
-    return created
-
-
 for _family in FAMILIES:
-    _register(_family)
+    _name = f"Local{_family.__name__}"
+    _members = {
+        "__module__": __name__, "__doc__": f"A {_family.__name__} of a model with local attention.",
+        "model_type": f"distill_local_{_family.model_type}".replace("-", "_"),
+        "__annotations__": {"attention_window": int, "global_tokens": int}, "attention_window": 256, "global_tokens": 1,
+    }  # fmt: skip
+    CONFIGS[_family] = globals()[_name] = type(_name, (_family,), _members)
+    register(derive_models(globals(), "Local", CONFIGS[_family], _AUTO_CLASSES, LocalAttentionModel))

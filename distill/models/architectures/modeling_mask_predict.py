@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, BartModel
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, BartModel
 from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
+
+from .modeling_texts import register
 
 
 class MaskPredictConfig(BartConfig):
@@ -130,7 +132,4 @@ class MaskPredictForConditionalGeneration(BartForConditionalGeneration):
         return MaskPredictOutput(logits=logits, **{name: getattr(output, name) for name in names})
 
 
-AutoConfig.register(MaskPredictConfig.model_type, MaskPredictConfig)
-MaskPredictConfig.register_for_auto_class()
-AutoModelForSeq2SeqLM.register(MaskPredictConfig, MaskPredictForConditionalGeneration)
-MaskPredictForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+register({AutoModelForSeq2SeqLM: MaskPredictForConditionalGeneration})

@@ -7,26 +7,8 @@ DistilBERT (arXiv 1910.01108) cannot be.
 loads the model from there.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    DistilBertForMultipleChoice,
-    DistilBertForQuestionAnswering,
-    DistilBertForSequenceClassification,
-    DistilBertForTokenClassification,
-    DistilBertModel,
-    PreTrainedModel,
-)
+from transformers import AutoModel, DistilBertConfig, DistilBertModel
 from transformers.models.distilbert.modeling_distilbert import (
     FFN,
     DistilBertPreTrainedModel,
@@ -35,6 +17,8 @@ from transformers.models.distilbert.modeling_distilbert import (
     Transformer,
     TransformerBlock,
 )
+
+from .modeling_texts import ENCODER_HEADS, derive_models, register
 
 
 class NarrowDistilBertConfig(DistilBertConfig):
@@ -136,7 +120,6 @@ class NarrowDistilBertModel(DistilBertModel):
 class _Head:
     """Replaces the encoder of a DistilBERT with a head."""
 
-    config_class = NarrowDistilBertConfig
     _can_record_outputs = _RECORDED
 
     def __init__(self, config: NarrowDistilBertConfig) -> None:
@@ -145,36 +128,7 @@ class _Head:
         self.post_init()  # type: ignore[attr-defined]
 
 
-class NarrowDistilBertForSequenceClassification(_Head, DistilBertForSequenceClassification):
-    """Classes of texts, or numbers."""
-
-
-class NarrowDistilBertForTokenClassification(_Head, DistilBertForTokenClassification):
-    """Tags of tokens."""
-
-
-class NarrowDistilBertForQuestionAnswering(_Head, DistilBertForQuestionAnswering):
-    """Answers in a text."""
-
-
-class NarrowDistilBertForMultipleChoice(_Head, DistilBertForMultipleChoice):
-    """Scores of choices."""
-
-
-class NarrowDistilBertForMaskedLM(_Head, DistilBertForMaskedLM):
-    """Masked tokens."""
-
-
-_MODELS: dict[Any, type[PreTrainedModel]] = {
-    AutoModel: NarrowDistilBertModel,
-    AutoModelForSequenceClassification: NarrowDistilBertForSequenceClassification,
-    AutoModelForTokenClassification: NarrowDistilBertForTokenClassification,
-    AutoModelForQuestionAnswering: NarrowDistilBertForQuestionAnswering,
-    AutoModelForMultipleChoice: NarrowDistilBertForMultipleChoice,
-    AutoModelForMaskedLM: NarrowDistilBertForMaskedLM,
-}
-AutoConfig.register(NarrowDistilBertConfig.model_type, NarrowDistilBertConfig)
-NarrowDistilBertConfig.register_for_auto_class()
-for _auto_class, _model in _MODELS.items():
-    _auto_class.register(NarrowDistilBertConfig, _model)
-    _model.register_for_auto_class(_auto_class.__name__)
+register(
+    {AutoModel: NarrowDistilBertModel}
+    | derive_models(globals(), "Narrow", NarrowDistilBertConfig, ENCODER_HEADS, _Head)
+)

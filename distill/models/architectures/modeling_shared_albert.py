@@ -10,27 +10,11 @@ loads the model from there.
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import (
-    AlbertConfig,
-    AlbertForMaskedLM,
-    AlbertForMultipleChoice,
-    AlbertForPreTraining,
-    AlbertForQuestionAnswering,
-    AlbertForSequenceClassification,
-    AlbertForTokenClassification,
-    AlbertModel,
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedModel,
-)
+from transformers import AlbertConfig, AlbertModel, AutoModel, AutoModelForPreTraining
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.albert.modeling_albert import AlbertAttention, AlbertLayer
+
+from .modeling_texts import ENCODER_HEADS, derive_models, register
 
 
 class SharedAlbertConfig(AlbertConfig):
@@ -123,7 +107,6 @@ class SharedAlbertModel(AlbertModel):
 class _Head:
     """Replaces the encoder of an ALBERT with a head."""
 
-    config_class = SharedAlbertConfig
     _can_record_outputs = _RECORDED
 
     def __init__(self, config: SharedAlbertConfig) -> None:
@@ -132,41 +115,5 @@ class _Head:
         self.post_init()  # type: ignore[attr-defined]
 
 
-class SharedAlbertForSequenceClassification(_Head, AlbertForSequenceClassification):
-    """Classes of texts, or numbers."""
-
-
-class SharedAlbertForTokenClassification(_Head, AlbertForTokenClassification):
-    """Tags of tokens."""
-
-
-class SharedAlbertForQuestionAnswering(_Head, AlbertForQuestionAnswering):
-    """Answers in a text."""
-
-
-class SharedAlbertForMultipleChoice(_Head, AlbertForMultipleChoice):
-    """Scores of choices."""
-
-
-class SharedAlbertForMaskedLM(_Head, AlbertForMaskedLM):
-    """Masked tokens."""
-
-
-class SharedAlbertForPreTraining(_Head, AlbertForPreTraining):
-    """Masked tokens, and the order of two segments."""
-
-
-_MODELS: dict[Any, type[PreTrainedModel]] = {
-    AutoModel: SharedAlbertModel,
-    AutoModelForSequenceClassification: SharedAlbertForSequenceClassification,
-    AutoModelForTokenClassification: SharedAlbertForTokenClassification,
-    AutoModelForQuestionAnswering: SharedAlbertForQuestionAnswering,
-    AutoModelForMultipleChoice: SharedAlbertForMultipleChoice,
-    AutoModelForMaskedLM: SharedAlbertForMaskedLM,
-    AutoModelForPreTraining: SharedAlbertForPreTraining,
-}
-AutoConfig.register(SharedAlbertConfig.model_type, SharedAlbertConfig)
-SharedAlbertConfig.register_for_auto_class()
-for _auto_class, _model in _MODELS.items():
-    _auto_class.register(SharedAlbertConfig, _model)
-    _model.register_for_auto_class(_auto_class.__name__)
+_HEADS = (*ENCODER_HEADS, AutoModelForPreTraining)
+register({AutoModel: SharedAlbertModel} | derive_models(globals(), "Shared", SharedAlbertConfig, _HEADS, _Head))

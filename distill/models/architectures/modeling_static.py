@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_outputs import ModelOutput
 
-from .modeling_texts import TextHead, TextModel, mark_texts, register
+from .modeling_texts import Scores, TextHead, TextModel, TextReader, mark_texts, register
 
 _FACTOR = 1_000_003  # Of the first piece in the hash of two; a prime.
 
@@ -31,30 +31,16 @@ class StaticConfig(PreTrainedConfig):
 
     model_type = "distill_static"
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int = 30522,
-        embedding_dim: int = 256,
-        buckets: int = 0,
-        bucket_dim: int = 64,
-        classifier_dim: int = 512,
-        dropout: float = 0.1,
-        token_dropout: float = 0.0,
-        pair: bool = False,
-        sep_token_id: int | None = None,
-        pad_token_id: int | None = 0,
-        **kwargs: object,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.embedding_dim = embedding_dim
-        self.buckets = buckets
-        self.bucket_dim = bucket_dim
-        self.classifier_dim = classifier_dim
-        self.dropout = dropout
-        self.token_dropout = token_dropout
-        self.pair = pair
-        super().__init__(pad_token_id=pad_token_id, sep_token_id=sep_token_id, **kwargs)
+    vocab_size: int = 30522
+    embedding_dim: int = 256
+    buckets: int = 0
+    bucket_dim: int = 64
+    classifier_dim: int = 512
+    dropout: float = 0.1
+    token_dropout: float = 0.0
+    pair: bool = False
+    sep_token_id: int | None = None
+    pad_token_id: int | None = 0
 
     @property
     def hidden_size(self) -> int:
@@ -172,39 +158,30 @@ class StaticForSequenceClassification(TextHead, StaticPreTrainedModel):
         super().__init__(config)
         self.add_classifier(config.hidden_size)
 
-    def score(
-        self, input_ids: Tensor, attention_mask: Tensor | None, output_hidden_states: bool, features: None
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    def score(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> Scores:
         """Returns the scores `[B, C]` of `input_ids [B, L]`, and if requested the states, one of `[B, L, D]`."""
-        texts = self.encode(input_ids, attention_mask, pair=self.config.pair)
+        texts = self.encode(input_ids, mask, pair=self.config.pair)
         vector = texts[:, 0]
         if self.config.pair:
             other = texts[:, 1]
             vector = torch.cat([vector, other, (vector - other).abs(), vector * other], dim=-1)
-        states = (self.states(input_ids, attention_mask),) if output_hidden_states else None
+        states = (self.states(input_ids, mask),) if output_hidden_states else None
         return self.classify(vector), states
 
 
-class StaticModel(StaticPreTrainedModel):
+class StaticModel(TextReader, StaticPreTrainedModel):
     """Vectors of texts. It reads a pair as one text."""
 
     def __init__(self, config: StaticConfig) -> None:
         super().__init__(config)
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        **kwargs: object,
-    ) -> StaticOutput:
+    def read(self, input_ids: Tensor, mask: Tensor, output_hidden_states: bool, features: None) -> StaticOutput:
         """Returns the vectors `[B, D]` of `input_ids [B, L]` as `logits`, of length 1 if the configuration says so."""
-        vectors = self.encode(input_ids, attention_mask)[:, 0]
+        vectors = self.encode(input_ids, mask)[:, 0]
         if (getattr(self.config, "sentence_vector", None) or {}).get("normalize"):
             vectors = nn.functional.normalize(vectors, dim=-1)
-        states = self.states(input_ids, attention_mask)
+        states = self.states(input_ids, mask)
         return StaticOutput(
             logits=vectors, last_hidden_state=states, hidden_states=(states,) if output_hidden_states else None
         )

@@ -1,14 +1,23 @@
-"""What the models of this package that read texts have in common: texts of a row, heads, and their registration.
+"""What the models of this package have in common: texts of a row, encoders, heads, and their registration.
 
 It is saved with the models that need it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import (
     ModelOutput,
     MultipleChoiceModelOutput,
@@ -35,7 +44,7 @@ def mark_texts(input_ids: Tensor, attention_mask: Tensor | None = None, *, separ
 
 
 class TextModel(PreTrainedModel):
-    """A model with a table of `embeddings`, and a `dropout`."""
+    """A model whose encoder has a table of `embeddings`, and which has a `dropout`."""
 
     embeddings: Any
     dropout: nn.Module
@@ -46,10 +55,10 @@ class TextModel(PreTrainedModel):
             module.reset_parameters()
 
     def get_input_embeddings(self) -> Any:
-        return self.embeddings
+        return self.base_model.embeddings
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.embeddings = value
+        self.base_model.embeddings = value
 
     def add_classifier(self, width: int) -> None:
         """Adds a ReLU layer and the scores behind it, for vectors of this width, and initializes the model."""
@@ -72,19 +81,8 @@ def compare(texts: Tensor) -> Tensor:
     return torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
 
 
-class TextHead:
-    """Scores of the classes of one text or a pair of texts, `logits [B, C]`, by the `score` of a model.
-
-    A model has `score(input_ids [B, L], attention_mask, output_hidden_states, features)`, which returns the scores and,
-    if they are requested, the hidden states `[B, L, D]`.
-    """
-
-    output_class: type[ModelOutput] = SequenceClassifierOutput
-
-    @staticmethod
-    def count_outputs(config: PreTrainedConfig) -> int:
-        """Returns the number of scores of a text or a token."""
-        return int(config.num_labels)
+class TextReader:
+    """The forward pass of a model that has `read(input_ids [B, L], mask [B, L], output_hidden_states, features)`."""
 
     def forward(
         self,
@@ -95,12 +93,36 @@ class TextHead:
         inputs_embeds: Tensor | None = None,
         **kwargs: object,
     ) -> ModelOutput:
-        """Returns the logits of `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`.
+        """Returns the output for `input_ids [B, L]`, and if requested the `hidden_states [B, L, D]`.
 
         Args:
             inputs_embeds: features `[B, L, F]` in place of the embeddings of the tokens, for a model that reads them.
         """
-        scores, states = cast(Any, self).score(input_ids, attention_mask, output_hidden_states, inputs_embeds)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        output: ModelOutput = cast(Any, self).read(input_ids, mask, output_hidden_states, inputs_embeds)
+        return output
+
+
+Scores = tuple[Tensor, tuple[Tensor, ...] | None]  # With the hidden states, if they are requested.
+
+
+class TextHead(TextReader):
+    """Scores of the classes of one text or a pair of texts, `logits [B, C]`, by the `score` of a model.
+
+    A model has `score(input_ids, mask, output_hidden_states, features)`, which returns the scores and, if they are
+    requested, the hidden states `[B, L, D]`.
+    """
+
+    output_class: type[ModelOutput] = SequenceClassifierOutput
+
+    @staticmethod
+    def count_outputs(config: PreTrainedConfig) -> int:
+        """Returns the number of scores of a text or a token."""
+        return int(config.num_labels)
+
+    def read(self, *inputs: Any) -> ModelOutput:
+        """Returns the scores with the hidden states."""
+        scores, states = cast(Any, self).score(*inputs)
         return self.output_class(**self.name_scores(scores), hidden_states=states)
 
     def name_scores(self, scores: Tensor) -> dict[str, Tensor]:
@@ -144,6 +166,32 @@ class ChoiceHead(TextHead):
         output = super().forward(input_ids.flatten(0, 1), mask, *args, **options)
         output["logits"] = output["logits"].view(-1, input_ids.shape[1])
         return output
+
+
+# The heads that encoders of transformers have.
+ENCODER_HEADS = (
+    AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoModelForQuestionAnswering,
+    AutoModelForMultipleChoice, AutoModelForMaskedLM,
+)  # fmt: skip
+
+
+def derive_models(
+    module: dict[str, Any], prefix: str, config: type[PreTrainedConfig], auto_classes: Iterable[Any], *bases: type
+) -> dict[Any, type[PreTrainedModel]]:
+    """Creates the models of the family of a configuration with other `bases` in front, one for each auto class.
+
+    Args:
+        module: the globals of a module, in which a model that is loaded or unpickled looks them up by their names.
+        prefix: the beginning of their names, before those of the family.
+        config: a configuration of transformers' with further entries.
+    """
+    models: dict[Any, type[PreTrainedModel]] = {}
+    for auto_class in auto_classes:
+        own = auto_class._model_mapping[config.__base__]
+        name = f"{prefix}{own.__name__}"
+        described = {"__module__": module["__name__"], "__doc__": f"A {own.__name__} of a {config.__name__}."}
+        models[auto_class] = module[name] = type(name, (*bases, own), described | {"config_class": config})
+    return models
 
 
 def register(models: Mapping[Any, type[PreTrainedModel]]) -> None:
