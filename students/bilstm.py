@@ -12,6 +12,7 @@ from distill.core.errors import UserError
 from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_bilstm import BilstmConfig
 from distill.models.forward import model_class
+from distill.models.surgery.student_options import copy_labels
 
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
 EMBEDDING_RMS = 0.3
@@ -71,9 +72,7 @@ def describe_texts(teacher: PreTrainedModel, task: Task) -> dict[str, Any]:
     if task.info.pair and separator is None:
         raise UserError(f"the tokenizer of {type(teacher).__name__} has no separator between two texts to tell them by")
     return {
-        "pair": task.info.pair, "sep_token_id": separator, "pad_token_id": config.pad_token_id,
-        "problem_type": config.problem_type, "id2label": dict(config.id2label),
-        "label2id": {label: index for index, label in config.id2label.items()},
+        "pair": task.info.pair, "sep_token_id": separator, "pad_token_id": config.pad_token_id, **copy_labels(config),
     }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from distill.models.surgery.layers import (
     spread_layers,
 )
 from distill.models.surgery.long_texts import Attention, Chunking, ChunkPooling, LongTexts
+from distill.models.surgery.student_options import copy_labels, is_whole
 
 Layers = str | Sequence[int]
 
@@ -200,7 +201,7 @@ def _choose_decoder_layers(teacher: PreTrainedModel, layers: Layers, depth: int 
                 f"{type(teacher).__name__}: leave it out, or take student.depth"
             )
         return None
-    if depth is not None and not (isinstance(depth, int) and not isinstance(depth, bool) and 1 <= depth <= total):
+    if depth is not None and not is_whole(depth, 1, total):
         raise UserError(f"student.decoder_depth={depth} is out of range: the teacher's decoder has {total} layers")
     return choose_layers(total, layers if isinstance(layers, str) else "alternate", depth)
 
@@ -279,9 +280,7 @@ def _create_distilbert(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
         qa_dropout=0.0,  # BERT has none there.
         pad_token_id=bert.pad_token_id,
         tie_word_embeddings=bert.tie_word_embeddings,
-        id2label=dict(bert.id2label),
-        label2id={label: index for index, label in bert.id2label.items()},
-        problem_type=bert.problem_type,
+        **copy_labels(bert),
     )
     student: PreTrainedModel = student_class(config)
     return student

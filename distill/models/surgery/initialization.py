@@ -23,6 +23,7 @@ from distill.core.options import STRICT, check_options, show_value
 from distill.models.forward import VectorSettings, pool, run_encoder, vector_settings
 from distill.models.surgery.layers import Importance, find_layer_prefix, list_parts, spread_layers
 from distill.models.surgery.long_texts import attends_locally, reserved_positions
+from distill.models.surgery.student_options import is_whole
 
 OPTION = "student.general"
 GENERAL = "general"  # Among the names of the option `init` of a student.
@@ -208,7 +209,7 @@ def _fit_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 def _choose_layers(option: str, total: int, depth: int | None) -> list[int]:
     if depth is None:
         return list(range(total))
-    if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= total:
+    if not is_whole(depth, 1, total):
         raise OptionError(option, str(depth), f"a whole number from 1 to {total}, the layers of the encoder, or null")
     return spread_layers(total, depth)
 

@@ -16,6 +16,7 @@ from distill.models.architectures.modeling_narrow import NarrowDistilBertConfig,
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig, group_of
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
+from distill.models.surgery.student_options import check_sizes, is_whole
 
 _ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm")
 _FFN = ("ffn", "ffn_output", "full_layer_layer_norm")
@@ -396,8 +397,7 @@ class Width:
         steps, share = self.prune_steps, self.prune_share
         if self.prune not in (None, "iterative"):
             raise UserError(f"student.prune={self.prune} is unknown, expected iterative or null")
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise UserError(f"got student.prune_steps={steps}, expected a whole number of at least 1")
+        check_sizes("student", prune_steps=steps)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
 
@@ -464,7 +464,7 @@ def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequenc
             f"student.{option}={counts} has {len(counts)} numbers, expected one for each of {len(whole)} layers"
         )
     for count, most in zip(counts, whole, strict=True):
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
+        if not is_whole(count, 1, most):
             shown = "heads" if option == "heads" else "inner neurons"
             raise UserError(
                 f"got student.{option}={given}, expected a whole number from 1 to {most}: a layer of the teacher has "
@@ -478,7 +478,7 @@ def check_rank(student: PreTrainedModel, embedding_dim: int | None) -> None:
     if embedding_dim is None:
         return
     width = int(student.config.hidden_size)
-    if isinstance(embedding_dim, bool) or not isinstance(embedding_dim, int) or not 1 <= embedding_dim < width:
+    if not is_whole(embedding_dim, 1, width - 1):
         raise UserError(
             f"got student.embedding_dim={embedding_dim}, expected a whole number from 1 to {width - 1}, below the "
             f"width {width} of the layers: leave it out for embeddings of this width"

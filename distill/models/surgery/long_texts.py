@@ -15,6 +15,7 @@ from distill.models.architectures import modeling_local
 from distill.models.architectures.modeling_chunked import ChunkedConfig
 from distill.models.forward import model_class
 from distill.models.loading import Start, auto_class_of
+from distill.models.surgery.student_options import check_names, check_optional_sizes, check_sizes, copy_labels, is_whole
 
 Attention = Literal["own", "local", "full"]
 WINDOW = 256  # Of a model whose teacher has none.
@@ -65,14 +66,10 @@ class LongTexts:
     positions: int | None = None
 
     def __post_init__(self) -> None:
-        if self.attention not in get_args(Attention):
-            known = ", ".join(get_args(Attention))
-            raise UserError(f"{self.role}.attention={self.attention} is unknown, expected one of {known}")
-        for name, value, least in (
-            ("window", self.window, 2), ("positions", self.positions, 1), ("global_tokens", self.global_tokens, 0),
-        ):  # fmt: skip
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UserError(f"got {self.role}.{name}={value}, expected a whole number of at least {least}")
+        check_names(self.role, attention=(self.attention, get_args(Attention)))
+        check_optional_sizes(self.role, least=2, window=self.window)
+        check_optional_sizes(self.role, positions=self.positions)
+        check_sizes(self.role, least=0, global_tokens=self.global_tokens)
         if self.window is not None and self.window % 2:
             raise UserError(
                 f"got {self.role}.window={self.window}, expected an even number: half of it is on each side of a token"
@@ -273,17 +270,14 @@ class Chunking:
     pooling: ChunkPooling = "mean"
 
     def __post_init__(self) -> None:
-        if self.pooling not in get_args(ChunkPooling):
-            known = ", ".join(get_args(ChunkPooling))
-            raise UserError(f"student.chunk_pooling={self.pooling} is unknown, expected one of {known}")
+        check_names("student", chunk_pooling=(self.pooling, get_args(ChunkPooling)))
         if self.chunk is None:
             if self.overlap or self.pooling != "mean":
                 raise UserError("student.chunk_overlap and student.chunk_pooling are of chunks: add student.chunk=512")
             return
-        if isinstance(self.chunk, bool) or not isinstance(self.chunk, int) or self.chunk < 3:
-            raise UserError(f"got student.chunk={self.chunk}, expected a whole number of at least 3")
+        check_sizes("student", least=3, chunk=self.chunk)
         most = self.chunk - 3
-        if isinstance(self.overlap, bool) or not isinstance(self.overlap, int) or not 0 <= self.overlap <= most:
+        if not is_whole(self.overlap, 0, most):
             raise UserError(
                 f"got student.chunk_overlap={self.overlap}, expected 0 to {most}: a chunk of {self.chunk} tokens has "
                 "two special tokens and at least one new one"
@@ -340,12 +334,10 @@ class Chunking:
     ) -> PreTrainedModel:
         assert self.chunk is not None
         own = reader.config
-        labels = {
-            "id2label": dict(own.id2label), "label2id": dict(own.label2id), "problem_type": own.problem_type,
-        }  # fmt: skip
         config = ChunkedConfig(
-            encoder=own, chunk=self.chunk, chunk_overlap=self.overlap, chunk_pooling=self.pooling, **special, **labels
-        )  # type: ignore[arg-type]
+            encoder=own, chunk=self.chunk, chunk_overlap=self.overlap, chunk_pooling=self.pooling, **special,
+            **copy_labels(own),
+        )  # fmt: skip
         chunked = create(config)
         chunked.model.load_state_dict(reader.state_dict())
         inherited = getattr(reader, "inherited", None)
