@@ -15,6 +15,7 @@ from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
 from distill.models.surgery.embeddings import EmbeddingTables, factorize_embeddings
 from distill.models.surgery.layers import list_layers, list_parts, name_in_whole
+from distill.models.surgery.student_options import copy_labels
 
 COPIED = ("first", "last", "mean", "random")
 # Modules of the heads of an ALBERT, and their names in other families.
@@ -166,9 +167,7 @@ def _create_student(
         "pad_token_id": config.pad_token_id,
         "bos_token_id": getattr(config, "bos_token_id", None),
         "eos_token_id": getattr(config, "eos_token_id", None),
-        "id2label": dict(config.id2label),
-        "label2id": {label: index for index, label in config.id2label.items()},
-        "problem_type": config.problem_type,
+        **copy_labels(config),
     }
     sets = {"all": (groups, groups), "attention": (groups, depth), "ffn": (depth, groups), "none": (depth, depth)}
     attention_groups, ffn_groups = sets[share]

@@ -1,12 +1,10 @@
 """The student whose halves both begin with layers of one encoder: a BART of any depth in each half."""
 
-from pathlib import Path
-
 from transformers import PreTrainedModel
 
 from distill.core.errors import UserError
 from distill.models.forward import writes_targets
-from distill.models.loading import check_directory, load_directory
+from distill.models.loading import ENCODER, find_directory, load_directory
 from distill.models.surgery.initialization import build_encoder_decoder
 
 
@@ -36,21 +34,15 @@ def from_teacher(
             f"student encoder_decoder writes a text for a text, and the teacher is a {type(teacher).__name__}: take "
             "task=seq2seq, or another student"
         )
-    student = start_from_encoder(path, depth, decoder_depth, trust_remote_code=trust_remote_code)
-    return student.train()
+    return from_encoder(path, depth, decoder_depth, trust_remote_code=trust_remote_code).train()
 
 
-def start_from_encoder(
+def from_encoder(
     path: str, depth: int | None, decoder_depth: int | None, *, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """Returns a student whose halves begin with layers of the encoder in `path`.
-
-    Raises:
-        UserError: if there is no such encoder.
-    """
-    directory = Path(str(path)).expanduser()
-    check_directory(directory, f"student.path={path}")
-    start = load_directory(directory, "AutoModel", None, trust_remote_code=trust_remote_code)
+    """Returns a BART whose halves both begin with layers of the encoder in `path`, as `build_encoder_decoder` does."""
+    directory = find_directory(path, "student.path")
+    start = load_directory(directory, ENCODER, None, trust_remote_code=trust_remote_code)
     student = build_encoder_decoder(start.model, start.tokenizer, "student", depth=depth, decoder_depth=decoder_depth)
     # Attributes of the object only, which are not saved. What it inherits is of the encoder, and not of the teacher.
     student.inherited = {}  # type: ignore[assignment]

@@ -11,7 +11,7 @@ from distill.core.errors import UserError
 from distill.models.architectures.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
 
 from .distilbert import from_teacher as take_layers
-from .encoder_decoder import start_from_encoder
+from .encoder_decoder import from_encoder
 
 
 def from_teacher(
@@ -44,7 +44,7 @@ def from_teacher(
             "task=mask_predict, or another student"
         )
     if path is not None:
-        start = start_from_encoder(path, depth, decoder_depth, trust_remote_code=trust_remote_code)
+        start = from_encoder(path, depth, decoder_depth, trust_remote_code=trust_remote_code)
         return _read_both_sides(start, task.info.max_target)
     if type(teacher) is not BartForConditionalGeneration:
         raise UserError(

@@ -1,11 +1,9 @@
 """An existing model as the student: that of an earlier run, or any small encoder with the teacher's tokenizer."""
 
-from pathlib import Path
-
 from transformers import PreTrainedModel
 
 from distill.core.errors import UserError
-from distill.models.loading import auto_class_of, check_directory, load_directory
+from distill.models.loading import auto_class_of, find_directory, list_labels, load_directory
 
 
 def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -22,13 +20,10 @@ def from_teacher(teacher: PreTrainedModel, *, path: str | None, trust_remote_cod
     """
     if path is None:
         raise UserError("student pretrained has no weights: give student.path=DIR")
-    directory = Path(str(path)).expanduser()
-    check_directory(directory, f"student.path={path}")
+    directory = find_directory(path, "student.path")
     has_labels = teacher.get_output_embeddings() is None and teacher.base_model is not teacher
-    labels = [str(teacher.config.id2label[index]) for index in sorted(teacher.config.id2label)]
-    start = load_directory(
-        directory, auto_class_of(teacher), labels if has_labels else None, trust_remote_code=trust_remote_code
-    )
+    labels = list_labels(teacher.config) if has_labels else None
+    start = load_directory(directory, auto_class_of(teacher), labels, trust_remote_code=trust_remote_code)
     student = start.model
     # Attributes of the object only, which are not saved.
     inherited = {name: name for name, _ in student.named_parameters() if name not in start.fresh}

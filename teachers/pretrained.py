@@ -8,7 +8,7 @@ from typing import Any
 from distill.core import storage
 from distill.core.errors import UnreachableError, UserError
 from distill.core.files import is_full_disk
-from distill.models.loading import Start, check_directory, has_tokenizer, load_directory, read_width
+from distill.models.loading import Start, find_directory, has_tokenizer, load_directory, read_width
 from distill.models.surgery.long_texts import Attention, LongTexts, lengthen
 
 PRECISIONS = ("float32", "bfloat16", "auto")
@@ -59,7 +59,7 @@ class Pretrained:
             UnreachableError: if the weights are not on this machine and the Hub does not respond within seconds.
         """
         if self.path is not None:
-            return self._check_path()
+            return find_directory(self.path, "teacher.path")
         if self._downloaded is None:
             self._downloaded = self._download()
         return self._downloaded
@@ -67,11 +67,6 @@ class Pretrained:
     def resolved(self) -> str:
         """Returns the name in records: the id, or the path."""
         return self.path if self.path is not None else str(self.id)
-
-    def _check_path(self) -> Path:
-        directory = Path(str(self.path)).expanduser()
-        check_directory(directory, f"teacher.path={self.path}")
-        return directory
 
     def _download(self) -> Path:
         """Returns the directory in the Hugging Face cache, downloaded if it is incomplete."""

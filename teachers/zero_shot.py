@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.core.contracts import Data, Task
 from distill.core.errors import OptionError, UserError
 from distill.core.options import show_value
-from distill.models.loading import read_label_names
+from distill.models.loading import list_labels, read_config
 from distill.models.wrappers import EntailmentLogits, find_entailment, tokenize_hypotheses
 from distill.rows.formats import show_names
 from distill.rows.labels import simplify
@@ -99,7 +99,7 @@ class ZeroShot:
 
     def _load_inference(self) -> PreTrainedModel:
         directory = self.encoder.locate()
-        own = read_label_names(directory, trust_remote_code=self.encoder.trust_remote_code)
+        own = list_labels(read_config(directory, trust_remote_code=self.encoder.trust_remote_code))
         find_entailment(dict(enumerate(own)), str(directory))
         start = self.encoder.load(AUTO_CLASS, own, [])
         if not start.fits:

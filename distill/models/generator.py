@@ -21,7 +21,7 @@ from distill.data.augmentation import Augmentation, Copy, Probability, change_in
 from distill.data.batches import scored_tokens, scoring_steps
 from distill.data.splits import LabelledData
 from distill.models.forward import attention_width, run_encoder, run_head, to_device
-from distill.models.loading import Start, check_directory, load_directory
+from distill.models.loading import Start, find_directory, load_directory
 from distill.models.wrappers import SeveralHeads
 
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
@@ -88,9 +88,9 @@ class GeneratorOptions:
     def _load(self, discriminator: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Returns the generator from `path`."""
         given = f"task.generator.path={self.path}"
-        directory = Path(str(self.path)).expanduser()
-        check_directory(directory, given)
-        start = load_directory(directory, "AutoModelForMaskedLM", None, trust_remote_code=False)
+        start = load_directory(
+            find_directory(str(self.path), "task.generator.path"), "AutoModelForMaskedLM", None, trust_remote_code=False
+        )
         if not start.fits:
             raise UserError(f"{given} is no masked language model: {start.reason}; null makes a new generator")
         widths = [int(model.config.hidden_size) for model in (start.model, discriminator)]
@@ -267,10 +267,8 @@ class MaskedLMAugmentation(Augmentation):
 
         if self.model is None:
             raise UserError("augment=mlm needs a masked language model: set augment.model=DIR or an id of the Hub")
-        path = Path(self.model).expanduser()
-        if path.is_dir():
-            check_directory(path, f"augment.model={self.model}")
-            return path
+        if Path(self.model).expanduser().is_dir():
+            return find_directory(self.model, "augment.model")
         try:
             return Path(snapshot_download(self.model, local_files_only=True, allow_patterns=list(_FILES)))
         except (errors.LocalEntryNotFoundError, errors.HFValidationError):

@@ -155,6 +155,13 @@ def check_directory(directory: Path, given: str) -> None:
         raise UserError(f"{given} holds no tokenizer: call tokenizer.save_pretrained for the same directory")
 
 
+def find_directory(path: str | Path, option: str) -> Path:
+    """Returns the directory of a model that is given as the value of an option; raises as `check_directory` does."""
+    directory = Path(str(path)).expanduser()
+    check_directory(directory, f"{option}={path}")
+    return directory
+
+
 @contextmanager
 def without_warnings() -> Iterator[None]:
     """Leaves out the warnings and the progress bar of transformers, such as the report of a tensor that is new."""
@@ -276,19 +283,23 @@ def attend_in_full(config: PreTrainedConfig) -> list[str]:
     ]
 
 
+def read_config(directory: Path, *, trust_remote_code: bool) -> PreTrainedConfig:
+    """Returns the configuration of a model; raises UserError if it cannot be loaded."""
+    register_architecture(directory)
+    try:
+        with without_warnings():
+            return transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+
+
 def read_width(directory: Path, *, trust_remote_code: bool) -> int:
     """Returns the size of the hidden states of a model, from its configuration alone.
 
     Raises:
         UserError: if the configuration cannot be loaded, or names no `hidden_size`.
     """
-    register_architecture(directory)
-    try:
-        with without_warnings():
-            config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
-    width = getattr(config, "hidden_size", None)
+    width = getattr(read_config(directory, trust_remote_code=trust_remote_code), "hidden_size", None)
     if not isinstance(width, int):
         raise UserError(
             f"the config.json of {directory} has hidden_size={width}, expected the size of the hidden states of an "
@@ -297,18 +308,8 @@ def read_width(directory: Path, *, trust_remote_code: bool) -> int:
     return width
 
 
-def read_label_names(directory: Path, *, trust_remote_code: bool) -> list[str]:
-    """Returns the names of a model's own classes in order, from its configuration alone.
-
-    Raises:
-        UserError: if the configuration cannot be loaded.
-    """
-    register_architecture(directory)
-    try:
-        with without_warnings():
-            config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error
+def list_labels(config: PreTrainedConfig) -> list[str]:
+    """Returns the names of the classes of a configuration, in order."""
     return [str(config.id2label[index]) for index in sorted(config.id2label)]
 
 
@@ -402,7 +403,7 @@ def _fit_labels(
     """
     if labels is None:
         return [], "", []
-    own = [str(config.id2label[index]) for index in sorted(config.id2label)]
+    own = list_labels(config)
     trained_for = config.problem_type
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: index for index, label in enumerate(labels)}
