@@ -5,14 +5,12 @@ deepest one, or with `budget.widths` the one with most weights in its layers, of
 copied and trained weights have the same size and the same speed, so that the students need no training.
 """
 
-import copy
-import inspect
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from distill.core.files import JsonObject
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.batches import MixedBuckets, examples_and_buckets
 from distill.data.splits import BANK
+from distill.data.tokenization import encode_whole
 from distill.edge import bundle_files
 from distill.edge.bundle_files import count_bytes, weight_bits
 from distill.export import latency
@@ -54,7 +53,6 @@ from distill.training.fitting import choose_rows
 from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
 
-CHUNK = 1000  # Texts that are tokenized at a time.
 _FORMAT = 1  # Of the vectors of pieces in the cache.
 
 
@@ -104,22 +102,12 @@ class OriginSource:
 
 def _count_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Tensor:
     """Returns how often each piece stands in the texts, which are read whole, `[V]`, without special tokens."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
-    backend.no_truncation()
-    backend.no_padding()
     counts = torch.zeros(len(tokenizer))
-    for chunk in _chunks(texts):
-        for encoding in backend.encode_batch_fast(chunk, add_special_tokens=False):
-            ids = torch.tensor(encoding.ids, dtype=torch.long)
-            counts.scatter_add_(0, ids, torch.ones(len(ids)))
+    for tokens in encode_whole(texts, tokenizer, add_special_tokens=False):
+        ids = torch.tensor(tokens, dtype=torch.long)
+        counts.scatter_add_(0, ids, torch.ones(len(ids)))
     counts[torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)] = 0
     return counts
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(texts)
-    while chunk := list(islice(remaining, CHUNK)):
-        yield chunk
 
 
 DEPTH = "depth"  # The parameter of a function that builds students of any number of layers.
@@ -289,9 +277,8 @@ def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequenc
     Raises:
         UserError: if the user chose a depth, or a width that is to be chosen.
     """
-    parameters = {} if isinstance(student.build, PreTrainedModel) else inspect.signature(student.build).parameters
-    _check_widths(student, shares, has_widths=all(name in parameters for name in SIZES))
-    if isinstance(student.build, PreTrainedModel) or DEPTH not in parameters:
+    _check_widths(student, shares, has_widths=all(map(student.has_option, SIZES)))
+    if isinstance(student.build, PreTrainedModel) or not student.has_option(DEPTH):
         return {(None, None): student}
     given = student.option(DEPTH)
     if given is not None:

@@ -1,5 +1,6 @@
 """Token ids of texts and of words, cached in Arrow files, and the characters that tokens stand for."""
 
+import copy
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
+CHUNK = 1000  # Texts that are tokenized at a time.
 # `words` has the number of the word that begins with a token, -1 for other tokens.
 # `start_characters` and `end_characters` are those of a token in its text. `text_bytes` and `text_words` have the bytes
 # of the text that end with a token, and the number of words that begin in them.
@@ -210,6 +212,19 @@ def count_tokens(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> 
     for chunk in chunk_texts(texts, len):
         counts += map(len, backend.encode_batch_fast(chunk, add_special_tokens=False))
     return np.array(counts, dtype=np.int64)
+
+
+def encode_whole(
+    texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", *, add_special_tokens: bool
+) -> Iterator[list[int]]:
+    """Yields the ids of the tokens of each whole text. The tokenizer keeps its truncation and padding."""
+    backend = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    remaining = iter(texts)
+    while chunk := list(islice(remaining, CHUNK)):
+        for encoding in backend.encode_batch_fast(chunk, add_special_tokens=add_special_tokens):
+            yield encoding.ids
 
 
 def _prepare_backend(tokenizer: "PreTrainedTokenizerBase") -> tokenizers.Tokenizer:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -371,11 +372,5 @@ def whole_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> lis
 
 
 def _chunks(texts: Iterator[str], size: int) -> Iterator[list[str]]:
-    chunk: list[str] = []
-    for text in texts:
-        chunk.append(text)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    while chunk := list(islice(texts, size)):
         yield chunk

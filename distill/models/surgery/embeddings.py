@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.errors import OptionError, UserError
 from distill.core.options import show_value
+from distill.data.tokenization import encode_whole
 from distill.models.loading import Start
 
 TOKENS = 30_000  # Of the vocabulary at most, at which the projection is fitted.
@@ -448,7 +449,6 @@ def _grow_embeddings(start: Start, pieces: Sequence[Sequence[int]]) -> PreTraine
     return model
 
 
-CHUNK = 1000  # Texts that are tokenized at a time.
 COMMON = 20  # A piece that no labelled text holds stays if this many unlabelled ones do.
 KINDS = ("WordPiece", "BPE", "Unigram")
 
@@ -536,14 +536,9 @@ def _covers_every_text(content: Mapping[str, Any]) -> bool:
 
 def _count_texts(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[int]:
     """Returns for every id the number of texts that hold it. Texts are read whole."""
-    backend: Tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
-    backend.no_truncation()
-    backend.no_padding()
     count: Counter[int] = Counter()
-    known = list(texts)
-    for start in range(0, len(known), CHUNK):
-        for encoding in backend.encode_batch(known[start : start + CHUNK]):
-            count.update(set(encoding.ids))
+    for ids in encode_whole(texts, tokenizer, add_special_tokens=True):
+        count.update(set(ids))
     return count
 
 
