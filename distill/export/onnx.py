@@ -34,12 +34,32 @@ OPSET = 20
 EXTERNAL_DATA_BYTES = 1_500_000_000
 
 
-class _Logits(nn.Module):
-    """The model as a function of positional inputs to logits, as the exporter requires."""
+# The inputs of a module by name, each with its dynamic axes.
+Example = Mapping[str, tuple[Tensor, dict[int, str]]]
+
+
+class _Part(nn.Module):
+    """A model or a part of it as a function of positional inputs, as the exporter requires.
+
+    Attributes:
+        named: number of inputs before those that are taken as `*inputs`; None where none are.
+    """
+
+    named: int | None = None
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+
+class _Logits(_Part):
+    """The whole model, from its inputs to logits."""
+
+    named = 0
 
     def __init__(self, model: PreTrainedModel, names: Sequence[str]) -> None:
-        super().__init__()
-        self.model, self.names = model, names
+        super().__init__(model)
+        self.names = names
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return run_exported(self.model, dict(zip(self.names, inputs, strict=True)))
@@ -72,38 +92,22 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
         POSITIONS: torch.tensor([1, 3, 10]),
     }
     example["attention_mask"][1, ..., axes["length"] // 2 :] = 0
-    shapes = (tuple({0: "tokens"} if name == POSITIONS else dict(enumerate(axes)) for name in names),)
-    values = tuple(example[name] for name in names)
-    save_program(_Logits(exported, names), values, path, inputs=names, outputs=["logits"], shapes=shapes)
+    every = {name: (values, dict(enumerate(axes))) for name, values in example.items()}
+    every[POSITIONS] = (example[POSITIONS], {0: "tokens"})
+    _save(_Logits(exported, names), {name: every[name] for name in names}, ["logits"], path)
 
 
-def save_program(
-    module: nn.Module,
-    example: tuple[Tensor, ...],
-    path: Path,
-    *,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    shapes: tuple[Any, ...],
-) -> None:
-    """Writes a module as ONNX, two files for a large one.
-
-    Args:
-        shapes: the dynamic axes of each input, as `torch.onnx.export` takes them.
-    """
+def _save(module: _Part, example: Example, outputs: Sequence[str], path: Path) -> None:
+    """Writes a module as ONNX, two files for a large one, with the names and the dynamic axes of its inputs."""
+    values, axes = zip(*example.values(), strict=True)
+    shapes: tuple[Any, ...] = axes if module.named is None else (*axes[: module.named], axes[module.named :])
     # The cache entry of an exported LSTM would fix the length in the next export.
     torch.ops.aten.lstm.input._dispatch_cache.clear()
     with _silence_exporter(), torch.no_grad():
         program = torch.onnx.export(
-            module,
-            example,
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(inputs),
-            output_names=list(outputs),
-            dynamic_shapes=shapes,
-            verbose=False,
-        )
+            module, values, dynamo=True, opset_version=OPSET, input_names=list(example), output_names=list(outputs),
+            dynamic_shapes=shapes, verbose=False,
+        )  # fmt: skip
     assert program is not None
     _keep_residuals_apart(program)
     for node in program.model.graph.all_nodes():  # They would show the directories of this machine.
@@ -144,8 +148,10 @@ def _silence_exporter() -> Iterator[None]:
             logger.setLevel(level)
 
 
-MASKED_BATCH, TARGET, MASKED_SOURCE = 2, 5, 13  # Of the example. The exporter treats 0, 1 and equal sizes as fixed.
-MASKED_ROWS = "batch_size"
+# The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.
+ROWS = "batch_size"
+# Sizes of the example, none of them 0, 1, another one or a sum of two, which the exporter would treat as fixed.
+BATCH, TOKENS, CACHED, SOURCE, CACHED_SOURCE = 2, 5, 3, 13, 4
 
 
 def export_mask_predictor(model: PreTrainedModel, path: Path) -> None:
@@ -158,43 +164,36 @@ def export_mask_predictor(model: PreTrainedModel, path: Path) -> None:
     """
     exported = copy.deepcopy(model).cpu().float().eval()
     exported.set_attn_implementation("eager")
-    size = model.config.vocab_size
-    source, target = (
-        torch.arange(MASKED_BATCH * length).reshape(MASKED_BATCH, length) % size for length in (MASKED_SOURCE, TARGET)
-    )
-    mask, read = torch.ones_like(source), torch.ones_like(target)
-    mask[1, -2:], read[1, -2:] = 0, 0
-    axes, target_axes = {0: MASKED_ROWS, 1: "source"}, {0: MASKED_ROWS, 1: "length"}
-    save_program(
-        _MaskedEncoder(exported), (source, mask), encoder_file(path), inputs=["input_ids", "attention_mask"],
-        outputs=["last_hidden_state", "length_logits"], shapes=(axes, axes),
-    )  # fmt: skip
-    states = torch.zeros(MASKED_BATCH, MASKED_SOURCE, model.config.hidden_size)
-    save_program(
-        _MaskedDecoder(exported), (target, read, states, mask, torch.tensor([1, 3, 6])), path,
-        inputs=["input_ids", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "positions"],
-        outputs=["logits"], shapes=(target_axes, target_axes, axes, axes, {0: "tokens"}),
-    )  # fmt: skip
+    encoder = _encoder_example(exported)
+    _save(_MaskedEncoder(exported), encoder, ["last_hidden_state", "length_logits"], encoder_file(path))
+    read = torch.ones(BATCH, TOKENS, dtype=torch.long)
+    read[1, -2:] = 0
+    axes = {0: ROWS, 1: "length"}
+    example = {
+        "input_ids": (_tokens(exported, TOKENS), axes), "attention_mask": (read, axes),
+        "encoder_hidden_states": _states_example(exported), "encoder_attention_mask": encoder["attention_mask"],
+        "positions": (torch.tensor([1, 3, 6]), {0: "tokens"}),
+    }  # fmt: skip
+    _save(_MaskedDecoder(exported), example, ["logits"], path)
 
 
-class _MaskedEncoder(nn.Module):
+class _Encoder(_Part):
+    """The encoder of an encoder-decoder."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        return self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class _MaskedEncoder(_Encoder):
     """The encoder, with the prediction of lengths."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        states = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        states = super().forward(input_ids, attention_mask)
         return states, self.model.model.predict_lengths(states, attention_mask)
 
 
-class _MaskedDecoder(nn.Module):
+class _MaskedDecoder(_Part):
     """The decoder, with the head over the vocabulary at some positions."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, input_ids: Tensor, mask: Tensor, states: Tensor, source_mask: Tensor, positions: Tensor
@@ -209,10 +208,6 @@ class _MaskedDecoder(nn.Module):
 
 
 ONNX_END = 2**62  # Behind the last element of any axis.
-# The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.
-ROWS = "batch_size"
-# Sizes of the example, none of them 0, 1, another one or a sum of two, which the exporter would treat as fixed.
-BATCH, TOKENS, CACHED, SOURCE, CACHED_SOURCE = 2, 5, 3, 13, 4
 
 
 def export_generator(model: PreTrainedModel, path: Path) -> None:
@@ -239,7 +234,7 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
         _save(_Encoder(exported), _encoder_example(exported), ["last_hidden_state"], encoder_file(path))
         layers = _probe_source(exported)
         kinds: Sequence[str] = (".decoder", ".encoder")
-        module: nn.Module = _Decoder(exported, layers)
+        module: _Part = _Decoder(exported, layers)
         example = _decoder_example(exported)
         lengths: Sequence[tuple[int, str]] = ((CACHED, "past"), (CACHED_SOURCE, "past_source"))
     else:
@@ -256,6 +251,10 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
     }
     outputs = ["logits", *(PRESENT + name.removeprefix(PAST) for name in caches)]
     _save(module, example | caches, outputs, path)
+    if isinstance(module, _Decoder):
+        _let_padding_be_left_out(path, is_read=module.reads_padding)
+    else:
+        _let_logits_be_left_out(path)
 
 
 def generator_caches(model: PreTrainedModel) -> tuple[int, int, int]:
@@ -270,15 +269,14 @@ def takes_positions(model: PreTrainedModel) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-Example = Mapping[str, tuple[Tensor, dict[int, str]]]
-
-
-class _Causal(nn.Module):
+class _Causal(_Part):
     """A causal model as a function of positional inputs, the caches last, as the exporter requires."""
 
+    named = 0
+
     def __init__(self, model: PreTrainedModel, names: Sequence[str], layers: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.model, self.names, self.layers = model, names, len(layers)
+        super().__init__(model)
+        self.names, self.layers = names, len(layers)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         named = dict(zip(self.names, inputs[: len(self.names)], strict=True))
@@ -287,24 +285,14 @@ class _Causal(nn.Module):
         return output.logits, *_tensors(cache)
 
 
-class _Encoder(nn.Module):
-    """The encoder of an encoder-decoder."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        states: Tensor = self.model.get_encoder()(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return states
-
-
-class _Decoder(nn.Module):
+class _Decoder(_Part):
     """The decoder and the head of an encoder-decoder, whose caches of the source are completed."""
 
+    named = 4
+
     def __init__(self, model: PreTrainedModel, layers: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.model, self.layers = model, len(layers)
+        super().__init__(model)
+        self.layers = len(layers)
         self.positions, decoder = _Positions(), model.get_decoder()
         table = getattr(decoder, "embed_positions", None)
         # Positions of T5 are relative to each other, those of BART are rows of a table.
@@ -384,13 +372,15 @@ def _encoder_example(model: PreTrainedModel) -> dict[str, Any]:
     return {"input_ids": (_tokens(model, SOURCE), axes), "attention_mask": (mask, axes)}
 
 
+def _states_example(model: PreTrainedModel) -> tuple[Tensor, dict[int, str]]:
+    return torch.zeros(BATCH, SOURCE, model.config.hidden_size), {0: ROWS, 1: "source"}
+
+
 def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
-    encoder = _encoder_example(model)
-    states = torch.zeros(BATCH, SOURCE, model.config.hidden_size)
     return {
         "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
-        "encoder_attention_mask": encoder["attention_mask"],
-        "encoder_hidden_states": (states, {0: ROWS, 1: "source"}),
+        "encoder_attention_mask": _encoder_example(model)["attention_mask"],
+        "encoder_hidden_states": _states_example(model),
         PADDING: (torch.arange(BATCH), {0: ROWS}),
     }
 
@@ -428,21 +418,6 @@ def _cache_shape(layers: Sequence[Tensor]) -> tuple[int, int]:
             "export.enabled=false"
         )
     return shapes[0]
-
-
-def _save(module: nn.Module, example: Example, outputs: Sequence[str], path: Path) -> None:
-    """Exports a module with the names, the example and the dynamic axes of its inputs."""
-    values, axes = zip(*example.values(), strict=True)
-    shapes: tuple[Any, ...] = tuple(axes)
-    if isinstance(module, _Causal):
-        shapes = (shapes,)
-    elif isinstance(module, _Decoder):
-        shapes = (*shapes[:4], shapes[4:])
-    save_program(module, values, path, inputs=list(example), outputs=outputs, shapes=shapes)
-    if isinstance(module, _Causal):
-        _let_logits_be_left_out(path)
-    elif isinstance(module, _Decoder):
-        _let_padding_be_left_out(path, is_read=module.reads_padding)
 
 
 def _let_padding_be_left_out(path: Path, *, is_read: bool) -> None:
