@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -269,6 +269,20 @@ class ProgressMeter:
         if self._done != self._sent and (now - self._last_event >= EVERY_SECONDS or self._done >= self.total):
             self._last_event, self._sent = now, self._done
             events.send("step", title=self.title, unit=self.unit, step=self._done, steps=self.total, **details())
+
+
+@contextlib.contextmanager
+def logging_only_errors(*names: str | None) -> Iterator[None]:
+    """Leaves out messages below an error of these loggers; None is the root."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def silence_libraries() -> None:

@@ -1,9 +1,7 @@
 """Changes of a float32 ONNX graph before quantization, and weights that the files of several heads share."""
 
-import contextlib
 import hashlib
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -267,18 +265,6 @@ def drop_unused(model: onnx.ModelProto) -> None:
     read = {name for node in model.graph.node for name in node.input}
     for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in read]:
         model.graph.initializer.remove(tensor)
-
-
-@contextlib.contextmanager
-def quiet_quantizer() -> Iterator[None]:
-    """Silences the quantizers' advice to preprocess the graph, which changes nothing here."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        root.setLevel(level)
 
 
 def remove_model(path: Path) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import inspect
 import io
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.core.console import logging_only_errors
 from distill.core.errors import UserError
 from distill.edge.bundle_files import encoder_file
 from distill.edge.generation import KEPT_LOGITS, PADDING, PAST, PRESENT
@@ -132,20 +132,13 @@ def _keep_residuals_apart(program: torch.onnx.ONNXProgram) -> None:
 def _silence_exporter() -> Iterator[None]:
     """Silences the exporter's progress messages, its warnings, and the graph that it prints where it fails."""
     names = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        hidden = io.StringIO()
-        with (
-            warnings.catch_warnings(), contextlib.redirect_stdout(hidden), contextlib.redirect_stderr(hidden)
-        ):  # fmt: skip
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    hidden = io.StringIO()
+    with (
+        logging_only_errors(*names), warnings.catch_warnings(), contextlib.redirect_stdout(hidden),
+        contextlib.redirect_stderr(hidden),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
+        yield
 
 
 # The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.

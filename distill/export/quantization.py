@@ -7,7 +7,6 @@ OpenVINO runs on x86 and ARM processors, and computes in bf16 where the processo
 import contextlib
 import functools
 import io
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +29,7 @@ from onnxruntime.quantization import (
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from distill.core.console import logging_only_errors
 from distill.core.errors import OptionError, UserError, install_command
 from distill.core.files import detecting_full_disk
 from distill.core.options import STRICT, Dimensions, raise_option_errors, show_value
@@ -46,6 +46,7 @@ from distill.export import graph
 
 Feed = dict[str, np.ndarray]
 QUANTILE = 0.95  # Of the channels of an activation: no channel is larger after the smoothing.
+ROOT = None  # Logger of the quantizers' advice to preprocess the graph, which changes nothing here.
 BLOCK = 128  # Weights that share a scale, where activations stay in float.
 
 
@@ -145,7 +146,7 @@ def write_weight_only(material: RecipeInput, path: Path) -> None:
 
     model = material.graph()
     graph.quantize_tables(model)
-    with graph.quiet_quantizer():
+    with logging_only_errors(ROOT):
         quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4)
         quantizer.process()
     graph.save(quantizer.model.model, path)
@@ -232,7 +233,7 @@ def _quantizer(model: onnx.ModelProto, path: Path) -> Iterator[dict[str, Any]]:
     graph.save(model, source)
     is_large = len(list_model_files(source)) > 1
     try:
-        with graph.quiet_quantizer(), detecting_full_disk(path.parent):
+        with logging_only_errors(ROOT), detecting_full_disk(path.parent):
             yield {"model_input": source, "model_output": path, "use_external_data_format": is_large}
         if is_large:
             quantized = onnx.load(str(path))
@@ -334,14 +335,8 @@ def check_formats(formats: Iterable[str]) -> None:
 @contextlib.contextmanager
 def _quiet_nncf() -> Iterator[None]:
     """Silences the tables, the progress bar and the log of nncf."""
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)
+    with logging_only_errors("nncf"), contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
