@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
@@ -34,6 +33,7 @@ from .modeling_bilm import (
 )
 from .modeling_texts import (
     AnswerHead,
+    AroundEncoderConfig,
     ChoiceHead,
     Scores,
     TextHead,
@@ -237,27 +237,20 @@ def feature_layers(features: str, depth: int) -> tuple[int, ...]:
     return tuple(range(depth - first, last + 1))
 
 
-class FeatureBilstmConfig(PreTrainedConfig):
+class FeatureBilstmConfig(AroundEncoderConfig):
     """Configuration of a BiLSTM on the features of a frozen encoder.
 
-    The sizes that it has of a model are those of the encoder.
-
     Args:
-        encoder: configuration of the encoder.
         bilstm: configuration of the BiLSTM.
         features: one of `FEATURES`.
     """
 
     model_type = "distill_feature_bilstm"
-    has_no_defaults_at_init = True
 
-    encoder: Any
     bilstm: Any
     features: str
 
     def __post_init__(self, **options: Any) -> None:
-        if isinstance(self.encoder, dict):
-            self.encoder = AutoConfig.for_model(**self.encoder)
         if isinstance(self.bilstm, dict):
             self.bilstm = BilstmConfig(**self.bilstm)
         super().__post_init__(**options)
@@ -265,19 +258,6 @@ class FeatureBilstmConfig(PreTrainedConfig):
     @property
     def vocab_size(self) -> int:
         return int(self.encoder.vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.encoder.hidden_size)
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return int(self.encoder.num_hidden_layers)
-
-    @property
-    def num_attention_heads(self) -> int | None:
-        heads: int | None = getattr(self.encoder, "num_attention_heads", None)
-        return heads
 
     @property
     def max_position_embeddings(self) -> int | None:

@@ -9,49 +9,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from .modeling_texts import Scores, TextHead, TextReader, register
+from .modeling_texts import AroundEncoderConfig, Scores, TextHead, TextReader, register
 
 
-class ChunkedConfig(PreTrainedConfig):
-    """Configuration of a model that reads chunks.
-
-    The sizes that it has of a model are those of the encoder.
+class ChunkedConfig(AroundEncoderConfig):
+    """Configuration of a model that reads chunks, each with an encoder.
 
     Args:
-        encoder: configuration of the model that reads a chunk.
         chunk: tokens of a chunk with its first and last special token.
         chunk_overlap: tokens that a chunk has in common with the one before it.
         chunk_pooling: of the scores of the chunks: `mean`, `max`, or `learned`, a mean with weights from their vectors.
     """
 
     model_type = "distill_chunked"
-    has_no_defaults_at_init = True
 
-    encoder: Any
     chunk: int
     chunk_overlap: int
     chunk_pooling: str
 
     def __post_init__(self, **options: Any) -> None:
-        if isinstance(self.encoder, dict):
-            self.encoder = AutoConfig.for_model(**self.encoder)
-        self.vocab_size = int(self.encoder.vocab_size)
         super().__post_init__(**options)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.encoder.hidden_size)
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return int(self.encoder.num_hidden_layers)
-
-    @property
-    def num_attention_heads(self) -> int:
-        return int(self.encoder.num_attention_heads)
+        self.vocab_size = int(self.encoder.vocab_size)
 
     @property
     def attention_window(self) -> int:

@@ -43,6 +43,36 @@ def mark_texts(input_ids: Tensor, attention_mask: Tensor | None = None, *, separ
     return torch.stack([is_token & ~in_second, in_second], dim=1)
 
 
+class AroundEncoderConfig(PreTrainedConfig):
+    """Configuration of a model around an encoder, whose sizes it has.
+
+    Args:
+        encoder: configuration of the encoder.
+    """
+
+    has_no_defaults_at_init = True
+
+    encoder: Any
+
+    def __post_init__(self, **options: Any) -> None:
+        if isinstance(self.encoder, dict):
+            self.encoder = AutoConfig.for_model(**self.encoder)
+        super().__post_init__(**options)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.encoder.hidden_size)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return int(self.encoder.num_hidden_layers)
+
+    @property
+    def num_attention_heads(self) -> int | None:
+        heads: int | None = getattr(self.encoder, "num_attention_heads", None)
+        return heads
+
+
 class TextModel(PreTrainedModel):
     """A model whose encoder has a table of `embeddings`, and which has a `dropout`."""
 
