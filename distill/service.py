@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from distill.core.errors import DistillError, UserError, forget_interrupt, install_command
 from distill.serve.__main__ import write_log
-from distill.serve.jobs.attempts import Engine
+from distill.serve.jobs.attempts import AttemptEngine
 from distill.serve.limits import is_loopback
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ENGINES = {"local": "LocalEngine", "ray": "RayEngine", "slurm": "SlurmEngine", "kubernetes": "KubernetesEngine"}
 
 
-def create_engine(name: str, directory: Path) -> Engine:
+def create_engine(name: str, directory: Path) -> AttemptEngine:
     """Returns the engine of a name for the directory of a service.
 
     Raises:
@@ -34,7 +34,7 @@ def create_engine(name: str, directory: Path) -> Engine:
         raise UserError(f"got --engine {name}, expected one of {', '.join(ENGINES)}")
     from distill.serve.jobs import engines
 
-    engine: Engine = getattr(engines, ENGINES[name])(directory)
+    engine: AttemptEngine = getattr(engines, ENGINES[name])(directory)
     return engine
 
 

@@ -17,10 +17,11 @@ import sqlite3
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from distill.core import files
 from distill.core.errors import PACKAGE, DistillError, UserError, first_line, is_checkout
@@ -56,27 +57,6 @@ class AttemptWork:
     def name(self) -> str:
         """The name of the attempt."""
         return Attempt(self.directory, self.job, self.attempt).name
-
-
-class Engine(Protocol):
-    """Runs attempts of jobs. The handle of an attempt is its name, also after a restart of the service."""
-
-    seconds_between_checks: float  # Of the state of an attempt.
-
-    def submit(self, work: AttemptWork) -> str:
-        """Starts an attempt, or hands it to a cluster, and returns its handle."""
-
-    def state(self, handle: str) -> EngineState:
-        """Returns whether the attempt waits, runs or has ended; `lost` if the engine knows nothing of it."""
-
-    def log(self, handle: str, offset: int) -> bytes:
-        """Returns the output of the attempt from a byte on."""
-
-    def cancel(self, handle: str) -> None:
-        """Begins to end all processes of the attempt, and does not wait for them. It may be called repeatedly."""
-
-    def list(self) -> list[str]:
-        """Returns the handles of attempts that wait or run."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +150,6 @@ class Attempt:
         content = _read_json(self.process)
         return None if content is None else int(content["pid"])
 
-    def read_log(self, offset: int) -> bytes:
-        """Returns the output of the command from a byte on."""
-        try:
-            with open(self.log, "rb") as file:
-                file.seek(offset)
-                return file.read()
-        except FileNotFoundError:
-            return b""
-
     def close(self) -> bool:
         """Ends an attempt that does not run, for good. Returns whether it is over, which it is not if it runs."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -227,6 +198,58 @@ def _find_package() -> tuple[str, ...]:
         return ()
     paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
     return ("env", f"PYTHONPATH={os.pathsep.join(paths)}")
+
+
+class AttemptEngine(ABC):
+    """Runs attempts: what their files show comes first, and then what the machine or cluster says that has them.
+
+    The handle of an attempt is its name, also after a restart of the service.
+
+    Args:
+        directory: that of the service.
+
+    Attributes:
+        seconds_between_checks: of the state of an attempt.
+    """
+
+    seconds_between_checks = 1.0
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @abstractmethod
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
+        """Starts the runner of an attempt, or hands it to the cluster."""
+
+    @abstractmethod
+    def ask(self, handle: str) -> EngineState | None:
+        """Returns whether the cluster lets an attempt wait or run, None for one that it does not."""
+
+    @abstractmethod
+    def take_back(self, handle: str) -> None:
+        """Removes an attempt that waits."""
+
+    def submit(self, work: AttemptWork) -> str:
+        """Starts an attempt, or hands it to a cluster, and returns its handle."""
+        self.start(work, prepare_attempt(work))
+        return work.name
+
+    def state(self, handle: str) -> EngineState:
+        """Returns whether the attempt waits, runs or has ended; `lost` if neither its files nor the cluster know it."""
+        attempt = self.find(handle)
+        return attempt.state() or self.ask(handle) or attempt.state() or "lost"
+
+    def cancel(self, handle: str) -> None:
+        """Begins to end all processes of the attempt, and does not wait for them. It may be called repeatedly."""
+        attempt = self.find(handle)
+        if attempt.is_alive():
+            attempt.stop.touch()
+        elif self.ask(handle) is not None:
+            self.take_back(handle)
+
+    def find(self, handle: str) -> Attempt:
+        """Returns the files of an attempt."""
+        return Attempt.find(self.directory, handle)
 
 
 def read_log(directory: Path, job: str, offset: int = 0, limit: int = 1_000_000) -> bytes:
@@ -293,7 +316,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, queue: Queue, engine: Engine, directory: Path, workers: int = 1, *,
+        self, queue: Queue, engine: AttemptEngine, directory: Path, workers: int = 1, *,
         grace_seconds: float = 20.0, build_command: BuildCommand = build_command,
     ) -> None:  # fmt: skip
         if workers < 1:

@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ from distill.core import files
 from distill.core.errors import UserError, first_line
 from distill.core.options import require_package
 from distill.jobs.command_line import check_cluster
-from distill.serve.jobs.attempts import MARKER, Attempt, AttemptWork, EngineState, prepare_attempt
+from distill.serve.jobs.attempts import MARKER, Attempt, AttemptEngine, AttemptWork, EngineState
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # Of prctl(2).
 
@@ -87,11 +86,6 @@ def to_id(handle: str) -> str:
     return PREFIX + handle.replace("/", "-")
 
 
-def to_handles(names: Iterable[str]) -> list[str]:
-    """Returns the attempts of the jobs of services, among these names in the cluster."""
-    return [name.removeprefix(PREFIX).replace("-", "/") for name in names if name.startswith(PREFIX)]
-
-
 @contextmanager
 def expecting_replies(cluster: str) -> Iterator[None]:
     """Raises the errors of a client as ConnectionError, after which the service asks again."""
@@ -99,66 +93,6 @@ def expecting_replies(cluster: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise ConnectionError(f"{cluster} does not reply as expected: {first_line(error)}") from error
-
-
-class AttemptEngine(ABC):
-    """Runs attempts: what their files show comes first, and then what the machine or cluster says that has them.
-
-    Args:
-        directory: that of the service.
-    """
-
-    seconds_between_checks = 1.0
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    @abstractmethod
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
-        """Starts the runner of an attempt, or hands it to the cluster."""
-
-    @abstractmethod
-    def ask(self, handle: str) -> EngineState | None:
-        """Returns whether the cluster lets an attempt wait or run, None for one that it does not."""
-
-    @abstractmethod
-    def take_back(self, handle: str) -> None:
-        """Removes an attempt that waits."""
-
-    @abstractmethod
-    def list(self) -> list[str]:
-        """Returns the attempts of this service that have not ended."""
-
-    def submit(self, work: AttemptWork) -> str:
-        """Starts the runner of an attempt, or hands it to the cluster."""
-        self.start(work, prepare_attempt(work))
-        return work.name
-
-    def state(self, handle: str) -> EngineState:
-        """Returns what the files of the attempt show, and otherwise what the cluster does."""
-        attempt = self.find(handle)
-        return attempt.state() or self.ask(handle) or attempt.state() or "lost"
-
-    def log(self, handle: str, offset: int) -> bytes:
-        """Returns the output of the command from a byte on."""
-        return self.find(handle).read_log(offset)
-
-    def cancel(self, handle: str) -> None:
-        """Stops the runner, which ends all of its processes, or takes back an attempt that waits."""
-        attempt = self.find(handle)
-        if attempt.is_alive():
-            attempt.stop.touch()
-        elif self.ask(handle) is not None:
-            self.take_back(handle)
-
-    def find(self, handle: str) -> Attempt:
-        """Returns the files of an attempt."""
-        return Attempt.find(self.directory, handle)
-
-    def find_own(self, pattern: str) -> Iterator[Attempt]:
-        """Yields the attempts of this service that have a file or folder of this name."""
-        for path in self.directory.glob(f"jobs/*/attempts/*/{pattern}"):
-            yield Attempt(self.directory, path.parts[-4], int(path.parts[-2]))
 
 
 class LocalEngine(AttemptEngine):
@@ -206,9 +140,6 @@ class LocalEngine(AttemptEngine):
 
     def take_back(self, handle: str) -> None:
         kill_process(find_marked(self.find(handle).job))
-
-    def list(self) -> list[str]:
-        return [attempt.name for attempt in self.find_own("pid.json") if attempt.is_alive()]
 
 
 def _find_runner(attempt: Attempt) -> psutil.Process | None:
@@ -272,12 +203,6 @@ class RayEngine(AttemptEngine):
         with expecting_replies("Ray"):
             self._client.stop_job(to_id(handle))
 
-    def list(self) -> list[str]:
-        with expecting_replies("Ray"):
-            jobs = self._client.list_jobs()
-        handles = to_handles(job.submission_id or "" for job in jobs if job.status in self.states)
-        return [handle for handle in handles if self.find(handle).work.is_file()]
-
 
 class SlurmEngine(AttemptEngine):
     """Submits each attempt as a job of SLURM, with the partition and account of its variables SBATCH_*.
@@ -326,10 +251,6 @@ class SlurmEngine(AttemptEngine):
 
     def take_back(self, handle: str) -> None:
         self._find_job(handle).cancel(check=False)
-
-    def list(self) -> list[str]:
-        names = [attempt.name for attempt in self.find_own("slurm")]
-        return [name for name in names if self.state(name) in ("waiting", "running")]
 
     def _find_job(self, handle: str) -> Any:
         """Returns the job of an attempt, None if it was never submitted."""
@@ -405,10 +326,6 @@ class KubernetesEngine(AttemptEngine):
     def take_back(self, handle: str) -> None:
         with expecting_replies("Kubernetes"):
             self._client.delete_job(to_id(handle))
-
-    def list(self) -> list[str]:
-        handles = to_handles(name for name, status in self._statuses().items() if status in self.states)
-        return [handle for handle in handles if self.find(handle).work.is_file()]
 
     def _statuses(self) -> dict[str, str]:
         """Returns the status of each TrainJob."""

@@ -32,7 +32,7 @@ from distill.serve.jobs.allowed_options import (
     list_choices,
     write_override,
 )
-from distill.serve.jobs.attempts import Dispatcher, Engine, job_directory
+from distill.serve.jobs.attempts import AttemptEngine, Dispatcher, job_directory
 from distill.serve.jobs.data_sets import FORMATS, LIMIT, DataSets
 from distill.serve.jobs.deployment import Children, Target
 from distill.serve.jobs.queue import LIVE, Queue, QueuedJob, State
@@ -313,7 +313,7 @@ class Service:
         self,
         directory: Path,
         queue: Queue,
-        engine: Engine,
+        engine: AttemptEngine,
         *,
         settings: Settings,
         accounts: Accounts,

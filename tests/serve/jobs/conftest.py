@@ -15,7 +15,7 @@ from distill.core.files import write_json
 from distill.serve.http import Server
 from distill.serve.jobs import uploads
 from distill.serve.jobs.accounts import Accounts
-from distill.serve.jobs.attempts import Attempt, AttemptWork, EngineState
+from distill.serve.jobs.attempts import Attempt, AttemptEngine, AttemptWork, EngineState
 from distill.serve.jobs.job_service import Service, Settings
 from distill.serve.jobs.paths import create_app
 from distill.serve.jobs.queue import Queue, QueuedJob, State
@@ -25,38 +25,34 @@ from tests.serve.bundles.conftest import PATIENCE, Answer, send
 from tests.serve.jobs.programs import wait_for
 
 
-@dataclass
-class FakeEngine:
+class FakeEngine(AttemptEngine):
     """Attempts that run until a test ends them, or they are cancelled; those in `lost` are unknown to it."""
 
-    directory: Path
-    seconds_between_checks: float = 0.01
-    works: list[AttemptWork] = field(default_factory=list)
-    lost: set[str] = field(default_factory=set)
-    cancelled: list[str] = field(default_factory=list)
+    seconds_between_checks = 0.01
 
-    def submit(self, work: AttemptWork) -> str:
-        Attempt(self.directory, work.job, work.attempt).path.mkdir(parents=True)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.works: list[AttemptWork] = []
+        self.lost: set[str] = set()
+        self.cancelled: list[str] = []
+
+    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
         self.works.append(work)
-        return work.name
 
-    def state(self, handle: str) -> EngineState:
-        return "lost" if handle in self.lost else "running"
+    def ask(self, handle: str) -> EngineState | None:
+        return None if handle in self.lost else "running"
 
-    def log(self, handle: str, offset: int) -> bytes:
-        return Attempt.find(self.directory, handle).read_log(offset)
+    def take_back(self, handle: str) -> None:
+        if self.find(handle).read_exit() is None:
+            self.end(handle, -15)
 
     def cancel(self, handle: str) -> None:
         self.cancelled.append(handle)
-        if handle not in self.lost and Attempt.find(self.directory, handle).read_exit() is None:
-            self.end(handle, -15)
-
-    def list(self) -> list[str]:
-        return [work.name for work in self.works]
+        super().cancel(handle)
 
     def end(self, handle: str, code: int, error: str | None = None) -> None:
         """Lets an attempt end."""
-        write_json(Attempt.find(self.directory, handle).exit, {"code": code, "error": error})
+        write_json(self.find(handle).exit, {"code": code, "error": error})
 
 
 @dataclass
@@ -114,7 +110,7 @@ class Running:
         wait_for(lambda: self.job(id).state == state)
         job = self.job(id)
         if state == State.RUNNING:  # The queue says so before the engine is asked.
-            wait_for(lambda: f"{id}/{job.attempt}" in self.engine.list())
+            wait_for(lambda: f"{id}/{job.attempt}" in [work.name for work in self.engine.works])
         return job
 
     def end(self, id: str, *, code: int = 0, error: str | None = None) -> QueuedJob:

@@ -135,7 +135,6 @@ def test_the_logs_of_all_attempts_are_read_one_after_the_other(tmp_path: Path) -
     assert read_log(tmp_path, "a") == b"begun\nagain\n"
     assert read_log(tmp_path, "a", offset=3, limit=5) == b"un\nag"
     assert read_log(tmp_path, "a", offset=12) == b""
-    assert FakeEngine(tmp_path).log("a/1", 2) == b"gun\n"
 
 
 def test_events_of_the_command_reach_the_queue_once_each(

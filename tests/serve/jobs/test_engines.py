@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from distill.core.errors import UserError, install_command
-from distill.serve.jobs.attempts import Attempt, AttemptWork, Engine
+from distill.serve.jobs.attempts import Attempt, AttemptEngine, AttemptWork, read_log
 from distill.service import ENGINES, create_engine
 from tests.serve.jobs.programs import ESCAPING, is_running, read_pids, wait_for
 
-CreateEngine = Callable[[], Engine]
+CreateEngine = Callable[[], AttemptEngine]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def create(request: pytest.FixtureRequest, tmp_path: Path) -> CreateEngine:
     return lambda: KubernetesEngine(tmp_path, backend=backend, runtime=runtime)
 
 
-def submit(engine: Engine, directory: Path, job: str, program: str, **environment: str) -> str:
+def submit(engine: AttemptEngine, directory: Path, job: str, program: str, **environment: str) -> str:
     return engine.submit(AttemptWork(job, 1, (sys.executable, "-c", program), directory, environment, 0.2))
 
 
@@ -85,8 +85,7 @@ def test_attempts_run_fail_are_found_by_a_new_engine_and_end_with_all_processes(
     program = "import os; print('hello', os.environ['WORD'], os.environ['DISTILL_SERVICE_JOB'])"
     handle = submit(engine, tmp_path, jobs[0], program, WORD="world")
     wait_for(lambda: engine.state(handle) == "finished")
-    assert engine.log(handle, 0) == f"hello world {jobs[0]}\n".encode()
-    assert engine.log(handle, 6) == f"world {jobs[0]}\n".encode()
+    assert read_log(tmp_path, jobs[0]) == f"hello world {jobs[0]}\n".encode()
     failing = submit(engine, tmp_path, jobs[1], "import sys; sys.exit('error: there is no task x')")
     wait_for(lambda: engine.state(failing) == "failed")
     exit = Attempt.find(tmp_path, failing).read_exit()
@@ -95,23 +94,21 @@ def test_attempts_run_fail_are_found_by_a_new_engine_and_end_with_all_processes(
 
     assert Attempt(tmp_path, jobs[2], 1).close()
     over = submit(engine, tmp_path, jobs[2], "open('ran', 'w').close()")
-    wait_for(lambda: engine.state(over) == "lost" and engine.list() == [])
+    wait_for(lambda: engine.state(over) == "lost" and engine.ask(over) is None)
     for unknown in (over, "nobody/1"):
         engine.cancel(unknown)
         assert engine.state(unknown) == "lost"
-        assert engine.log(unknown, 0) == b""
     assert not (tmp_path / "jobs" / jobs[2] / "ran").exists()
 
     escaping = submit(engine, tmp_path, jobs[3], ESCAPING)
     pids = read_pids(tmp_path / "jobs" / jobs[3])
     second = create()
     assert second.state(escaping) == "running"
-    assert engine.list() == [escaping]
     for _ in range(3):
         second.cancel(escaping)
     wait_for(lambda: second.state(escaping) == "failed")
     assert not any(map(is_running, pids))
-    wait_for(lambda: second.list() == [])
+    wait_for(lambda: second.ask(escaping) is None)
 
 
 def test_an_unknown_engine_or_one_without_its_package_is_refused(

@@ -128,7 +128,7 @@ def test_the_error_of_a_command_is_a_line_of_its_log(tmp_path: Path, log: bytes,
 def test_a_runner_that_does_not_react_to_a_cancel_is_killed(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, patience=0.0)
     handle = submit(engine, "a", 1, sys.executable, "-c", WAIT)
-    wait_for(lambda: engine.log(handle, 0) == b"begun\n")
+    wait_for(lambda: read_log(tmp_path, "a") == b"begun\n")
     pids = [process.pid for process in find_marked("a")]
     runner = Attempt(tmp_path, "a", 1).read_process()
     assert runner is not None
