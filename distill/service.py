@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.core.errors import DistillError, UserError, forget_interrupt, install_command
-from distill.serve.__main__ import write_log
+from distill.core.errors import UserError, install_command
+from distill.serve.__main__ import check_port, run_command, write_log
 from distill.serve.jobs.attempts import AttemptEngine
 from distill.serve.limits import is_loopback
 
@@ -44,19 +44,15 @@ GIGABYTE = 1_000_000_000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
-    try:
-        _check_options(options)
-        if options.add_token is not None or options.remove_token is not None:
-            _change_accounts(options)
-        else:
-            _serve(options)
-    except DistillError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:  # Before it serves.
-        forget_interrupt()
-        return 130
-    return 0
+    return run_command(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check_options(options)
+    if options.add_token is not None or options.remove_token is not None:
+        _change_accounts(options)
+    else:
+        _serve(options)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -100,8 +96,7 @@ def _check_options(options: argparse.Namespace) -> None:
     for name in ("workers", "queue", "upload"):
         if getattr(options, name) < 1:
             raise UserError(f"got --{name} {getattr(options, name)}, expected at least 1")
-    if not 0 <= options.port < 65536:
-        raise UserError(f"got --port {options.port}, expected 0 to 65535")
+    check_port(options.port)
     for name in ("keep_days", "keep_bytes", "idle"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < float("inf"):

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from distill.core.errors import DistillError, UserError, forget_interrupt, install_command
@@ -38,8 +38,13 @@ LIMITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
+    return run_command(lambda: _serve(options))
+
+
+def run_command(command: Callable[[], None]) -> int:
+    """Runs the command of a server and returns its exit code."""
     try:
-        _serve(options)
+        command()
     except DistillError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -144,13 +149,18 @@ def check_options(options: argparse.Namespace, token: str | None) -> None:
             raise UserError(f"got --{name.replace('_', '-')} {getattr(options, name):g}, expected more than 0")
     if options.reload < 0:
         raise UserError(f"got --reload {options.reload:g}, expected 0 or more")
-    if not 0 <= options.port < 65536:
-        raise UserError(f"got --port {options.port}, expected 0 to 65535")
+    check_port(options.port)
     if token is None and not is_loopback(options.host):
         raise UserError(
             f"{options.host} can be reached from other machines: set {TOKEN} to a secret that requests must bear, or "
             "listen on 127.0.0.1"
         )
+
+
+def check_port(port: int) -> None:
+    """Raises UserError for a port that there is not."""
+    if not 0 <= port < 65536:
+        raise UserError(f"got --port {port}, expected 0 to 65535")
 
 
 def write_log(words: str) -> None:

@@ -11,14 +11,16 @@ import hmac
 import json
 import math
 import signal
+from abc import ABC, abstractmethod
 from asyncio import Transport
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from html import escape as escape_html
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -27,8 +29,35 @@ from starlette.routing import request_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from distill import __version__
 from distill.core.errors import UserError, escape, first_line, shorten
 from distill.serve.limits import Limits, is_known_host
+
+
+class HttpService(ABC):
+    """A service that is served over HTTP.
+
+    Args:
+        limits: of requests and connections.
+        hosts: names by which it may be addressed beside those of loopback; None for any.
+        log: is called with what happened, in words.
+
+    Attributes:
+        is_ready: whether it has started and is not stopping.
+    """
+
+    def __init__(self, *, limits: Limits, hosts: Collection[str] | None, log: Any) -> None:
+        self.limits, self.hosts, self.log = limits, hosts, log
+        self.is_ready = False
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is served, in words."""
+
+    @abstractmethod
+    def lifespan(self, app: FastAPI) -> AbstractAsyncContextManager[None]:
+        """Returns the context in which requests are answered."""
 
 
 class PlainRoute(APIRoute):
@@ -129,12 +158,6 @@ PART = 65_536  # Bytes of an answer that are handed on at once, so that its memo
 BUSY = "the server holds as many bytes of requests and answers as it may: try again in a second"
 
 
-class Guarded(Protocol):
-    """The attribute of a service that the middleware reads."""
-
-    is_ready: bool
-
-
 class Held:
     """Counts the bytes of bodies and answers in memory."""
 
@@ -148,14 +171,13 @@ class AccessMiddleware:
     Once the server is stopping, each answer tells that the connection ends. HEAD is answered as GET, without a body.
 
     Args:
-        is_ready: whether the server is not stopping.
         token: that requests must bear; None for none.
         hosts: names by which a server without a token may be addressed; None for any.
         most: bytes of bodies and answers in memory.
     """
 
     def __init__(
-        self, app: ASGIApp, *, service: Guarded, token: str | None, hosts: Collection[str] | None, most: int
+        self, app: ASGIApp, *, service: HttpService, token: str | None, hosts: Collection[str] | None, most: int
     ) -> None:
         self.app, self.service, self.token, self.hosts, self.held = app, service, token, hosts, Held(most)
 
@@ -186,7 +208,7 @@ class AccessMiddleware:
 class _Request:
     """The channels of one request, with the bytes that it holds."""
 
-    def __init__(self, receive: Receive, send: Send, held: Held, service: Guarded) -> None:
+    def __init__(self, receive: Receive, send: Send, held: Held, service: HttpService) -> None:
         self._receive, self._send, self.held, self.service, self.bytes = receive, send, held, service, 0
 
     async def receive(self) -> Message:
@@ -280,6 +302,30 @@ def render_documentation(schema: Schema, *, address: str) -> str:
         title=escape_html(f"{info['title']} {info['version']}"), description=escape_html(info.get("description", "")),
         paths="\n".join(paths),
     )  # fmt: skip
+
+
+def create_app(service: HttpService, description: str, page: Callable[[], Response]) -> FastAPI:
+    """Returns the application of a service, with its page for people and the description of its interface.
+
+    Args:
+        page: returns the page at `/`.
+    """
+    app = FastAPI(
+        title="distill", version=__version__, lifespan=service.lifespan, docs_url=None, redoc_url=None,
+        description=f'{description} An error is answered with {{"error": "the reason"}}.',
+    )  # fmt: skip
+    app.router.route_class = PlainRoute
+    app.add_exception_handler(HTTPException, refuse_path)
+
+    @app.get("/", include_in_schema=False)
+    async def show_page(request: Request) -> Response:
+        return page()
+
+    @app.get("/docs", include_in_schema=False)
+    async def show_documentation(request: Request) -> Response:
+        return HTMLResponse(render_documentation(app.openapi(), address=str(request.base_url)))
+
+    return app
 
 
 def _describe_path(method: str, path: str, operation: Schema, address: str) -> str:
@@ -459,26 +505,13 @@ OTHER_FILES = 64  # Open files that are no connections.
 KEEP_ALIVE_SECONDS = 75  # Longer than the 60 s of common proxies, which would reuse a connection that we have closed.
 
 
-class Served(Protocol):
-    """The attributes of a service that the server reads and sets."""
-
-    limits: Limits
-    is_ready: bool
-    log: Any
-
-    @property
-    def title(self) -> str:
-        """Returns what is served, in words."""
-        ...
-
-
 class Server(uvicorn.Server):
     """A server that does not close a connection over which a request may be on its way.
 
     After a signal it accepts no connection. The answer to the next request of each open one says that it ends.
     """
 
-    def __init__(self, service: Served, app: ASGIApp, *, host: str, port: int) -> None:
+    def __init__(self, service: HttpService, app: ASGIApp, *, host: str, port: int) -> None:
         super().__init__(
             uvicorn.Config(
                 app, host=host, port=port, log_level="warning", access_log=False, server_header=False,
@@ -514,7 +547,7 @@ def most_connections(most: int) -> int:
     return most
 
 
-def run(service: Served, app: ASGIApp, *, host: str, port: int) -> None:
+def run(service: HttpService, app: ASGIApp, *, host: str, port: int) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
     Raises:

@@ -17,13 +17,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException
 
-from distill import __version__
 from distill.core.errors import first_line, shorten
 from distill.edge.bundle import LongTextError, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.generation import Writing
+from distill.serve import http
 from distill.serve.bundles.requests import (
     Generation,
     Order,
@@ -37,15 +36,7 @@ from distill.serve.bundles.requests import (
     wait_for_disconnect,
 )
 from distill.serve.bundles.served_models import FullError, Piece, ServedModel, only
-from distill.serve.http import (
-    GONE,
-    AccessMiddleware,
-    PlainRoute,
-    RefusedError,
-    refuse,
-    refuse_path,
-    render_documentation,
-)
+from distill.serve.http import GONE, AccessMiddleware, HttpService, RefusedError, refuse
 from distill.serve.limits import Limits
 
 MOST_TOKENS = 16  # Where the request has no max_tokens.
@@ -224,14 +215,21 @@ COMPLETION_BODY = _describe_body(
     required=["prompt"],
 )
 NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-OF_ONLY, OF_NAMED = {"requestBody": BODY}, {"requestBody": BODY, "parameters": [NAME]}  # In the description (OpenAPI).
-RANK_ONLY, RANK_NAMED = {"requestBody": RANKING_BODY}, {"requestBody": RANKING_BODY, "parameters": [NAME]}
-TEXT_ONLY, TEXT_NAMED = {"requestBody": TEXT_BODY}, {"requestBody": TEXT_BODY, "parameters": [NAME]}
+# What models do, by the last part of the path: its body, and its summary for the only model and for one of several.
+ACTIONS: Mapping[str, tuple[dict[str, Any], str, str]] = {
+    "predict": (BODY, "Predictions of the only model", "Predictions of one of several models"),
+    "rank": (
+        RANKING_BODY, "The order of documents for a query by the only model", "That order by one of several models"
+    ),
+    "generate": (
+        TEXT_BODY, "The text that the only model writes after a prompt", "That text by one of several models"
+    ),
+}  # fmt: skip
 
 Answer = Callable[[ServedModel, Request], Awaitable[Response]]
 
 
-class BundleService:
+class BundleService(HttpService):
     """Answers requests for some models.
 
     Args:
@@ -253,10 +251,9 @@ class BundleService:
         reload_seconds: float = 1.0,
         log: Any = print,
     ) -> None:
-        self.models, self.limits, self.token, self.hosts = models, limits, token, hosts
-        self.reload_seconds, self.log = reload_seconds, log
+        super().__init__(limits=limits, hosts=hosts, log=log)
+        self.models, self.token, self.reload_seconds = models, token, reload_seconds
         self.measurements = RequestMetrics(models)
-        self.is_ready = False
         self._reader = ThreadPoolExecutor(max_workers=1)
         self._generation = Generation(limits, self.measurements, thread=self._reader, log=log)
 
@@ -371,18 +368,16 @@ class BundleService:
 
 def create_app(service: BundleService) -> FastAPI:
     """Returns the application with its paths."""
-    app = FastAPI(
-        title="distill", version=__version__, lifespan=service.lifespan, docs_url=None, redoc_url=None,
-        description='Predictions of exported students. An error is answered with {"error": "the reason"}.',
-    )  # fmt: skip
-    app.router.route_class = PlainRoute
+    app = http.create_app(service, "Predictions of exported students.", show_page)
     app.add_middleware(
         AccessMiddleware, service=service, token=service.token, hosts=service.hosts, most=service.limits.held
     )  # fmt: skip
+    for action, answer in (("predict", service.predict), ("rank", service.rank), ("generate", service.generate)):
+        _add_action(app, service, action, answer)
 
-    app.add_exception_handler(HTTPException, refuse_path)
-
-    _add_answers(app, service)
+    @app.post("/v1/completions", openapi_extra={"requestBody": COMPLETION_BODY}, summary="Texts, as OpenAI has them")
+    async def complete(request: Request) -> Response:
+        return await service.complete(request)
 
     @app.get("/models", summary="The models and what they predict")
     async def models(request: Request) -> Response:
@@ -401,66 +396,30 @@ def create_app(service: BundleService) -> FastAPI:
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(service.measurements.registry), media_type=CONTENT_TYPE_LATEST)
 
-    _add_pages(app)
     return app
 
 
-def _add_answers(app: FastAPI, service: BundleService) -> None:
-    """Adds the paths that models answer, each for the only model and for one of several."""
+def _add_action(app: FastAPI, service: BundleService, action: str, answer: Answer) -> None:
+    """Adds the paths of an action, one for the only model and one for one of several."""
+    body, of_only, of_named = ACTIONS[action]
 
-    async def answer_only(request: Request, action: str, answer: Answer) -> Response:
+    @app.post(f"/{action}", name=action, openapi_extra={"requestBody": body}, summary=of_only)
+    async def answer_only(request: Request) -> Response:
         model = only(service.models)
         if model is None:
-            return refuse(404, f"there are several models: post to /NAME/{action}, NAME one of {names(service)}")
+            return refuse(404, f"there are several models: post to /NAME/{action}, NAME one of {service.title}")
         return await answer(model, request)
 
-    async def answer_named(request: Request, answer: Answer) -> Response:
+    extra = {"requestBody": body, "parameters": [NAME]}
+
+    @app.post(f"/{{name}}/{action}", name=f"{action}_with", openapi_extra=extra, summary=of_named)
+    async def answer_named(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in service.models:
-            return refuse(404, f"there is no model {shorten(name)}, expected one of {names(service)}")
+            return refuse(404, f"there is no model {shorten(name)}, expected one of {service.title}")
         return await answer(service.models[name], request)
 
-    @app.post("/predict", openapi_extra=OF_ONLY, summary="Predictions of the only model")
-    async def predict(request: Request) -> Response:
-        return await answer_only(request, "predict", service.predict)
 
-    @app.post("/{name}/predict", openapi_extra=OF_NAMED, summary="Predictions of one of several models")
-    async def predict_with(request: Request) -> Response:
-        return await answer_named(request, service.predict)
-
-    @app.post("/rank", openapi_extra=RANK_ONLY, summary="The order of documents for a query by the only model")
-    async def rank(request: Request) -> Response:
-        return await answer_only(request, "rank", service.rank)
-
-    @app.post("/{name}/rank", openapi_extra=RANK_NAMED, summary="That order by one of several models")
-    async def rank_with(request: Request) -> Response:
-        return await answer_named(request, service.rank)
-
-    @app.post("/generate", openapi_extra=TEXT_ONLY, summary="The text that the only model writes after a prompt")
-    async def generate(request: Request) -> Response:
-        return await answer_only(request, "generate", service.generate)
-
-    @app.post("/{name}/generate", openapi_extra=TEXT_NAMED, summary="That text by one of several models")
-    async def generate_with(request: Request) -> Response:
-        return await answer_named(request, service.generate)
-
-    @app.post("/v1/completions", openapi_extra={"requestBody": COMPLETION_BODY}, summary="Texts, as OpenAI has them")
-    async def complete(request: Request) -> Response:
-        return await service.complete(request)
-
-
-def _add_pages(app: FastAPI) -> None:
-    """Adds the pages for people: one to try the models with, and the description of the interface."""
-
-    @app.get("/docs", include_in_schema=False)
-    async def documentation(request: Request) -> Response:
-        return HTMLResponse(render_documentation(app.openapi(), address=str(request.base_url)))
-
-    @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return HTMLResponse(files("distill.serve").joinpath("page.html").read_text(encoding="utf-8"))
-
-
-def names(service: BundleService) -> str:
-    """Returns the names of the models in words."""
-    return ", ".join(service.models)
+def show_page() -> Response:
+    """Returns the page to try the models with."""
+    return HTMLResponse(files("distill.serve").joinpath("page.html").read_text(encoding="utf-8"))

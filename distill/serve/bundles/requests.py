@@ -18,10 +18,10 @@ from starlette.types import Receive, Scope, Send
 from distill.core.errors import SHOWN, UserError, first_line, shorten
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Decoder, Example, Record
-from distill.edge.generation import Prompt, Writing
+from distill.edge.generation import Generator, Prompt, Writing
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import describe_writing
-from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel, Stepper
+from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel
 from distill.serve.http import GONE, RefusedError, parse_body, read_body, refuse
 from distill.serve.limits import Limits
 
@@ -251,7 +251,7 @@ class Order:
     """
 
     model: ServedModel
-    stepper: Stepper
+    stepper: Generator
     prompts: Sequence[Prompt]
     options: GenerationOptions
     is_streamed: bool

@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from distill.core.errors import DistillError, UserError, first_line
 from distill.edge import Bundle
 from distill.edge.bundle import RecordError
 from distill.edge.bundle_files import NAME, fingerprint
 from distill.edge.decoder import Prediction, Record
-from distill.edge.generation import Prompt, Writing
+from distill.edge.generation import Generator, Prompt, Writing
 from distill.edge.sampling import GenerationOptions
 from distill.serve.limits import Limits
 
@@ -248,24 +248,6 @@ class Batcher(Worker):
             raise ModelError(first_line(error)) from error
 
 
-class Stepper(Protocol):
-    """Writes several texts, one token of each in a step, as `distill.edge.generation.Generator` does."""
-
-    def start(
-        self, prompts: Sequence[str | Prompt], options: GenerationOptions, *, numbers: Sequence[int] | None = None
-    ) -> list[Writing]:
-        """Starts texts and chooses the first token of each."""
-        ...
-
-    def step(self) -> None:
-        """Chooses the next token of every text that has not ended."""
-        ...
-
-    def drop(self, writing: Writing) -> None:
-        """Ends a text before its time."""
-        ...
-
-
 @dataclass(frozen=True)
 class Piece:
     """A part of a text of a job; `writing` is the whole text, once this is its last piece."""
@@ -283,7 +265,7 @@ class GenerationJob:
         prompts: of the texts.
     """
 
-    def __init__(self, stepper: Stepper, prompts: Sequence[Prompt], options: GenerationOptions) -> None:
+    def __init__(self, stepper: Generator, prompts: Sequence[Prompt], options: GenerationOptions) -> None:
         self.stepper, self.options = stepper, options
         self.texts = [_Text(self, number, prompt) for number, prompt in enumerate(prompts)]
         self.is_cancelled = self._has_failed = False

@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from distill.core.errors import UserError, config_directory, shorten
 from distill.jobs.command_line import list_bases, read_yaml
-from distill.serve.http import RefusedError
+from distill.serve.http import HttpService, RefusedError
 from distill.serve.jobs.accounts import Account, Accounts, Cleanup, Keeping, Usage, count_bytes
 from distill.serve.jobs.allowed_options import (
     MULTIRUN,
@@ -290,7 +290,7 @@ class JobRequest:
     names: Mapping[str, str]
 
 
-class Service:
+class Service(HttpService):
     """Runs the jobs of some people, and answers what is asked of them.
 
     Args:
@@ -322,9 +322,9 @@ class Service:
         limits: Limits | None = None,
         log: Any = print,
     ) -> None:
+        super().__init__(limits=limits or Limits(), hosts=hosts, log=log)
         self.directory, self.queue, self.settings = directory.absolute(), queue, settings
-        self.accounts, self.is_local, self.hosts = accounts, is_local, hosts
-        self.limits, self.log = limits or Limits(), log
+        self.accounts, self.is_local = accounts, is_local
         self.dispatcher = Dispatcher(queue, engine, self.directory, settings.workers)
         self.dispatcher.lock()
         self.data = DataSets(self.directory / "data", settings.upload, is_read=self._is_read)
@@ -335,7 +335,6 @@ class Service:
         self.measurements = ServiceMetrics(self.directory, queue, self.children)
         self.cleanup = Cleanup(self.directory, queue, self.data, self.usage)
         self.deploying, self.adding = asyncio.Lock(), asyncio.Lock()
-        self.is_ready = False
         self._results: dict[tuple[str, int], tuple[list[str], list[dict[str, Any]]]] = {}
 
     @contextlib.asynccontextmanager

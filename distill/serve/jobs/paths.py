@@ -13,20 +13,11 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.exceptions import HTTPException
 
-from distill import __version__
 from distill.core.errors import UserError, shorten
 from distill.core.files import is_full_disk
-from distill.serve.http import (
-    PlainRoute,
-    RefusedError,
-    parse_body,
-    read_body,
-    refuse,
-    refuse_path,
-    render_documentation,
-)
+from distill.serve import http
+from distill.serve.http import RefusedError, parse_body, read_body, refuse
 from distill.serve.jobs import results
 from distill.serve.jobs.accounts import Account, AccountMiddleware
 from distill.serve.jobs.attempts import read_log
@@ -62,6 +53,12 @@ def load_page() -> Page:
     return Page(html, _POLICY.format(script=_hash(html, "script"), style=_hash(html, "style")))
 
 
+def show_page() -> Response:
+    """Returns the page with its policy."""
+    page = load_page()
+    return HTMLResponse(page.html, headers={"Content-Security-Policy": page.policy})
+
+
 def _hash(html: str, tag: str) -> str:
     """Returns the source expression of the only element of a tag (Content Security Policy 3, section 2.3.1)."""
     [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
@@ -83,18 +80,13 @@ JobEndpoint = Callable[[Request, QueuedJob], Awaitable[Response]]
 
 def create_app(service: Service) -> FastAPI:
     """Returns the application with its paths."""
-    app = FastAPI(
-        title="distill", version=__version__, lifespan=service.lifespan, docs_url=None, redoc_url=None,
-        description='Distillations as jobs. An error is answered with {"error": "the reason"}.',
-    )  # fmt: skip
-    app.router.route_class = PlainRoute
+    app = http.create_app(service, "Distillations as jobs.", show_page)
     app.add_middleware(AccountMiddleware, accounts=service.accounts, is_local=service.is_local, hosts=service.hosts)
-    app.add_exception_handler(HTTPException, refuse_path)
     paths = Paths(app, service)
     paths.add_jobs()
     paths.add_files()
     paths.add_data()
-    paths.add_pages()
+    paths.add_options()
     return app
 
 
@@ -288,8 +280,8 @@ class Paths:
         self._add("GET", "/data/{name}", "A data set with its columns, first rows, labels, lengths and problems", show)
         self._add("DELETE", "/data/{name}", "Deletes a data set that no job reads", delete)
 
-    def add_pages(self) -> None:
-        """Adds the page, the description of the interface, and what machines ask for."""
+    def add_options(self) -> None:
+        """Adds what the page and machines ask for."""
         service = self.service
 
         async def options(request: Request) -> Response:
@@ -304,18 +296,9 @@ class Paths:
                 return refuse(503, "no jobs are started: restart the service")
             return JSONResponse({"status": "ok"})
 
-        async def documentation(request: Request) -> Response:
-            return HTMLResponse(render_documentation(self.app.openapi(), address=str(request.base_url)))
-
-        async def page(request: Request) -> Response:
-            found = load_page()
-            return HTMLResponse(found.html, headers={"Content-Security-Policy": found.policy})
-
         self._add("GET", "/options", "What a form offers", options)
         self._add("GET", "/metrics", "Counters for Prometheus", metrics)
         self._add("GET", "/healthz", "Whether jobs are run", health)
-        self.app.add_api_route("/docs", documentation, include_in_schema=False)
-        self.app.add_api_route("/", page, include_in_schema=False)
 
     async def _read(self, request: Request) -> Any:
         """Returns the JSON of a request."""

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from distill.edge.generation import Prompt
+from distill.edge.generation import Generator, Prompt
 from distill.edge.sampling import GenerationOptions
-from distill.serve.bundles.served_models import GenerationJob, ModelError, Scheduler, Stepper
+from distill.serve.bundles.served_models import GenerationJob, ModelError, Scheduler
 from tests.serve.bundles.conftest import PATIENCE
 
 
@@ -72,7 +72,7 @@ class Counter:
 
 def job(stepper: Counter, *lengths: int, beams: int = 1) -> GenerationJob:
     return GenerationJob(
-        cast(Stepper, stepper), [Prompt([length]) for length in lengths], GenerationOptions(beams=beams)
+        cast(Generator, stepper), [Prompt([length]) for length in lengths], GenerationOptions(beams=beams)
     )
 
 
