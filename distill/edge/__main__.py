@@ -44,9 +44,10 @@ from typing import Any, cast
 
 from distill.core.errors import DistillError, UserError, escape, find_surrogate, first_line, forget_interrupt, shorten
 from distill.edge import web
-from distill.edge.bundle import Bundle, RecordError
+from distill.edge.bundle import Bundle
 from distill.edge.decoder import Prediction, Record
 from distill.edge.evaluation import Columns, evaluate
+from distill.edge.prediction import RecordError
 from distill.edge.sampling import SIDES, GenerationOptions
 from distill.rows.formats import read_lines
 

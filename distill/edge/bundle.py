@@ -1,49 +1,19 @@
 """Predicts with a bundle through onnxruntime, tokenizers and numpy."""
 
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, overload
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from distill.core.errors import Overview, Shown, UserError, describe_call, first_line, shorten
-from distill.core.files import hash_file
-from distill.edge import bundle_files, decode
-from distill.edge.bundle_files import (
-    ABOVE,
-    ANY,
-    count_bytes,
-    data_file,
-    encoder_file,
-    find_weight_files,
-    list_model_files,
-    needs_openvino,
-    read_manifest,
-    runs,
-    shared_file,
-    this_target,
-)
+from distill.edge import bundle_files
+from distill.edge.bundle_files import count_bytes, fingerprint, read_manifest
 from distill.edge.decode import Explanation, explain
-from distill.edge.decoder import (
-    Decoder,
-    Example,
-    Items,
-    MaskedTokens,
-    Prediction,
-    Record,
-    Row,
-    TooLongError,
-    Truncation,
-    chunk_texts,
-)
-from distill.edge.generation import CachedModel, Generator, Writing, pad_rows
+from distill.edge.decoder import Items, MaskedTokens, Prediction, Record
+from distill.edge.generation import Generator, Writing
 from distill.edge.index import (
     RESCORED,
     Index,
@@ -55,54 +25,23 @@ from distill.edge.index import (
     similarity,
     take_dimensions,
 )
-from distill.edge.sampling import GenerationOptions, GenerationSettings
-from distill.edge.text_decoders import (
-    TARGET,
-    TARGET_MASK,
-    Continuations,
-    FilledTargets,
-    MaskPredictor,
-    Masks,
-    WholeTexts,
-    describe_writing,
-    open_model,
-    refine_masks,
+from distill.edge.opening import ModelFiles, list_inputs
+from distill.edge.prediction import (
+    Encoded,
+    MaskRefiner,
+    PredictionOptions,
+    Predictor,
+    RowEncoder,
+    TargetFiller,
+    split_batches,
 )
+from distill.edge.sampling import GenerationOptions
+from distill.edge.text_decoders import Continuations, FilledTargets, MaskPredictor, describe_writing
 
 MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.
 BATCH_SIZE = 32  # Where the bundle recommends none.
-MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
-# Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
-MOST_PAIRS = 2**24
-POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 OneRecord = str | Mapping[str, Any] | MaskedTokens
-SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-
-
-class RecordError(UserError):
-    """A record that the model has no input for.
-
-    Args:
-        number: of the record, from 1.
-        reason: in words.
-    """
-
-    def __init__(self, number: int, reason: object) -> None:
-        super().__init__(f"record {number}: {reason}")
-        self.number, self.reason = number, str(reason)
-
-
-class LongTextError(RecordError):
-    """A record with more tokens than the bundle reads, where none may be cut."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The rows of a record, and whether tokens of it were cut off."""
-
-    rows: list[Row]
-    is_truncated: bool
 
 
 class Bundle(Shown):
@@ -137,37 +76,30 @@ class Bundle(Shown):
         self.labels: list[str] = self.manifest["labels"]
         self.pair: bool = self.manifest["pair"]
         self.truncation_side: str = self.manifest["truncation_side"]
-        decoder = _find_decoder(self.manifest, self.directory)
-        models: dict[str, str] = self.manifest["models"]
-        self.model = self.manifest["recommended"] if model is None else model
-        if self.model is None:
-            raise UserError(
-                f"{directory} recommends no model because all failed the gate: choose one of {', '.join(models)}"
-            )
-        if self.model not in models:
-            raise UserError(f"{directory} has no model {self.model}, expected one of {', '.join(models)}")
-        self._check_target()
+        files = ModelFiles(self.directory, self.manifest, model)
+        self.model = files.name
         # Rows in a forward pass unless a call names another number. It is 1 for a model whose predictions depend on the
         # other texts of a batch by more than the limit of its export.
         self.batch_size: int = self.manifest["batch_sizes"].get(self.model, BATCH_SIZE)
         # Why the model did not pass the gate of its export; None if it passed.
         self.caution: str | None = self.manifest["gates"].get(self.model)
         self.threshold: float | None = self.manifest["thresholds"].get(self.model)
-        if self.threshold is not None and "probability" not in decoder.fields:
-            raise UserError(f"{directory} is damaged: the decoder {self.manifest['decoder']} has no thresholds")
-        path = self.directory / models[self.model]
-        encoder = encoder_file(path) if decoder.targets else None
-        self._check_files(path, encoder)
-        self.tokenizer = self._load_tokenizer()
+        self.tokenizer = files.load_tokenizer()
         if max_length is not None:
-            self._shorten(max_length)
-        self.decoder = self._create_decoder(decoder, top_k)
-        self._check_weights(path)
+            special = self.tokenizer.num_special_tokens_to_add(self.pair)
+            if max_length <= special:
+                raise UserError(
+                    f"got max_length={max_length}, expected more than the {special} special tokens of a text"
+                )
+            self.manifest = {**self.manifest, "max_length": int(max_length)}
+        self.decoder = files.create_decoder(self.tokenizer, top_k)
+        self._rows = RowEncoder(self.tokenizer, self.decoder, self.manifest)
         self.threads = bundle_files.count_cores() if threads is None else int(threads)
-        self.session = open_model(path, self.threads)
-        self._check_model(path)
-        self._writer = self._load_writer(encoder) if decoder.generates else None
-        self._filler = self._load_filler(encoder) if isinstance(self.decoder, FilledTargets) else None
+        self.session = files.load_model(self.threads, self.decoder, self.tokenizer)
+        self._writer = files.load_writer(self.session) if self.decoder.generates else None
+        self._filler: MaskPredictor | None = None
+        if isinstance(self.decoder, FilledTargets):
+            self._filler = files.load_filler(self.session, self.decoder)
 
     def __repr__(self) -> str:
         return describe_call("Bundle", str(self.directory), model=self.model)
@@ -190,9 +122,7 @@ class Bundle(Shown):
     @property
     def input_names(self) -> list[str]:
         """The names of the model's inputs."""
-        positions, targets = self.decoder.at_positions, self.decoder.targets
-        own = {POSITIONS: positions, TARGET: targets, TARGET_MASK: positions and targets}
-        return [*self.manifest["inputs"], *(name for name, is_input in own.items() if is_input)]
+        return list_inputs(self.decoder, self.manifest)
 
     def item_logits(
         self, records: Iterable[Record], *, batch_size: int | None = None, report: Callable[[float], None] | None = None
@@ -207,8 +137,7 @@ class Bundle(Shown):
             batch_size: rows of a forward pass; None for that of the bundle.
             report: is called after each forward pass with the share of all rows that are done.
         """
-        examples = [self.decoder.read(record) for record in self._records(records, None)]
-        by_row = self._run(examples, self._encode(examples), batch_size, report)
+        by_row = self._run(self._rows.encode(self._records(records, None)), batch_size, report)
         outputs = [[logits for _, logits in rows] for rows in by_row]
         if self.decoder.ranks:
             return [np.concatenate(rows).T for rows in outputs]
@@ -221,10 +150,10 @@ class Bundle(Shown):
 
         Rows of similar length share a batch.
         """
-        encoded = self._encode([self.decoder.read(record) for record in self._records(records, None)])
+        encoded = self._rows.encode(self._records(records, None))
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
-        for batch in _batches(rows, batch_size):
-            yield self._make_inputs([rows[i] for i in batch])
+        for batch in split_batches(rows, batch_size):
+            yield self._rows.make_inputs([rows[i] for i in batch])
 
     def logits(
         self, texts: Iterable[str], pairs: Iterable[str] | None = None, *, batch_size: int | None = None
@@ -247,7 +176,7 @@ class Bundle(Shown):
         Args:
             record: as in `predict`.
         """
-        return self._encode([self.decoder.read(record)])[0].is_truncated
+        return self._rows.encode([record])[0].is_truncated
 
     # A text is a sequence of texts as well, so that the two signatures overlap.
     @overload
@@ -318,113 +247,14 @@ class Bundle(Shown):
             UserError: for a record of another form, a model whose logits are not finite, `rounds` below 1, or above it
                 for a bundle that fills no masks, and `lengths` below 1, or for a bundle that predicts none.
         """
-        options: dict[str, Any] = {
-            "batch_size": batch_size, "truncate": truncate, "most_rows": most_rows,
-            "rounds": self._check_rounds(rounds), "lengths": self._check_lengths(lengths),
-        }  # fmt: skip
+        predictor = self._create_predictor(batch_size, truncate, most_rows, rounds, lengths)
         if not isinstance(records, str | Mapping | MaskedTokens):
-            return self._predict(self._records(records, pairs), **options)
+            return self._predict(self._records(records, pairs), predictor)
         if not isinstance(pairs, str | None):
             raise UserError(
                 f"got one text and {shorten(pairs)} as pairs, expected one text: give two lists or two texts"
             )
-        [prediction] = self._predict(self._records([records], None if pairs is None else [pairs]), **options)
-        return prediction
-
-    def _predict(
-        self,
-        records: Sequence[Record],
-        *,
-        batch_size: int | None,
-        truncate: bool,
-        most_rows: int | None,
-        rounds: int | None,
-        lengths: int | None,
-    ) -> list[Prediction]:
-        if self.generates:
-            side = self.truncation_side if truncate else None
-            return self.generate_all(cast(list[str], records), batch_size=batch_size, truncate=side)
-        examples = [self.decoder.read(record) for record in records]
-        encoded = self._encode(examples)
-        if not truncate:
-            self._refuse_long(encoded)
-        for number, one in enumerate(encoded, 1):
-            if most_rows is not None and len(one.rows) > most_rows:
-                raise LongTextError(number, f"it has {len(one.rows):,} windows, expected {most_rows} at most: cut it")
-        if self._filler is not None:
-            outputs: Sequence[list[Items]] = self._fill(encoded, rounds, lengths, batch_size)
-        else:
-            outputs = self._run_finite(examples, encoded, batch_size)
-            if rounds is not None and rounds > 1:
-                outputs = self._refine(examples, outputs, rounds, batch_size)
-        predictions = [
-            self._withhold(self.decoder.decode(example, rows)) for example, rows in zip(examples, outputs, strict=True)
-        ]
-        return [
-            {**prediction, "truncated": True} if one.is_truncated else prediction
-            for prediction, one in zip(predictions, encoded, strict=True)
-        ]
-
-    def _check_rounds(self, rounds: int | None) -> int | None:
-        if rounds is None:
-            return None
-        check_count("rounds", rounds)
-        if rounds > 1 and not self.decoder.at_positions:
-            kind = self.manifest["kind"]
-            raise UserError(f"got rounds={rounds}, and {self.directory} is of a {kind}, which fills no masks: use 1")
-        return int(rounds)
-
-    def _check_lengths(self, lengths: int | None) -> int | None:
-        if lengths is None:
-            return None
-        if self._filler is None:
-            kind = self.manifest["kind"]
-            raise UserError(
-                f"got lengths={lengths}, and {self.directory} is of a {kind}, which predicts no lengths: leave it out"
-            )
-        check_count("lengths", lengths)
-        return int(lengths)
-
-    def _fill(
-        self, encoded: Sequence[Encoded], rounds: int | None, lengths: int | None, batch_size: int | None
-    ) -> list[list[Items]]:
-        """Returns the target of each source, of the best length and after all rounds. Its logits are no longer read."""
-        decoder, filler = cast(FilledTargets, self.decoder), cast(MaskPredictor, self._filler)
-        batch_size = self.batch_size if batch_size is None else batch_size
-        check_count("batch_size", batch_size)
-        sources = [one.rows[0][0] for one in encoded]
-        targets: list[list[Items]] = [[] for _ in sources]
-        for batch in _batches([[source] for source in sources], batch_size):
-            filled = filler.write(
-                [sources[i].ids for i in batch], rounds=rounds or decoder.rounds, lengths=lengths or decoder.lengths
-            )
-            for i, target in zip(batch, filled, strict=True):
-                targets[i] = [(target, np.empty(0))]
-        return targets
-
-    def _refine(
-        self, examples: Sequence[Example], outputs: Sequence[list[Items]], rounds: int, batch_size: int | None
-    ) -> list[list[Items]]:
-        """Returns the masks of each example, one row each, with their logits after all rounds."""
-        decoder = cast(Masks, self.decoder)
-
-        def predict(rows: Sequence[MaskedTokens | None]) -> list[NDArray[np.floating]]:
-            encoded = [Encoded([] if row is None else [[row]], is_truncated=False) for row in rows]
-            again = self._run_finite(examples, encoded, batch_size)
-            return [row[0][1] if row else np.empty(0) for row in again]
-
-        tokens = [row for [(row, _)] in outputs]
-        refined = refine_masks(
-            tokens, [logits for [(_, logits)] in outputs], predict,
-            rounds=rounds, mask_id=decoder.mask_id, tokens=decoder.size,
-        )  # fmt: skip
-        return [[items] for items in zip(tokens, refined, strict=True)]
-
-    def _refuse_long(self, encoded: Sequence[Encoded]) -> None:
-        for number, one in enumerate(encoded, 1):
-            if one.is_truncated:
-                length = self.manifest["max_length"]
-                raise LongTextError(number, f"it has more tokens than the {length} that the bundle reads: cut it")
+        return self._predict(self._records([records], None if pairs is None else [pairs]), predictor)[0]
 
     def explain(self, text: str, *, batch_size: int | None = None) -> Explanation:
         """Returns the most likely class of a text, and what its probability loses without each word.
@@ -476,8 +306,7 @@ class Bundle(Shown):
         Raises:
             UserError: as `generate` does.
         """
-        batch_size = self.batch_size if batch_size is None else batch_size
-        check_count("batch_size", batch_size)
+        batch_size = self._check_batch_size(batch_size)
         generator, chosen = self.generator(), GenerationOptions(**options)
         read = [generator.prompts.read(prompt, chosen) for prompt in _to_list(prompts, "prompts=")]
         predictions: list[Prediction] = [{} for _ in read]
@@ -527,18 +356,12 @@ class Bundle(Shown):
         for text in records:
             if not isinstance(text, str):
                 raise UserError(f"got {shorten(text)}, expected a text")
-        examples = list(map(self.decoder.read, records))
         width = self._width()
         size = check_dimensions(dimensions, width)
-        vectors = [
-            logits for rows in self._run_finite(examples, self._encode(examples), batch_size) for _, logits in rows
-        ]
+        outputs = self._run_finite(self._rows.encode(records), batch_size)
+        vectors = [logits for rows in outputs for _, logits in rows]
         whole = np.concatenate([np.empty((0, width)), *vectors], dtype=np.float32)
         return whole if size == width else take_dimensions(whole, size)
-
-    def _width(self) -> int:
-        """Returns the number of logits of an item, or of dimensions of a vector."""
-        return int(next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits"))
 
     @property
     def dimensions(self) -> list[int]:
@@ -546,12 +369,6 @@ class Bundle(Shown):
         forms = self.manifest.get("vectors", {}).get(self.model, [])
         passed = {form["dimensions"] for form in forms if form["precision"] == "float32" and form["gate"] == "passed"}
         return sorted(passed)
-
-    def _withhold(self, prediction: Prediction) -> Prediction:
-        """Returns the prediction, without its label if the probability is below the threshold."""
-        if self.threshold is None or prediction["probability"] >= self.threshold:
-            return prediction
-        return {**prediction, self.decoder.fields[0]: None}
 
     def _records(self, records: Iterable[Record], pairs: Iterable[str] | None) -> list[Record]:
         listed = _to_list(records, "")
@@ -564,44 +381,69 @@ class Bundle(Shown):
             raise UserError(f"got {len(listed)} texts and {len(others)} pairs, expected one pair for each text")
         return [list(pair) for pair in zip(cast(list[str], listed), cast(list[str], others), strict=True)]
 
-    def _run(
-        self,
-        examples: Sequence[Example],
-        encoded: Sequence[Encoded],
-        batch_size: int | None,
-        report: Callable[[float], None] | None = None,
-    ) -> list[list[Items]]:
-        """Returns the items of each row of each example with their logits; `report` is as in `item_logits`."""
+    def _create_predictor(
+        self, batch_size: int | None, truncate: bool, most_rows: int | None, rounds: int | None, lengths: int | None
+    ) -> Predictor:
+        options = PredictionOptions(self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths)
+        subject = f"{self.directory} is of a {self.manifest.get('kind')}"
+        if self._filler is not None:
+            return TargetFiller(self._rows, self._run_finite, self.threshold, subject, options, self._filler)
+        predictor = MaskRefiner if self.decoder.at_positions else Predictor
+        return predictor(self._rows, self._run_finite, self.threshold, subject, options)
+
+    def _predict(self, records: list[Record], predictor: Predictor) -> list[Prediction]:
+        if not self.generates:
+            return predictor.predict(records)
+        side = self.truncation_side if predictor.options.truncate else None
+        return self.generate_all(cast(list[str], records), batch_size=predictor.options.batch_size, truncate=side)
+
+    def _check_batch_size(self, batch_size: int | None) -> int:
+        """Returns the rows of a forward pass; raises UserError for a number that is none."""
         batch_size = self.batch_size if batch_size is None else batch_size
         check_count("batch_size", batch_size)
+        return batch_size
+
+    def _run(
+        self, encoded: Sequence[Encoded], batch_size: int | None, report: Callable[[float], None] | None = None
+    ) -> list[list[Items]]:
+        """Returns the items of each row of each record with their logits; `report` is as in `item_logits`."""
+        batch_size = self._check_batch_size(batch_size)
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
-        batch_size = self._limit_logits(rows, batch_size)
-        owners = [example for example, one in zip(examples, encoded, strict=True) for _ in one.rows]
+        if self.decoder.generates or self.decoder.targets:
+            batch_size = self._rows.limit_logits(rows, batch_size, self._width())
+        owners = [one.example for one in encoded for _ in one.rows]
         outputs: list[Any] = [None] * len(rows)
         done = 0
-        for batch in _batches(rows, batch_size):
+        for batch in split_batches(rows, batch_size):
             try:
-                logits = self.session.run(["logits"], self._make_inputs([rows[i] for i in batch]))[0]
+                logits = self.session.run(["logits"], self._rows.make_inputs([rows[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
                 raise UserError(f"{self.directory}: the model {self.model} cannot be run: {reason}") from error
-            sizes = [self._count_outputs(rows[i]) for i in batch]
+            sizes = [self._rows.count_outputs(rows[i]) for i in batch]
             for i, size, end in zip(batch, sizes, itertools.accumulate(sizes), strict=True):
-                outputs[i] = self._select_items(owners[i], rows[i], logits[end - size : end])
+                outputs[i] = self._rows.select_items(owners[i], rows[i], logits[end - size : end])
             done += len(batch)
             if report is not None:
                 report(done / len(rows))
         remaining = iter(outputs)
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 
-    def _limit_logits(self, rows: Sequence[Row], batch_size: int) -> int:
-        """Returns the number of rows whose logits fit into memory at once, at most `batch_size`."""
-        if (not self.decoder.generates and not self.decoder.targets) or not rows:
-            return batch_size
-        longest = max(
-            len(row) * len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row
-        )
-        return max(1, min(batch_size, MOST_LOGITS // (longest * self._width())))
+    def _run_finite(self, encoded: Sequence[Encoded], batch_size: int | None) -> list[list[Items]]:
+        """Returns the result of `_run`; raises UserError if a logit is not finite."""
+        outputs = self._run(encoded, batch_size)
+        for number, rows in enumerate(outputs, 1):
+            if not all(np.isfinite(logits).all() for _, logits in rows):
+                raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
+        return outputs
+
+    def _width(self) -> int:
+        """Returns the number of logits of an item, or of dimensions of a vector."""
+        return int(next(value.shape[-1] for value in self.session.get_outputs() if value.name == "logits"))
+
+    def _identity(self) -> str:
+        """Returns the SHA-256 of the names and the content of all files, whichever of its models is loaded."""
+        return fingerprint(self.manifest["files"])
 
     def index(
         self,
@@ -685,10 +527,6 @@ class Bundle(Shown):
         [ranking] = self.predict([record], batch_size=batch_size)
         return ranking
 
-    def _identity(self) -> str:
-        """Returns the SHA-256 of the names and the content of all files, whichever of its models is loaded."""
-        return hashlib.sha256(json.dumps(self.manifest["files"], sort_keys=True).encode()).hexdigest()
-
     def similarity(self, first: Iterable[str], second: Iterable[str]) -> NDArray[np.float32]:
         """Returns the cosines `[n, m]` of the vectors of n and of m texts.
 
@@ -700,235 +538,6 @@ class Bundle(Shown):
             UserError: as `encode` does.
         """
         return similarity(self.encode(first), self.encode(second))
-
-    def _run_finite(
-        self, examples: Sequence[Example], encoded: Sequence[Encoded], batch_size: int | None
-    ) -> list[list[Items]]:
-        """Returns the result of `_run`; raises UserError if a logit is not finite."""
-        outputs = self._run(examples, encoded, batch_size)
-        for number, rows in enumerate(outputs, 1):
-            if not all(np.isfinite(logits).all() for _, logits in rows):
-                raise UserError(f"{self.directory}: the logits of {self.model} for record {number} are not finite")
-        return outputs
-
-    def _encode(self, examples: Sequence[Example]) -> list[Encoded]:
-        """Returns the rows of each example, cut as in training or else by the decoder."""
-        texts = [example.sequences() for example in examples]
-        sequences = self._tokenize(list(itertools.chain.from_iterable(texts)))
-        limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
-        encoded: list[Encoded] = []
-        for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
-            tokenized = list(itertools.islice(sequences, len(own)))
-            row: Row = [tokens for tokens, _ in tokenized]
-            try:
-                rows = self.decoder.cut(example, row, **limits, side=self.truncation_side)
-            except ValueError as error:
-                refused = LongTextError if isinstance(error, TooLongError) else RecordError
-                raise refused(number, error) from error
-            # Windows share tokens, and lose none.
-            is_cut = rows != [row] and _count_tokens([row]) > _count_tokens(rows)
-            encoded.append(Encoded(rows, is_cut or any(was_cut for _, was_cut in tokenized)))
-        return encoded
-
-    def _tokenize(self, texts: Sequence[str | tuple[str, str]]) -> Iterator[tuple[Any, bool]]:
-        """Yields the tokens of each sequence, and whether some were cut off; a decoder that cuts gets them all."""
-        if self.decoder.cuts:
-            chunks = chunk_texts(texts, lambda text: len(text) if isinstance(text, str) else sum(map(len, text)))
-            encodings = itertools.chain.from_iterable(map(self.tokenizer.encode_batch, chunks))
-            return ((encoding, False) for encoding in encodings)
-        return Truncation(
-            self.tokenizer, max_length=self.manifest["max_length"], side=self.truncation_side,
-            offsets=self.decoder.classes_are_tokens,
-        ).encode(texts)  # fmt: skip
-
-    def _count_outputs(self, row: Row) -> int:
-        """Returns how many of the logits' first axis belong to a row."""
-        return sum(len(sequence.positions) for sequence in row) if self.decoder.at_positions else len(row)
-
-    def _select_items(self, example: Example, row: Row, logits: NDArray[np.floating]) -> Items:
-        """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
-        if self.decoder.axes == 3:  # The logits of tokens have padding.
-            tokens = max(len(sequence.target if self.decoder.targets else sequence.ids) for sequence in row)
-            is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
-            logits = logits[:, logits.shape[1] - tokens :] if is_left else logits[:, :tokens]
-        return self.decoder.select(example, row, logits)
-
-    def _make_inputs(self, batch: Sequence[Row]) -> dict[str, NDArray[np.int64]]:
-        """Returns the model's inputs `[B, L]` of B sequences, padded to the longest of the batch.
-
-        For a model of choices they are `[B, 1, L]`: a choice does not depend on the others, so that each can be the
-        only one.
-        """
-        sequences = list(itertools.chain.from_iterable(batch))
-        lengths = np.array(list(map(len, sequences)))[:, None]
-        length = int(lengths.max())
-        place = np.arange(length)
-        is_token = place >= length - lengths if self.manifest["padding_side"] == "left" else place < lengths
-        inputs = {}
-        for name in self.manifest["inputs"]:
-            array = np.full((len(sequences), length), self.manifest["padding"][name], dtype=np.int64)
-            values = itertools.chain.from_iterable(getattr(sequence, SOURCES[name]) for sequence in sequences)
-            array[is_token] = np.fromiter(values, dtype=np.int64, count=int(lengths.sum()))
-            inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
-        if self.decoder.targets:
-            inputs[TARGET], is_read = pad_rows([sequence.target for sequence in sequences], on_left=False)
-            if self.decoder.at_positions:
-                inputs[TARGET_MASK], length = is_read.astype(np.int64), is_read.shape[1]
-        if self.decoder.at_positions:
-            inputs[POSITIONS] = self._locate(sequences, length)
-        return inputs
-
-    def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
-        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]` or `[B * T]`."""
-        is_left = self.manifest["padding_side"] == "left" and not self.decoder.targets
-        return np.array(
-            [
-                place * length + (length - len(sequence.ids) if is_left else 0) + position
-                for place, sequence in enumerate(sequences)
-                for position in sequence.positions
-            ],
-            dtype=np.int64,
-        )
-
-    def _check_target(self) -> None:
-        """Raises UserError for a model that gives wrong answers on this processor, with the one to take instead."""
-        targets, device = self.manifest["targets"], this_target()
-        if runs(targets.get(self.model, ANY), device):
-            return
-        right = [name for name in self.manifest["models"] if runs(targets.get(name, ANY), device)]
-        # The smallest file is named last.
-        instead = f"choose {' or '.join(reversed(right))}" if right else "export it with export.target=avx2"
-        raise UserError(
-            f"{self.directory}: the model {self.model} is for processors of the kind {targets[self.model]}, and this "
-            f"one is {device}, on which int8 sums of it overflow: {instead}"
-        )
-
-    def _check_files(self, model: Path, encoder: Path | None) -> None:
-        """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
-        checksums = self.manifest["files"]
-        files = [model] if encoder is None else [model, encoder]
-        data = {name for file in files for name in (data_file(file).name, f"{ABOVE}{shared_file(file).name}")}
-        for name in (*(file.name for file in files), *sorted(checksums.keys() & data), "tokenizer.json"):
-            path = self.directory / name
-            if name not in checksums:
-                raise UserError(f"{self.directory} is damaged: files has no SHA-256 of {name}")
-            if not path.is_file():
-                raise UserError(f"{self.directory} is incomplete: {name} is missing")
-            try:
-                digest = hash_file(path)
-            except OSError as error:
-                raise UserError(f"{path} cannot be read: {error.strerror}") from error
-            if digest != checksums[name]:
-                raise UserError(f"{path} is damaged: its SHA-256 is not the one in bundle.json")
-
-    def _check_weights(self, model: Path) -> None:
-        """Raises UserError if a model reads weights from a file that bundle.json does not list."""
-        if needs_openvino(model):  # Its one file of weights is listed.
-            return
-        try:
-            names = find_weight_files(model)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{model} cannot be loaded by onnxruntime: {first_line(error)}") from error
-        if not names:
-            return
-        expected, used = data_file(model), list_model_files(model)[-1]
-        if strange := sorted(names - {expected.name}):
-            raise UserError(f"{model} reads weights from {strange[0]!r}, expected {expected.name} as in bundle.json")
-        listed = used.name if used == expected else f"{ABOVE}{used.name}"
-        if used == model or listed not in self.manifest["files"]:
-            raise UserError(
-                f"{model} reads weights from {expected.name}, which bundle.json does not list for that directory: "
-                "take the bundle from its source again"
-            )
-
-    def _load_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer, which neither pads nor truncates."""
-        path = self.directory / "tokenizer.json"
-        try:
-            tokenizer = Tokenizer.from_str(path.read_bytes().decode("utf-8"))
-        except Exception as error:  # tokenizers raises no narrower class.
-            raise UserError(
-                f"{path} cannot be read by tokenizers {tokenizers.__version__}: {first_line(error)}"
-            ) from error
-        special, length = tokenizer.num_special_tokens_to_add(self.pair), self.manifest["max_length"]
-        if length < special:
-            raise UserError(
-                f"{self.directory} is damaged: max_length is {length}, less than its {special} special tokens"
-            )
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
-
-    def _shorten(self, length: int) -> None:
-        """Makes the bundle read fewer tokens; raises UserError for less than its special tokens and one more."""
-        special = self.tokenizer.num_special_tokens_to_add(self.pair)
-        if length <= special:
-            raise UserError(f"got max_length={length}, expected more than the {special} special tokens of a text")
-        self.manifest = {**self.manifest, "max_length": int(length)}
-
-    def _create_decoder(self, decoder: type[Decoder], top_k: int | None) -> Decoder:
-        decoding: dict[str, Any] = dict(self.manifest["decoding"])
-        if top_k is not None:
-            if not decoder.at_positions:
-                raise UserError(
-                    f"got top_k={top_k}, and {self.directory} is of a {self.manifest['kind']}, which fills no masks: "
-                    "leave it out"
-                )
-            check_count("top_k", top_k, most=self.tokenizer.get_vocab_size())
-            decoding["top_k"] = int(top_k)
-        try:
-            return decoder(self.labels, self.pair, decoding, self.tokenizer)
-        except UserError as error:
-            raise UserError(f"{self.directory} is damaged: {error}") from error
-
-    def _load_writer(self, encoder: Path | None) -> tuple[CachedModel, GenerationSettings]:
-        """Returns the model that writes text, and how its texts begin and end."""
-        try:
-            settings = GenerationSettings.read(self.manifest.get("generation"))
-            if not isinstance(self.session, WholeTexts):
-                raise UserError(f"{self.manifest['models'][self.model]} has no caches of keys and values")
-            if encoder is None:
-                return CachedModel(self.session.decoder), settings
-            if settings.start is None:
-                raise UserError("generation has start null, expected the token that the decoder begins with")
-            self._check_weights(encoder)
-            return CachedModel(self.session.decoder, self.session.encoder, settings.start), settings
-        except UserError as error:
-            raise UserError(f"{self.directory} is damaged: {error}") from error
-
-    def _load_filler(self, encoder: Path | None) -> MaskPredictor:
-        """Returns the model that fills the masks of targets."""
-        decoder = cast(FilledTargets, self.decoder)
-        if not isinstance(self.session, WholeTexts) or self.session.encoder is None or encoder is None:
-            file = self.manifest["models"][self.model]
-            raise UserError(f"{self.directory} is damaged: {file} has no encoder")
-        self._check_weights(encoder)
-        return MaskPredictor(self.session.encoder, self.session.decoder, decoder.frame, decoder.size)
-
-    def _check_model(self, path: Path) -> None:
-        """Raises UserError if inputs or outputs of the model are not those of bundle.json."""
-        names, expected = [value.name for value in self.session.get_inputs()], self.input_names
-        if set(names) != set(expected):
-            raise UserError(f"{path} has the inputs {', '.join(names)}, bundle.json has {', '.join(expected)}")
-        for value in self.session.get_inputs():
-            if value.name != POSITIONS and len(value.shape) != self.decoder.input_axes:
-                raise UserError(
-                    f"{path} has {value.name} {value.shape}, expected {self.decoder.input_axes} axes for the decoder "
-                    f"{self.manifest['decoder']}"
-                )
-        shapes = {value.name: value.shape for value in self.session.get_outputs()}
-        shape, axes = shapes.get("logits", []), self.decoder.axes
-        at_tokens = self.decoder.at_positions or self.decoder.generates
-        has_labels = not self.decoder.encodes and not at_tokens
-        is_known = shape and isinstance(shape[-1], int) and has_labels
-        classes = shape[-1] if is_known else len(self.labels)
-        if len(shape) != axes or classes != len(self.labels):
-            raise UserError(
-                f"{path} has logits {shape}, expected {axes} axes and {len(self.labels)} classes as in bundle.json"
-            )
-        tokens = self.tokenizer.get_vocab_size()
-        if at_tokens and isinstance(shape[-1], int) and shape[-1] < tokens:
-            raise UserError(f"{path} has logits {shape}, expected one for each of the {tokens} tokens of the tokenizer")
 
 
 def _read_pieces(generator: Generator, writing: Writing) -> Iterator[str]:
@@ -958,31 +567,3 @@ def _to_list(values: object, name: str) -> list[Any]:
         one = "" if name else ", or one text or mapping"
         raise UserError(f"got {name}{shorten(values)}, expected a list of records{one}")
     return list(values)
-
-
-def _batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
-    """Yields the positions of the rows of each batch, those of short sequences first, fewer of long ones."""
-    lengths = [max(map(len, row)) for row in rows]
-    batch: list[int] = []
-    for i in sorted(range(len(rows)), key=lengths.__getitem__):
-        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[i] ** 2 > MOST_PAIRS):
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
-
-
-def _count_tokens(rows: Sequence[Row]) -> int:
-    return sum(len(sequence) for row in rows for sequence in row)
-
-
-def _find_decoder(manifest: Mapping[str, Any], directory: Path) -> type[Decoder]:
-    name, labels = manifest["decoder"], manifest["labels"]
-    if name not in decode.DECODERS:
-        known = ", ".join(decode.DECODERS)
-        raise UserError(f"{directory} needs the decoder {name}, this version of distill has {known}: update distill")
-    decoder = decode.DECODERS[name]
-    if len(labels) not in decoder.label_counts:
-        raise UserError(f"{directory} is damaged: the decoder {name} does not fit {len(labels)} labels")
-    return decoder

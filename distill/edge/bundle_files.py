@@ -507,7 +507,7 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{path} is damaged: {name} is missing, expected {expected}")
         if not is_valid(manifest[name]):
             raise UserError(f"{path} is damaged: {name} is {_show(manifest[name])}, expected {expected}")
-    if not _are_vectors(manifest.get("vectors", {})):
+    if not _each(_are_forms)(manifest.get("vectors", {})):  # Only bundles of vectors have it.
         raise UserError(
             f"{path} is damaged: vectors is {_show(manifest['vectors'])}, expected the smaller forms of each model's "
             "vectors"
@@ -534,6 +534,10 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
+def _is_size(value: object) -> bool:
+    return _is_count(value) and value != 0
+
+
 def _is_one_line(value: object) -> bool:
     return isinstance(value, str) and value.splitlines() == [value]
 
@@ -547,53 +551,30 @@ def _is_file_name(value: object) -> bool:
     return _is_one_line(value) and value not in (".", "..") and not set(str(value)) & set("/\\:\0")
 
 
-def _are_files(value: object) -> bool:
-    return (
-        isinstance(value, dict) and bool(value)
-        and all(map(_is_one_line, value)) and all(map(_is_file_name, value.values()))
+def _each(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a function that says whether a value is an object whose values are all valid."""
+    return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
+
+
+def _are_files(value: Any) -> bool:
+    return bool(value) and _each(_is_file_name)(value) and all(map(_is_one_line, value))
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _is_checksum(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
+def _are_forms(value: object) -> bool:
+    """Returns whether the value has the smaller forms of a model's vectors."""
+    return isinstance(value, list) and all(
+        isinstance(form, dict) and _is_count(form.get("dimensions"))
+        and all(isinstance(form.get(name), str) for name in ("precision", "gate"))
+        for form in value
     )  # fmt: skip
-
-
-def _are_shares(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1 for share in value.values()
-    )
-
-
-def _are_targets(value: object) -> bool:
-    return isinstance(value, dict) and all(target in TARGETS for target in value.values())
-
-
-def _are_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(metrics, dict) for metrics in value.values())
-
-
-def _are_counts(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_count(count) and count > 0 for count in value.values())
-
-
-def _are_sentences(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_one_line, value.values()))
-
-
-def _are_vectors(value: object) -> bool:
-    """Returns whether the value is that of `vectors`, which only bundles of vectors may have."""
-    return isinstance(value, dict) and all(
-        isinstance(forms, list)
-        and all(
-            isinstance(form, dict) and _is_count(form.get("dimensions"))
-            and all(isinstance(form.get(name), str) for name in ("precision", "gate"))
-            for form in forms
-        )
-        for forms in value.values()
-    )  # fmt: skip
-
-
-def _are_checksums(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(digest, str) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
-        for digest in value.values()
-    )
 
 
 # Each key that a prediction depends on: whether a value is valid, and the valid ones in words.
@@ -605,7 +586,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a list of names, each once",
     ),
     "pair": (lambda value: isinstance(value, bool), "true or false"),
-    "max_length": (lambda value: _is_count(value) and value > 0, "a whole number of at least 1"),
+    "max_length": (_is_size, "a whole number of at least 1"),
     "doc_stride": (
         lambda value: value is None or _is_count(value),
         "null, or the tokens that neighbouring windows share",
@@ -616,19 +597,19 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _are_names(value) and set(value) <= set(INPUTS) and len(set(value)) == len(value),
         f"a list of some of {', '.join(INPUTS)}",
     ),
-    "padding": (
-        lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
-        "a whole number of at least 0 for each input",
-    ),
+    "padding": (_each(_is_count), "a whole number of at least 0 for each input"),
     "padding_side": (lambda value: value in SIDES, "left or right"),
     "models": (_are_files, "the name of a file of the bundle for each model"),
     "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
-    "metrics": (_are_metrics, "the metrics of each model, by name"),
-    "thresholds": (_are_shares, "a probability for each model that abstains"),
-    "targets": (_are_targets, f"one of {', '.join(TARGETS)} for each model that is not right everywhere"),
-    "batch_sizes": (_are_counts, "a whole number of at least 1 for each model that prefers small batches"),
-    "gates": (_are_sentences, "one line for each model that did not pass its gate"),
-    "files": (_are_checksums, "the SHA-256 of each file"),
+    "metrics": (_each(lambda metrics: isinstance(metrics, dict)), "the metrics of each model, by name"),
+    "thresholds": (_each(_is_share), "a probability for each model that abstains"),
+    "targets": (
+        _each(lambda target: target in TARGETS),
+        f"one of {', '.join(TARGETS)} for each model that is not right everywhere",
+    ),
+    "batch_sizes": (_each(_is_size), "a whole number of at least 1 for each model that prefers small batches"),
+    "gates": (_each(_is_one_line), "one line for each model that did not pass its gate"),
+    "files": (_each(_is_checksum), "the SHA-256 of each file"),
 }
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distill.core.errors import UserError, shorten
 from distill.edge.answering import TASK, LabelWords, average_scores, normalize_references, score_answer
-from distill.edge.bundle import Bundle, RecordError
+from distill.edge.bundle import Bundle
 from distill.edge.decoder import (
     READINGS,
     Answer,
@@ -37,6 +37,7 @@ from distill.edge.metrics import (
     describe_absent,
     score_rankings,
 )
+from distill.edge.prediction import RecordError
 from distill.edge.words import Span, TagScheme, locate_entities, locate_words, place_words, score_entities
 from distill.rows.columns import read_conll, read_table
 from distill.rows.formats import SUFFIXES, Notify, Row, read_articles, read_rows, reading_errors

@@ -73,13 +73,14 @@ class CachedModel:
         """Whether rows of different numbers of read tokens can be read together."""
         return not self.inputs.isdisjoint({"attention_mask", PADDING})
 
-    def run(self, session: Session, names: Sequence[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns outputs by name; raises UserError if the model cannot be run."""
-        try:
-            outputs = session.run(names, inputs)
-        except Exception as error:  # The errors of onnxruntime have no class in common.
-            raise UserError(f"the model cannot be run: {first_line(error)}") from error
-        return dict(zip(names, outputs, strict=True))
+
+def run_model(session: Session, names: Sequence[str], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns outputs by name; raises UserError if the model cannot be run."""
+    try:
+        outputs = session.run(names, inputs)
+    except Exception as error:  # The errors of onnxruntime have no class in common.
+        raise UserError(f"the model cannot be run: {first_line(error)}") from error
+    return dict(zip(names, outputs, strict=True))
 
 
 class CachedRows:
@@ -166,7 +167,7 @@ class CachedRows:
     def _read_sources(self, tokens: Array, mask: Array) -> None:
         inputs = {"input_ids": tokens, "attention_mask": mask.astype(np.int64)}
         assert self.model.encoder is not None
-        outputs = self.model.run(self.model.encoder, ["last_hidden_state"], inputs)
+        outputs = run_model(self.model.encoder, ["last_hidden_state"], inputs)
         self.states, self.source_mask = outputs["last_hidden_state"], mask
 
     def _read_prompts(self, tokens: Array, mask: Array) -> Array:
@@ -190,7 +191,7 @@ class CachedRows:
         }  # fmt: skip
         inputs = {name: value for name, value in possible.items() if name in self.model.inputs} | self.caches
         presents = [PRESENT + name.removeprefix(PAST) for name in names]
-        outputs = self.model.run(self.model.decoder, ["logits", *presents], inputs)
+        outputs = run_model(self.model.decoder, ["logits", *presents], inputs)
         self.caches |= {name: outputs[present] for name, present in zip(names, presents, strict=True)}
         logits: Array = outputs["logits"][:, -1]
         if not np.isfinite(logits).all():

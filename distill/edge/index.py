@@ -48,8 +48,7 @@ def find_nearest(queries: Vectors, corpus: Vectors, k: int) -> tuple[NDArray[np.
     queries = normalize(check_vectors(queries, "queries"))
     corpus = check_vectors(corpus, "corpus", queries.shape[-1])
     check_count("k", k)
-    size = max(1, CHUNK_COSINES // max(1, len(queries)))
-    parts = (queries @ normalize(corpus[first : first + size]).T for first in range(0, len(corpus), size))
+    parts = (queries @ normalize(rows).T for rows in _parts(corpus, len(queries)))
     return select_best(parts, len(queries), k)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from distill.core.errors import UserError, check_text, escape, first_line, shorten
+from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge.bundle_files import Session, encoder_file, session
 from distill.edge.decoder import (
     Decoder,
@@ -27,7 +27,7 @@ from distill.edge.decoder import (
     show_piece,
     softmax,
 )
-from distill.edge.generation import PAST, Writing, pad_rows
+from distill.edge.generation import PAST, Writing, pad_rows, run_model
 
 TARGET = "decoder_input_ids"  # An input of an encoder-decoder here: the tokens that its decoder reads.
 TARGET_MASK = "decoder_attention_mask"  # An input of one that fills targets, which reads them from both sides.
@@ -611,10 +611,7 @@ def likely_lengths(logits: Floats, number: int, *, most: int) -> list[int]:
 
 def _run(session: Session, names: Sequence[str], inputs: dict[str, NDArray[np.generic]]) -> list[Floats]:
     """Returns the outputs of a model; raises UserError if it cannot be run, or they are not finite."""
-    try:
-        outputs = session.run(names, inputs)  # type: ignore[arg-type]  # States are no whole numbers.
-    except Exception as error:  # The errors of onnxruntime have no class in common.
-        raise UserError(f"the model cannot be run: {first_line(error)}") from error
+    outputs = list(run_model(session, names, inputs).values())
     if not all(np.isfinite(output).all() for output in outputs):
         raise UserError("the model has outputs that are not finite")
     return outputs

@@ -12,8 +12,9 @@ import pytest
 from distill.core.errors import UserError
 from distill.core.files import CHECKSUMS, hash_file, write_json
 from distill.edge.__main__ import main
-from distill.edge.bundle import Bundle, _batches
+from distill.edge.bundle import Bundle
 from distill.edge.decoder import softmax
+from distill.edge.prediction import split_batches
 from tests.edge.conftest import Output, Patch, Write, add_checksums
 
 LEFT_OUT = object()
@@ -262,9 +263,9 @@ def test_a_length_that_the_bundle_cannot_read_is_refused(bundle: Path, length: i
 
 def test_long_rows_have_smaller_batches() -> None:
     rows: list[Any] = [[range(length)] for length in (4096, 1, 2048, 2048, 2048, 1, 1, 2048, 2048, 5000)]
-    assert list(_batches(rows, 2)) == [[1, 5], [6, 2], [3, 4], [7, 8], [0], [9]]
-    assert list(_batches(rows, 32)) == [[1, 5, 6, 2], [3, 4, 7, 8], [0], [9]]
-    assert list(_batches([], 32)) == []
+    assert list(split_batches(rows, 2)) == [[1, 5], [6, 2], [3, 4], [7, 8], [0], [9]]
+    assert list(split_batches(rows, 32)) == [[1, 5, 6, 2], [3, 4, 7, 8], [0], [9]]
+    assert list(split_batches([], 32)) == []
 
 
 def test_a_regression_predicts_a_number(write: Write, capsys: Output) -> None:

@@ -14,8 +14,9 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from distill.core.errors import UserError
 from distill.edge import evaluation
 from distill.edge.__main__ import main
-from distill.edge.bundle import Bundle, RecordError
+from distill.edge.bundle import Bundle
 from distill.edge.evaluation import read_labelled
+from distill.edge.prediction import RecordError
 from distill.kinds import MultipleChoice
 from distill.rows.labels import LabelColumn
 from tests.edge.conftest import Output, Patch, Write

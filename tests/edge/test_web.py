@@ -140,8 +140,7 @@ def test_the_code_of_a_page_predicts_as_python_does_with_every_decoder(directory
             prediction = next(found)
             assert prediction.pop("isCut") == expected.pop("truncated", False), (case, record)
             assert same(prediction, expected), (case, record, prediction, expected)
-        examples = [bundles[case].decoder.read(record) for record in records] if decoder == "classes" else []
-        for encoded in bundles[case]._encode(examples):
+        for encoded in bundles[case]._rows.encode(records if decoder == "classes" else []):
             tokens, [[encoding]] = next(found), encoded.rows
             assert (tokens["ids"], tokens["types"], tokens["isCut"]) == (
                 encoding.ids, encoding.type_ids, encoded.is_truncated

@@ -63,7 +63,7 @@ def test_logits_are_computed_for_as_many_texts_as_fit_into_memory(
         return run(names, inputs)
 
     monkeypatch.setattr(bundle.session, "run", count)
-    monkeypatch.setattr("distill.edge.bundle.MOST_LOGITS", 1)
+    monkeypatch.setattr("distill.edge.prediction.MOST_LOGITS", 1)
     for found, logits in zip(bundle.item_logits(texts), expected, strict=True):
         np.testing.assert_allclose(found, logits, atol=1e-4)
     assert batches == [1, 1, 1]

@@ -19,9 +19,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from distill.core.errors import first_line, shorten
-from distill.edge.bundle import LongTextError, RecordError
 from distill.edge.decoder import Prediction, Record
 from distill.edge.generation import Writing
+from distill.edge.prediction import LongTextError, RecordError
 from distill.serve import http
 from distill.serve.bundles.requests import (
     Generation,

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from distill.core.errors import DistillError, UserError, first_line
 from distill.edge import Bundle
-from distill.edge.bundle import RecordError
 from distill.edge.bundle_files import NAME, fingerprint
 from distill.edge.decoder import Prediction, Record
 from distill.edge.generation import Generator, Prompt, Writing
+from distill.edge.prediction import RecordError
 from distill.edge.sampling import GenerationOptions
 from distill.serve.limits import Limits
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from distill.edge.bundle import RecordError
+from distill.edge.prediction import RecordError
 from distill.serve.bundles.served_models import SHARE, Batcher
 from tests.serve.bundles.conftest import PATIENCE
 
