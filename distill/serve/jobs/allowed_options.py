@@ -62,6 +62,8 @@ DEEPEST = 4  # Lists and mappings within each other.
 _KEY = re.compile(r"(\+\+|\+|)([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=", re.ASCII)
 _RANGE = re.compile(r"range\(\s*(-?\d{1,18})\s*(?:,\s*(-?\d{1,18})\s*)?(?:,\s*(-?\d{1,18})\s*)?\)", re.ASCII)
 _MAPPING_KEY = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9_-]*)\s*:", re.ASCII)
+# A text in quotes, and what ends it: the quote, a backslash before another sign, or the end.
+_QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\{quote})*)({quote}|\\|\Z)") for quote in ("'", '"')}
 _UNQUOTED = re.compile(r"""[^,\[\]{}()'"=\\]+""")
 # Scalars that stand without quotes; Hydra reads their types.
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
@@ -172,7 +174,7 @@ class _Reader:
             return self._count(*(None if group is None else int(group) for group in swept.groups()))
         if self.position == len(self.text):
             return (Scalar("", is_quoted=True),)
-        values = self._read_items("", 0)
+        values = self._read_items(0)
         if self.position != len(self.text):
             raise self._refuse()
         return tuple(values)
@@ -184,66 +186,51 @@ class _Reader:
             raise OverrideError(f"{show_escaped(self.text)} has no values, or more than {MOST_VALUES:,}")
         return tuple(Scalar(str(number)) for number in numbers)
 
-    def _read_items(self, closing: str, depth: int) -> list[Value]:
-        """Reads values with commas between them; the text ends, or `closing` follows."""
+    def _read_items(self, depth: int) -> list[Value]:
+        """Reads values with commas between them."""
         items: list[Value] = []
-        while True:
+        while not items or self._take(","):
             items.append(self._read_value(depth))
             if len(items) > MOST_VALUES:
                 raise OverrideError(f"{show_escaped(self.text)} has more than {MOST_VALUES:,} values")
-            self._skip_spaces()
-            if not self.text.startswith(",", self.position):
-                return items
-            self.position += 1
+        return items
 
     def _read_value(self, depth: int) -> Value:
         self._skip_spaces()
         if depth > DEEPEST:
             raise OverrideError(f"{show_escaped(self.text)} has lists or mappings in more than {DEEPEST} others")
-        sign = self.text[self.position : self.position + 1]
-        if sign == "[":
-            self.position += 1
-            if self._ends("]"):
-                return []
-            items = self._read_items("]", depth + 1)
-            self._close("]")
+        if self._take("["):
+            items = [] if self._take("]") else self._read_items(depth + 1)
+            if items:
+                self._close("]")
             return items
-        if sign == "{":
+        if self._take("{"):
             return self._read_mapping(depth)
-        return self._read_quoted(sign) if sign in ("'", '"') else self._read_unquoted()
+        sign = self.text[self.position : self.position + 1]
+        return self._read_quoted(sign) if sign in _QUOTED else self._read_unquoted()
 
     def _read_mapping(self, depth: int) -> dict[str, Value]:
-        self.position += 1
         items: dict[str, Value] = {}
-        if self._ends("}"):
+        if self._take("}"):
             return items
-        while True:
+        while not items or self._take(","):
             key = _MAPPING_KEY.match(self.text, self.position)
             if key is None or key[1] in items or len(items) >= MOST_VALUES:
                 raise self._refuse()
             self.position = key.end()
             items[key[1]] = self._read_value(depth + 1)
-            self._skip_spaces()
-            if not self.text.startswith(",", self.position):
-                self._close("}")
-                return items
-            self.position += 1
+        self._close("}")
+        return items
 
     def _read_quoted(self, quote: str) -> Scalar:
-        letters = list[str]()
-        self.position += 1
-        while self.position < len(self.text):
-            letter = self.text[self.position]
-            self.position += 1
-            if letter == quote:
-                return Scalar("".join(letters), is_quoted=True)
-            if letter == "\\":
-                if not self.text.startswith(quote, self.position):
-                    raise OverrideError(f"{show_escaped(self.text)} has a backslash, which the service does not take")
-                letter = quote
-                self.position += 1
-            letters.append(letter)
-        raise OverrideError(f"{show_escaped(self.text)} opens a quote that is never closed")
+        found = _QUOTED[quote].match(self.text, self.position)
+        assert found is not None
+        self.position = found.end()
+        if found[2] == "\\":
+            raise OverrideError(f"{show_escaped(self.text)} has a backslash, which the service does not take")
+        if found[2] != quote:
+            raise OverrideError(f"{show_escaped(self.text)} opens a quote that is never closed")
+        return Scalar(found[1].replace(f"\\{quote}", quote), is_quoted=True)
 
     def _read_unquoted(self) -> Scalar:
         found = _UNQUOTED.match(self.text, self.position)
@@ -256,15 +243,15 @@ class _Reader:
         while self.text.startswith(" ", self.position):
             self.position += 1
 
-    def _ends(self, closing: str) -> bool:
+    def _take(self, sign: str) -> bool:
+        """Goes on behind spaces and a sign, and returns whether it is there."""
         self._skip_spaces()
-        if not self.text.startswith(closing, self.position):
-            return False
-        self.position += 1
-        return True
+        is_there = self.text.startswith(sign, self.position)
+        self.position += is_there
+        return is_there
 
-    def _close(self, closing: str) -> None:
-        if not self._ends(closing):
+    def _close(self, sign: str) -> None:
+        if not self._take(sign):
             raise self._refuse()
 
     def _refuse(self) -> OverrideError:
