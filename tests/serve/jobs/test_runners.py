@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,27 +74,33 @@ def test_a_lost_attempt_leaves_no_process_and_is_tried_again(
     assert not any(map(is_running, pids))
 
 
+@pytest.fixture
+def job() -> str:
+    """An id that no other test has: who ends a job kills all processes of the machine that are marked by its id."""
+    return uuid.uuid4().hex
+
+
 def submit(engine: LocalEngine, job: str, number: int, *command: str) -> str:
     return engine.submit(AttemptWork(job, number, command, engine.directory, {}, 1.0))
 
 
-def test_two_attempts_of_a_job_never_run_at_once_and_none_leaves_a_process(tmp_path: Path) -> None:
+def test_two_attempts_of_a_job_never_run_at_once_and_none_leaves_a_process(tmp_path: Path, job: str) -> None:
     engine = LocalEngine(tmp_path)
     # It ends when a file is there, and leaves the processes that it has started.
     program = ESCAPING.removesuffix("time.sleep(1000)\n") + "while not os.path.exists('go'): time.sleep(0.01)\n"
-    first = submit(engine, "a", 1, sys.executable, "-c", program)
-    pids = read_pids(tmp_path / "jobs" / "a")
-    second = submit(engine, "a", 2, sys.executable, "-c", program)
+    first = submit(engine, job, 1, sys.executable, "-c", program)
+    pids = read_pids(tmp_path / "jobs" / job)
+    second = submit(engine, job, 2, sys.executable, "-c", program)
     wait_for(lambda: engine.state(second) == "waiting")
     assert engine.state(first) == "running"
-    assert not Attempt(tmp_path, "a", 2).close()
-    (tmp_path / "jobs" / "a" / "go").touch()
+    assert not Attempt(tmp_path, job, 2).close()
+    (tmp_path / "jobs" / job / "go").touch()
     wait_for(lambda: engine.state(second) == "finished")
     assert engine.state(first) == "finished"
-    assert not any(map(is_running, [*pids, *read_pids(tmp_path / "jobs" / "a")]))
+    assert not any(map(is_running, [*pids, *read_pids(tmp_path / "jobs" / job)]))
 
 
-def test_a_command_that_cannot_be_run_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_is_an_error_in_words(tmp_path: Path, job: str) -> None:
     engine = LocalEngine(tmp_path)
     commands = {
         "no-such-program cannot be run: [Errno 2] No such file or directory: 'no-such-program'": ["no-such-program"],
@@ -101,7 +108,7 @@ def test_a_command_that_cannot_be_run_is_an_error_in_words(tmp_path: Path) -> No
         "ls cannot be run: embedded null byte": ["ls", "a\0b"],
         "the command was ended by SIGKILL, as the kernel does when memory is full": ["sh", "-c", "kill -9 $$"],
     }
-    handles = [submit(engine, f"job{number}", 1, *command) for number, command in enumerate(commands.values())]
+    handles = [submit(engine, f"{job}{number}", 1, *command) for number, command in enumerate(commands.values())]
     wait_for(lambda: all(engine.state(handle) == "failed" for handle in handles))
     exits = [Attempt.find(tmp_path, handle).read_exit() for handle in handles]
     assert [exit and exit["error"] for exit in exits] == list(commands)
@@ -125,12 +132,12 @@ def test_the_error_of_a_command_is_a_line_of_its_log(tmp_path: Path, log: bytes,
     assert Runner(attempt)._find_error(code) == error
 
 
-def test_a_runner_that_does_not_react_to_a_cancel_is_killed(tmp_path: Path) -> None:
+def test_a_runner_that_does_not_react_to_a_cancel_is_killed(tmp_path: Path, job: str) -> None:
     engine = LocalEngine(tmp_path, patience=0.0)
-    handle = submit(engine, "a", 1, sys.executable, "-c", WAIT)
-    wait_for(lambda: read_log(tmp_path, "a") == b"begun\n")
-    pids = [process.pid for process in find_marked("a")]
-    runner = Attempt(tmp_path, "a", 1).read_process()
+    handle = submit(engine, job, 1, sys.executable, "-c", WAIT)
+    wait_for(lambda: read_log(tmp_path, job) == b"begun\n")
+    pids = [process.pid for process in find_marked(job)]
+    runner = Attempt(tmp_path, job, 1).read_process()
     assert runner is not None
     os.kill(runner, signal.SIGSTOP)
     for _ in range(2):
@@ -151,11 +158,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_the_end_of_a_command_that_fills_the_disk_is_written(small_disk: Path) -> None:
+def test_the_end_of_a_command_that_fills_the_disk_is_written(small_disk: Path, job: str) -> None:
     engine = LocalEngine(small_disk)
     program = "f = open('rubbish', 'wb', 0)\nwhile True: f.write(b'x' * 4096)"
-    handle = submit(engine, "a", 1, sys.executable, "-c", program)
-    exit = wait_for(lambda: Attempt(small_disk, "a", 1).read_exit() or {})
+    handle = submit(engine, job, 1, sys.executable, "-c", program)
+    exit = wait_for(lambda: Attempt(small_disk, job, 1).read_exit() or {})
     assert "No space left on device" in exit["error"] or exit["error"].endswith("is full")
     wait_for(lambda: engine.state(handle) == "failed")
 
