@@ -29,7 +29,7 @@ PATTERNS = tuple(
     for pattern, replacement in {
         r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?": "<date>",
         r"(distill_encoders-)[^-]+": r"\1<version>",
-        r"\b[0-9a-f]{16,64}\b": "<hash>",
+        r"(?<!\d\.)\b[0-9a-f]{16,64}\b": "<hash>",
         r"[\d.,]+ (s|min|h) left$": "<seconds> left",
         r"\b(about |in |, )[\d.,]+ (s|min|h)\b": r"\1<seconds>",
         r"about \d+% of the run": "about <seconds> of the run",
