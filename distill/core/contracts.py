@@ -6,6 +6,7 @@ Letters for shapes: B batch, L length, T length of a target, H hidden, N example
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -299,6 +300,10 @@ class Scores:
         scores = self.by_task.get(number)
         return None if scores is None else replace(scores, decoding=self.decoding[name])
 
+    def with_columns(self, **columns: np.ndarray) -> "Scores":
+        """Returns the scores with further columns, or with others of the same names."""
+        return replace(self, columns={**self.columns, **columns})
+
     def by_example(self) -> "Scores":
         """Returns the scores in the order of the examples, those of several tasks each by itself."""
         if self.by_task:
@@ -477,11 +482,10 @@ class Data(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class TaskInfo:
-    """The facts of a task that its options determine, before its data is read.
+    """The facts of a task that its options determine, before its data is read; a kind of task has them as attributes.
 
-    Args:
+    Attributes:
         name: names the task in records and directories.
         kind: names the kind of task in run.json and bundle.json; one of the `kinds` of its class.
         auto_class: the auto class of transformers whose models have the head for this task.
@@ -519,7 +523,7 @@ class TaskInfo:
     name: str
     kind: str
     auto_class: str
-    likelihood: Likelihood
+    likelihood: Likelihood = "softmax"
     decoder: str
     max_length: int
     pair: bool = False
@@ -540,7 +544,7 @@ class TaskInfo:
     unlabelled: Literal["none", "given", "auto"] = "none"
     bank: Any = None
     further_teachers: Sequence[str] = ()
-    model_settings: Mapping[str, Any] = field(default_factory=dict)
+    model_settings: Mapping[str, Any] = MappingProxyType({})
     label_columns: frozenset[str] = frozenset()
     sequences: tuple[int, int] = (1, 1)
     fewest_epochs: int = 0

@@ -23,59 +23,44 @@ True
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import ModelOutput
 
-from distill.core.contracts import Batch, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import Batch, Items, Outputs, Scores
 from distill.core.errors import OptionError, UserError
 from distill.kinds.masked_lm import TextData, TextTask, TokenScores
-from distill.kinds.seq2seq import ends_texts, run_halves, select_targets
-from distill.losses import HardLabels, Term
+from distill.kinds.seq2seq import TargetTask, ends_texts
+from distill.models.decoding import run_encoder_pass
 from distill.text.corruptions import Corruption
-from distill.text.sequences import SIZE_COLUMNS, Packing, Sequences, SequenceSettings, open_corpus
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.modeling_outputs import ModelOutput
-
-    from distill.text.streaming import StreamedText
-
+from distill.text.sequences import SIZE_COLUMNS, Packing, Sequences
+from distill.text.streaming import StreamedText
 
 PACKINGS = ("full_sentences", "doc_sentences", "sentence")
 
 
-@dataclass(frozen=True)
-class CausalText(TextData):
-    """A corpus of raw text and its sequences, of which every token is predicted from those before it."""
-
-    objective = "causal_language_modelling"
-
-    @property
-    def scoring(self) -> "NextTokenScores":
-        """The scores of tokens."""
-        scoring = self.token_scores()
-        return NextTokenScores(scoring.settings, tokens=scoring.tokens, counts=scoring.counts)
-
-    @property
-    def terms(self) -> dict[str, Term]:
-        """The prediction of the next token."""
-        return {"hard": HardLabels()}
+def check_packing(packing: Packing) -> Packing:
+    """Returns a packing of single sequences; raises OptionError for that of pairs."""
+    if packing not in PACKINGS:
+        raise OptionError("packing", packing, f"one of {', '.join(PACKINGS)}")
+    return packing
 
 
 class NextTokenScores(TokenScores):
     """The cross-entropies and the predictions of all tokens but the first of each sequence."""
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """Cross-entropy, prediction and correctness of every item, with the bytes and the words of its text."""
         return super().score(outputs, items) | self.measure(items)
 
-    def measure(self, items: Items) -> "dict[str, Tensor]":
+    def measure(self, items: Items) -> dict[str, Tensor]:
         """Bytes of the text that end with the token of each item, and words that begin in them.
 
         The token of an item is behind its position. Only dev has these columns.
@@ -139,7 +124,11 @@ class CausalLM(TextTask):
 
     kinds = ("causal_lm",)
     auto_class = "AutoModelForCausalLM"
+    decoder = "continuation"
+    caches_outputs = False
     generates = True
+    objective = "causal_language_modelling"
+    scores: ClassVar[type[NextTokenScores]] = NextTokenScores
 
     def __init__(
         self,
@@ -151,21 +140,11 @@ class CausalLM(TextTask):
         prompt: int | float = 0.25,
         **options: Any,
     ) -> None:
-        data_dir = data_dir if data is None else data
-        if packing not in PACKINGS:
-            raise OptionError("packing", packing, f"one of {', '.join(PACKINGS)}")
-        self.settings = settings = SequenceSettings(
-            mask=None, data_dir=None if data_dir is None else str(data_dir), packing=packing,
-            prompt=prompt if self.generates else None, **options,
+        prompt_of_texts = prompt if self.generates else None
+        super().__init__(
+            name, data, data_dir, mask=None, packing=check_packing(packing), prompt=prompt_of_texts, **options
         )  # fmt: skip
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="continuation",
-            max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
-            caches_outputs=False, generates=self.generates, prompt=settings.prompt,
-        )  # fmt: skip
-
-    def read(self, cache_dir: Path) -> CausalText:
-        return CausalText(open_corpus(self.settings, cache_dir), self.settings)
+        self.prompt = self.settings.prompt
 
     def select(self, batch: Batch) -> Items:
         """The tokens that follow another one, each at the position of the token before it, in the order of the batch.
@@ -182,38 +161,19 @@ class CausalLM(TextTask):
             classes_are_tokens=True,
         )  # fmt: skip
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs the model without its head, which computes logits at the items alone."""
-        from distill.models.decoding import run_encoder_pass
-
-        return run_encoder_pass(model, batch, items, needs)
-
 
 DIRECTIONS = ("forwards", "backwards")
-
-
-@dataclass(frozen=True)
-class BidirectionalText(CausalText):
-    """A corpus of raw text and its sequences, of which every token is predicted from either side."""
-
-    objective = "bidirectional_language_modelling"
-
-    @property
-    def scoring(self) -> "BothDirections":
-        """The scores of tokens in either direction."""
-        scoring = self.token_scores()
-        return BothDirections(scoring.settings, tokens=scoring.tokens, counts=scoring.counts)
 
 
 class BothDirections(NextTokenScores):
     """The cross-entropies and the predictions of the next and the previous tokens."""
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """Cross-entropy, prediction, correctness and direction of every item."""
         _, _, direction = find_predictions(items.batch)
         return super().score(outputs, items) | {"direction": direction[items.span]}
 
-    def measure(self, items: Items) -> "dict[str, Tensor]":
+    def measure(self, items: Items) -> dict[str, Tensor]:
         """Nothing, because a token is predicted twice."""
         return {}
 
@@ -246,16 +206,15 @@ class BidirectionalLM(CausalLM):
     kinds = ("bidirectional_lm",)
     auto_class = "AutoModelForPreTraining"
     generates = False
+    objective = "bidirectional_language_modelling"
+    scores = BothDirections
 
     def __init__(self, *, name: str = "bilm", **options: Any) -> None:
         super().__init__(name=name, **options)
 
-    def read(self, cache_dir: Path) -> BidirectionalText:
-        return BidirectionalText(open_corpus(self.settings, cache_dir), self.settings)
-
     def encode(
-        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
+        self, data: TextData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None
+    ) -> dict[str, Sequences | StreamedText]:
         splits = super().encode(data, tokenizer, cache_dir)
         for split in splits.values():
             if isinstance(split, Sequences):
@@ -268,15 +227,14 @@ class BidirectionalLM(CausalLM):
         labels = batch["input_ids"][row, position + 1 - 2 * direction].long()
         return Items(batch=batch, row=row, labels=labels, labelled=labels >= 0, classes_are_tokens=True)
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model without its head, which computes logits at the items alone."""
-        from distill.models.decoding import run_encoder_pass
 
-        def select_states(encoded: "ModelOutput") -> "Tensor":
+        def select_states(encoded: ModelOutput) -> Tensor:
             states: Tensor | None = encoded.get("direction_states")  # [B, L, 2, D]
             if states is None:
                 raise UserError(
-                    f"a {type(model).__name__} reads both sides of a token at once, and task {self.info.name} needs a "
+                    f"a {type(model).__name__} reads both sides of a token at once, and task {self.name} needs a "
                     "model of two directions: take +teacher=bilm, or task=mlm"
                 )
             return states[find_predictions(batch)]
@@ -284,7 +242,7 @@ class BidirectionalLM(CausalLM):
         return run_encoder_pass(model, batch, items, needs, select_states=select_states)
 
 
-def find_predictions(batch: Batch) -> "tuple[Tensor, Tensor, Tensor]":
+def find_predictions(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Returns row, position and direction of the tokens `[n]` that predict the next (0) or the previous token (1).
 
     Both must be tokens of the text, on whichever side the padding is.
@@ -293,40 +251,6 @@ def find_predictions(batch: Batch) -> "tuple[Tensor, Tensor, Tensor]":
     both = mask[:, :-1] & mask[:, 1:]
     row, position, direction = torch.stack([F.pad(both, (0, 1)), F.pad(both, (1, 0))], dim=-1).nonzero().unbind(dim=-1)
     return row, position, direction
-
-
-@dataclass(frozen=True)
-class DenoisedText(TextData):
-    """A corpus of raw text whose sequences are corrupted; an encoder-decoder writes what is missing, or all of it."""
-
-    objective = "denoising"
-
-    @property
-    def scoring(self) -> "DenoisingScores":
-        """The scores of tokens."""
-        scoring = self.token_scores()
-        return DenoisingScores(scoring.settings, tokens=scoring.tokens, counts=scoring.counts)
-
-    @property
-    def terms(self) -> dict[str, Term]:
-        """The prediction of the tokens of the target."""
-        return {"hard": HardLabels()}
-
-    def encode(
-        self, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        """Packs the corpus, as `TextData`.
-
-        Raises:
-            UserError: for a tokenizer that puts no token for its end behind a text, or has no tokens that the
-                corruption needs, and for sequences too short or too long for the corruption.
-        """
-        if not ends_texts(tokenizer):
-            raise UserError(
-                f"the tokenizer ({type(tokenizer).__name__}) puts no token for its end (eos_token) behind a text, from "
-                "which a decoder learns to stop: use one whose post-processor adds it, such as T5's or BART's"
-            )
-        return super().encode(tokenizer, cache_dir)
 
 
 class DenoisingScores(TokenScores):
@@ -349,7 +273,7 @@ class DenoisingScores(TokenScores):
         }
 
 
-class Denoising(TextTask):
+class Denoising(TargetTask, TextTask):
     """Pre-training of an encoder-decoder, which reads a corrupted text and writes what is missing, or all of the text.
 
     Documents are separated by the token for the end of a text, which no corruption hides or moves; none moves a token
@@ -371,7 +295,9 @@ class Denoising(TextTask):
     """
 
     kinds = ("denoising",)
-    auto_class = "AutoModelForSeq2SeqLM"
+    caches_outputs = True
+    objective = "denoising"
+    scores = DenoisingScores
 
     def __init__(
         self,
@@ -385,27 +311,25 @@ class Denoising(TextTask):
         packing: Packing = "full_sentences",
         **options: Any,
     ) -> None:
-        data_dir = data_dir if data is None else data
-        if packing not in PACKINGS:
-            raise OptionError("packing", packing, f"one of {', '.join(PACKINGS)}")
         names = (corruption,) if isinstance(corruption, str) else tuple(corruption)
-        self.settings = settings = SequenceSettings(
-            mask=None, data_dir=None if data_dir is None else str(data_dir), packing=packing,
+        super().__init__(
+            name, data, data_dir, mask=None, packing=check_packing(packing),
             corruption=Corruption(names, noise, mean_span), **options,
         )  # fmt: skip
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
-            max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, classes_are_tokens=True,
-            fixed_inputs=settings.masking == "static", generates=True, max_target=settings.max_length,
-        )  # fmt: skip
+        self.fixed_inputs, self.max_target = self.settings.masking == "static", self.max_length
 
-    def read(self, cache_dir: Path) -> DenoisedText:
-        return DenoisedText(open_corpus(self.settings, cache_dir), self.settings)
+    def encode(
+        self, data: TextData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None
+    ) -> dict[str, Sequences | StreamedText]:
+        """Packs the corpus, as `TextTask`.
 
-    def select(self, batch: Batch) -> Items:
-        """The tokens of the targets, in the order of the batch."""
-        return select_targets(batch)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs both halves without the head, which computes logits at the items alone."""
-        return run_halves(model, batch, items, needs)
+        Raises:
+            UserError: for a tokenizer that puts no token for its end behind a text, or has no tokens that the
+                corruption needs, and for sequences too short or too long for the corruption.
+        """
+        if not ends_texts(tokenizer):
+            raise UserError(
+                f"the tokenizer ({type(tokenizer).__name__}) puts no token for its end (eos_token) behind a text, from "
+                "which a decoder learns to stop: use one whose post-processor adds it, such as T5's or BART's"
+            )
+        return TextTask.encode(self, data, tokenizer, cache_dir)

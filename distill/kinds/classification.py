@@ -1,6 +1,4 @@
-"""Classification of one text or a pair of texts, with one label or several; one item an example.
-
-Classification of one text or a pair of texts, with one label or several: `logits [B, C]`, one item an example.
+"""Classification of one text or a pair of texts, with one label or several: `logits [B, C]`, one item an example.
 
 >>> from distill.kinds import Classification
 >>> task = Classification(text="sentence", train=(["good", "bad"] * 10, [1, 0] * 10), dev=(["fine", "poor"], [1, 0]))
@@ -8,24 +6,22 @@ Classification of one text or a pair of texts, with one label or several: `logit
 ('0', '1')
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Self, Unpack
 
 import numpy as np
 from pydantic import Field
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Likelihood, Outputs, Scores, TaskInfo
+from distill.core.contracts import IGNORED, Constant, Items, Outputs, Scores
 from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments, show_value
 from distill.data.splits import TEACHER_CLASS, LabelledData
 from distill.edge.decoder import sigmoid
 from distill.edge.metrics import CLASS_METRICS, SET_METRICS, compute_metrics, count_pairs, describe_absent, f1_of_labels
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ClassWeights, ShownTask, describe_weights, resolve_class_weights
+from distill.kinds.labelled_rows import ClassWeights, TextRows, describe_weights, resolve_class_weights
 from distill.kinds.scoring import (
     Functions,
     Scoring,
@@ -40,6 +36,8 @@ from distill.rows.labels import simplify
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from distill.kinds.scoring import Metrics
 
 
 AGREEMENT = "agreement"  # The share of examples of which a model's class is the teacher's.
@@ -63,12 +61,7 @@ class OneClass(Scoring):
         weights: of the classes in the loss on the labels, None for equal ones.
     """
 
-    kind = "classification"
-    decoder = "classes"
-    likelihood: ClassVar[Likelihood] = "softmax"
     can_abstain = True
-    model_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    no_label = float(IGNORED)
 
     names: tuple[str, ...]
     functions: Functions = field(default_factory=dict)
@@ -267,14 +260,6 @@ class LabelSets(Scoring):
         labels: the names of the labels of the data.
         functions: metrics of the user, of `y_true [N, C]` (0 and 1) and the probabilities `y_score [N, C]`.
     """
-
-    kind = "multi_label_classification"
-    decoder = "labels"
-    likelihood: ClassVar[Likelihood] = "sigmoid"
-    # By which the pipelines of transformers take the sigmoid too.
-    model_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({"problem_type": "multi_label_classification"})
-    no_label = np.nan
-    weights = None
 
     names: tuple[str, ...]
     separator: str
@@ -543,11 +528,7 @@ def _name(chosen: np.ndarray, names: Sequence[str]) -> list[str]:
     return [names[index] for index in np.flatnonzero(chosen).tolist()]
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.kinds.scoring import Metrics
-else:
+if not TYPE_CHECKING:
     Metrics = annotate_metrics(f"{', '.join(CLASS_METRICS)}, or with multi_label of {', '.join(SET_METRICS)}")
 Separator = Annotated[str, Field(min_length=1, description="at least one character")]
 Labels = Annotated[
@@ -556,7 +537,7 @@ Labels = Annotated[
 Label = Annotated[str | int | float, Field(description="the name of a class, quoted if YAML's true or false")]
 
 
-class Classification(ShownTask):
+class Classification(TextRows):
     """Classes of one text or a pair of texts, one of them or, with `multi_label`, any number.
 
     Args:
@@ -612,8 +593,9 @@ class Classification(ShownTask):
         UserError: for data of a type that cannot be read.
     """
 
-    kinds = (OneClass.kind, LabelSets.kind)
-    auto_class = "AutoModelForSequenceClassification"
+    kinds = ("classification", "multi_label_classification")
+    decoder = "classes"
+    can_abstain = True
 
     @check_arguments
     def __init__(
@@ -635,56 +617,26 @@ class Classification(ShownTask):
         if names is not None and len(set(map(simplify, names))) < len(names):
             raise OptionError("labels", show_value(names), "at least two names, each once")
         chosen, functions = _choose_metrics(metrics, multi_label=multi_label)
-        self._answers: OneClass | LabelSets
+        scoring: OneClass | LabelSets
         if multi_label:
             _refuse_options_of_one_label(positive, class_weights)
-            self._answers = LabelSets(chosen, separator=separator, functions=functions)
+            scoring = LabelSets(chosen, separator=separator, functions=functions)
         else:
             positive = None if positive is None else str(positive)
-            self._answers = OneClass(
+            scoring = OneClass(
                 chosen, functions, labels=names, positive=positive, class_weights=class_weights, classes=names or ()
             )
-        self.rows = labelled_rows.labelled_text(
-            name=name,
-            text=text,
-            label=label,
-            label_names=names,
-            separator=separator if multi_label else None,
-            **options,
-        )
-        self.pool = labelled_rows.text_pool(options, self.rows)
+        rows = {"task": "classification", "names": names}
+        if multi_label:
+            rows |= {"task": "multi_label", "separator": separator}
+        super().__init__(name, max_length, scoring, text, label, rows, options)
         if label is None and multi_label:
             raise OptionError("label", "null", "the column of the labels, because task.multi_label=true")
-        answers = self._answers
-        self.info = TaskInfo(
-            name=name, kind=answers.kind, auto_class=self.auto_class, likelihood=answers.likelihood,
-            decoder=answers.decoder, max_length=max_length, pair=len(self.rows.text) == 2,
-            builtin=options.get("builtin", False), can_abstain=answers.can_abstain, can_augment=True,
-            model_settings=dict(answers.model_settings), **self.pool.info(),
-        )  # fmt: skip
-
-    def read(self, cache_dir: Path) -> LabelledData:
-        """Reads every split, and takes from it what the metrics and the weights of the classes need.
-
-        Raises:
-            UserError: for invalid data and class weights that do not fit it, and if F1 selects checkpoints and the
-                positive class of two is unknown.
-        """
-        return self._answers.adapt(self.pool.add_to(self.rows.read(cache_dir)))
-
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
-        return labelled_rows.encode_rows(
-            data, tokenizer, self.info.max_length, cache_dir, no_label=self._answers.no_label,
-            weights=data.scoring.weights,
-        )  # fmt: skip
-
-    def select(self, batch: Batch) -> Items:
-        return labelled_rows.select_examples(batch, self.info.likelihood)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        return labelled_rows.run_whole_model(model, batch, needs)
+        if multi_label:
+            self.kind, self.likelihood, self.decoder = self.kinds[1], "sigmoid", "labels"
+            self.can_abstain, self.no_label = False, np.nan
+            # By which the pipelines of transformers take the sigmoid too.
+            self.model_settings = {"problem_type": self.kind}
 
 
 def _choose_metrics(metrics: "Metrics | None", *, multi_label: bool) -> tuple[tuple[str, ...], Functions]:

@@ -1,4 +1,4 @@
-"""Vectors of texts (Sentence-BERT, arXiv 1908.10084), and frozen models whose outputs they learn.
+"""Vectors of texts, and frozen models whose outputs they learn.
 
 Scores of pairs by a cross-encoder, which reads both texts together and teaches an encoder of single texts. Its scores
 of pairs are targets of cosines (Augmented SBERT, arXiv 2010.08240), and its margins between a positive and a negative
@@ -14,29 +14,19 @@ Vectors of texts (Sentence-BERT, arXiv 1908.10084): texts of similar meaning hav
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
 from pydantic import Field
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from distill.core.console import print_line, print_notice
-from distill.core.contracts import (
-    CROSS_SCORES,
-    PAIR_CLASSES,
-    SOURCE_VECTORS,
-    VECTOR_SETTINGS,
-    Batch,
-    Examples,
-    Items,
-    Outputs,
-    TaskInfo,
-)
+from distill.core.contracts import CROSS_SCORES, PAIR_CLASSES, SOURCE_VECTORS, VECTOR_SETTINGS, Batch, Items
 from distill.core.errors import OptionError, UserError
 from distill.core.files import hash_file
 from distill.core.options import check_arguments, show_value
@@ -46,7 +36,7 @@ from distill.data.batches import TokenizedExamples, scoring_steps
 from distill.data.retrieval import GroupColumns
 from distill.data.splits import LabelledData, Split, text_split
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Encoder, Kind
 from distill.kinds.vector_scores import (
     ACCURACY,
     CORRELATIONS,
@@ -63,10 +53,6 @@ from distill.models.compatibility import longest
 from distill.models.forward import VectorSettings, configure, count_outputs, run_model, to_device, vector_settings
 from distill.models.loading import Start, check_directory, load_directory
 from distill.models.sentence_files import head_activation
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 FILE = "outputs.npy"
 FORMAT = 1
@@ -158,10 +144,11 @@ MOST_OUTSIDE = 0.5  # Of the numbers of pairs, which are not in the range of the
 _NEGATIVE = ("label0", "0", "no", "false", "negative", "different", "contradiction")
 _NO = ("not", "non", "no", "un", "dis", "ir")
 Groups = Sequence[Sequence[str]]
+TARGETS = (PAIR_CLASSES, CROSS_SCORES, SOURCE_VECTORS)  # The columns of train and the pool that a term may read.
 
 
 @dataclass(frozen=True)
-class CrossEncoder(ShownTask):
+class CrossEncoder:
     """A classifier of two classes, or a model of one number, for pairs of texts.
 
     Args:
@@ -273,7 +260,7 @@ Metrics = Annotated[
 ]
 
 
-class Embedding(ShownTask):
+class Embedding(Kind):
     """Vectors of texts, whose cosines are compared with the scores of pairs.
 
     The vector of a text is pooled from the last hidden states of an encoder. Both texts of a pair are encoded by
@@ -317,6 +304,8 @@ class Embedding(ShownTask):
 
     kinds = ("embedding",)
     auto_class = "AutoModel"
+    likelihood = "vector"
+    decoder = "vectors"
 
     @check_arguments
     def __init__(
@@ -352,22 +341,19 @@ class Embedding(ShownTask):
         self.negatives_by = negatives_by
         self.columns = _group_columns(text, label, train_text, train_label, classes, triples)
         self.source = labelled_rows.table_source(
-            name=name, text=self.columns.text, label=self.columns.label,
+            name=name, text=self.columns.text, label=self.columns.label, options=options,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
-            **options,
         )  # fmt: skip
-        self.pool = labelled_rows.pool_source(options, lambda texts: partial(self.columns.add_unlabelled, texts))
-        self.cross_encoder = None if cross_encoder is None else _cross_encoder(cross_encoder, 2 * max_length)
-        self.source_encoder = None
+        pool = labelled_rows.pool_source(options, lambda texts: partial(self.columns.add_unlabelled, texts))
+        super().__init__(name, max_length, builtin=options.get("builtin", False), pool=pool)
         vectors: VectorSettings = {"pooling": pooling, "normalize": normalize, "max_length": max_length}
+        self.model_settings = {VECTOR_SETTINGS: vectors}
+        self.cross_encoder = self.source_encoder = None
+        if cross_encoder is not None:
+            self.cross_encoder = CrossEncoder(Path(cross_encoder).expanduser(), 2 * max_length)
         if source_encoder is not None:
-            self.source_encoder = _source_encoder(source_encoder, vectors)
-        others = {"cross_encoder": self.cross_encoder, "source_encoder": self.source_encoder}
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="vector", decoder="vectors",
-            max_length=max_length, builtin=options.get("builtin", False), model_settings={VECTOR_SETTINGS: vectors},
-            further_teachers=[name for name, model in others.items() if model is not None], **self.pool.info(),
-        )  # fmt: skip
+            self.source_encoder = SourceEncoder(Path(source_encoder).expanduser(), vectors)
+        self.further_teachers = [name for name in ("cross_encoder", "source_encoder") if getattr(self, name)]
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the terms that learn from train alone.
@@ -384,13 +370,8 @@ class Embedding(ShownTask):
             self.source_encoder.check()
         return self.pool.add_to(replace(data, terms=_supervised_terms(data)))
 
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
+    def encode(self, data: Any, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None) -> dict[str, Any]:
         """Tokenizes every text by itself. The batches have scores from 0 to 1, and those of train maybe classes."""
-        every: list[Split] = [*data.splits.values(), *([data.pool.rows] if len(data.pool) else [])]
-        most = max(len(group) for split in every for group in split["texts"])
-
         train: Split = data.splits["train"]
         targets: dict[str, np.ndarray] = {PAIR_CLASSES: train.labels} if data.classes else {}
         if self.cross_encoder is not None:
@@ -398,44 +379,37 @@ class Embedding(ShownTask):
         if self.source_encoder is not None:
             sources = [group[0] for group in train["texts"]]
             targets[SOURCE_VECTORS] = self.source_encoder.encode(sources, cache_dir)
+        scaled = {name: data.scoring.scale(split.labels, data, name) for name, split in data.splits.items()}
+        if data.classes:
+            scaled["train"] = np.full_like(train.labels, np.nan)
+        splits = {name: split.with_columns(labels=scaled[name]) for name, split in data.splits.items()}
+        splits["train"] = splits["train"].with_columns(
+            **{name: values.astype(np.float32) for name, values in targets.items()}
+        )
+        return super().encode(replace(data, splits=splits), tokenizer, cache_dir)
 
-        def encode(name: str, split: Split) -> "TokenizedExamples":
-            is_of_classes = name == "train" and data.classes
-            if is_of_classes:
-                split = split.with_columns(labels=np.full_like(split.labels, np.nan))
-            else:
-                split = split.with_columns(labels=data.scoring.scale(split.labels, data, name))
-            further = {}
-            if name == "train":
-                further = {column: values.astype(np.float32) for column, values in targets.items()}
-            elif name == labelled_rows.UNLABELLED:
-                further = {
-                    column: np.full((len(split), *values.shape[1:]), np.nan, dtype=np.float32)
-                    for column, values in targets.items()
-                }
-            return _encode(split, most, tokenizer, self.info.max_length, cache_dir, further)
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
+        groups, every = split["texts"], [*data.splits.values(), *([data.pool.rows] if len(data.pool) else [])]
+        most = max(len(group) for of_split in every for group in of_split["texts"])
+        columns = {column: split[column] for column in ("labels", *TARGETS) if column in split.columns}
+        counts = list(map(len, groups))
+        return encoder.encode_lists(
+            list(itertools.chain(*groups)), None, counts, most, items_per_example=float(np.mean(counts)), **columns
+        )  # fmt: skip
 
-        return labelled_rows.encode_splits(data, encode, lambda pool: pool)
+    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
+        """Returns single texts, without scores and targets."""
+        train: Split = data.splits["train"]
+        targets = {name: train[name].shape[1:] for name in TARGETS if name in train.columns}
+        empty = {name: np.full((len(pool), *shape), np.nan, np.float32) for name, shape in targets.items()}
+        rows: Split = pool.with_columns(**empty)
+        return rows
 
     def select(self, batch: Batch) -> Items:
         """The texts of all examples, each with the label of its example."""
         row = batch["valid"].nonzero()[:, 0]
         labels = batch["labels"][row]
-        return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.info.likelihood)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs the model on the sequences `[S, L]` of all texts; in the place of logits are their vectors `[S, D]`."""
-        return labelled_rows.run_whole_model(model, batch, needs)
-
-
-def _cross_encoder(directory: str | Path, max_length: int) -> "CrossEncoder":
-
-    return CrossEncoder(Path(directory).expanduser(), max_length)
-
-
-def _source_encoder(directory: str | Path, settings: "VectorSettings") -> "SourceEncoder":
-
-    return SourceEncoder(Path(directory).expanduser(), settings)
+        return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.likelihood)
 
 
 def _group_columns(
@@ -503,24 +477,3 @@ def _supervised_terms(data: LabelledData) -> dict[str, Term]:
     if not np.isnan(train.labels).all():
         return {"scores": CosineRegression()}
     return {"negatives": MultipleNegatives()}
-
-
-def _encode(
-    split: Split,
-    most: int,
-    tokenizer: "PreTrainedTokenizerBase",
-    max_length: int,
-    cache_dir: Path | None,
-    further: Mapping[str, np.ndarray],
-) -> "TokenizedExamples":
-    """Tokenizes the texts of a split, whose examples have at most `most` of them, with `further` columns."""
-    from distill.data import tokenization
-    from distill.data.batches import TokenizedExamples
-
-    texts = list(itertools.chain.from_iterable(split["texts"]))
-    tokens = tokenization.tokenize_split(text_split(texts), tokenizer, max_length, cache_dir)
-    counts = np.array([len(group) for group in split["texts"]])
-    return TokenizedExamples(
-        tokens, tokenizer, per_example={"labels": split.labels, **further}, valid=np.arange(most) < counts[:, None],
-        items_per_example=float(counts.mean()),
-    )  # fmt: skip

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import Any, ClassVar, Self, cast, overload
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import (
     IGNORED,
@@ -34,21 +36,33 @@ from distill.core.contracts import (
     Items,
     Outputs,
     Scores,
-    TaskInfo,
 )
 from distill.core.errors import OptionError
 from distill.core.options import show_value
 from distill.edge.decoder import MaskedTokens, SourceTokens
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Kind
 from distill.kinds.scoring import Scoring, expected_calibration_error, list_by_example
-from distill.losses import GeneratorLoss, MaskedLanguageModelling, ReplacedTokens, SegmentOrder, Term, ThreeWayOrder
+from distill.losses import (
+    GeneratorLoss,
+    HardLabels,
+    MaskedLanguageModelling,
+    ReplacedTokens,
+    SegmentOrder,
+    Term,
+    ThreeWayOrder,
+)
 from distill.losses.logits import WEIGHT
 from distill.losses.term import in_chunks
+from distill.models.compatibility import check_length
+from distill.models.decoding import run_encoder_pass
+from distill.models.forward import collect_outputs, run_model
 from distill.models.generator import DISCRIMINATOR, GENERATOR, GeneratorOptions, sample_tokens
+from distill.models.wrappers import heads_of
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
 from distill.text.sequences import (
     PAIR_COLUMNS,
+    Sequences,
     SequenceSettings,
     dev_of_stream,
     held_out_of,
@@ -57,13 +71,6 @@ from distill.text.sequences import (
     open_corpus,
 )
 from distill.text.streaming import StreamedText
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.text.sequences import Sequences
-
 
 UNIGRAM = "the frequency of each token in train"
 TOP_K = 5  # Pieces of a mask that a bundle names.
@@ -77,17 +84,13 @@ class TextData:
     Students are scored on these, because a text would not give the same tokens again that they were packed of.
 
     Args:
+        task: that the text is of.
         examples: the sequences of each split, none before they are packed.
-
-    Attributes:
-        objective: names the objective of a model that is trained on the text alone.
     """
-
-    objective = "masked_language_modelling"
 
     corpus: Corpus
     settings: SequenceSettings
-    labels: tuple[str, ...] = ()
+    task: "TextTask"
     examples: EncodedSplits = field(default_factory=dict)
     head_bias = None
     choices = None
@@ -96,41 +99,28 @@ class TextData:
         return replace(self, examples=examples)
 
     @property
-    def scoring(self) -> Scoring:
-        """The scores of tokens."""
-        return self.token_scores()
+    def labels(self) -> tuple[str, ...]:
+        return self.task.labels
 
-    def token_scores(self) -> "TokenScores":
+    @property
+    def objective(self) -> str:
+        """The name of the objective of a model that is trained on the text alone."""
+        return self.task.objective
+
+    @property
+    def scoring(self) -> Scoring:
         """The scores of tokens; before they are packed it knows no tokenizer."""
-        if not self.examples:
-            return TokenScores(self.settings)
-        dev, train = cast("Sequences", self.examples["dev"]), cast("Sequences | StreamedText", self.examples["train"])
-        return TokenScores(self.settings, dev.mask_token, dev.vocabulary, train.token_counts)
+        return self.task.create_scoring(self)
 
     @property
     def terms(self) -> dict[str, Term]:
-        """The prediction of masked tokens and, for pairs, of the order of two segments."""
-        pair = self.settings.pair
-        order: dict[str, Term] = (
-            {} if pair is None else {pair: ThreeWayOrder() if pair == "three_way" else SegmentOrder()}
-        )
-        return {"mlm": MaskedLanguageModelling(), **order}
+        """The prediction of tokens, and the further terms that learn from the text alone."""
+        return self.task.create_terms()
 
     @property
     def sha256(self) -> str:
         """A digest of the corpus."""
         return self.corpus.compute_fingerprint()
-
-    def encode(
-        self, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
-        if cache_dir is None:
-            raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
-        if is_streamed(self.settings, self.corpus):
-            dev, texts = dev_of_stream(self.corpus, self.settings, tokenizer)
-            return {"train": StreamedText(self.corpus, self.settings, tokenizer, texts), "dev": dev}
-        return dict(keep_sequences(self.corpus, self.settings, tokenizer, cache_dir))
 
     def describe_cleaning(self) -> dict[str, Any]:
         """The counts of the cleaning for run.json; none of a corpus that is streamed or kept as it is."""
@@ -159,10 +149,10 @@ class TextData:
     def training(self) -> "TextSplit":
         """The sequences that are trained on, the first ones of a stream."""
         train = self.examples["train"]
-        return TextSplit(train.sample() if isinstance(train, StreamedText) else cast("Sequences", train))
+        return TextSplit(train.sample() if isinstance(train, StreamedText) else cast(Sequences, train))
 
     def scored(self) -> "dict[str, TextSplit]":
-        return {name: TextSplit(cast("Sequences", split)) for name, split in self.examples.items() if name != "train"}
+        return {name: TextSplit(cast(Sequences, split)) for name, split in self.examples.items() if name != "train"}
 
 
 @dataclass(frozen=True)
@@ -187,7 +177,7 @@ class TokenScores(Scoring):
     tokens: int | None = None
     counts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """Cross-entropy, prediction and correctness of every item."""
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, V] at the items")
@@ -197,7 +187,7 @@ class TokenScores(Scoring):
             columns["pair_correct"] = in_order[items.row]
         return columns
 
-    def compare(self, columns: "Mapping[str, Tensor]", reference: Outputs) -> "dict[str, Tensor]":
+    def compare(self, columns: Mapping[str, Tensor], reference: Outputs) -> dict[str, Tensor]:
         """Whether each prediction is the reference's first choice, and one of the first five."""
         if reference.logits is None:
             return {}
@@ -273,19 +263,67 @@ class TokenScores(Scoring):
         return "the tokens of the vocabulary"
 
 
-class TextTask(ShownTask):
-    """A kind of task on raw text."""
+class TextTask(Kind):
+    """A kind of task on raw text, whose items are tokens.
 
-    raw_text = True
+    Args:
+        name: names the task in records and directories.
+        data: a file or a folder, as `data_dir`.
+        data_dir: a folder or a file of text; None for `hub_id`, or the built-in sentences.
+        options: the other fields of `SequenceSettings`.
+
+    Attributes:
+        objective: names the objective of a model that is trained on the text alone.
+        scores: the scoring.
+        labels: names of the classes; none of the tokens of a vocabulary.
+    """
+
+    raw_text = classes_are_tokens = True
+    objective: ClassVar[str]
+    scores: ClassVar[type[TokenScores]] = TokenScores
+    labels: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, name: str, data: str | Path | None, data_dir: str | Path | None, **options: Any) -> None:
+        data_dir = data_dir if data is None else data
+        self.settings = SequenceSettings(data_dir=None if data_dir is None else str(data_dir), **options)
+        super().__init__(name, self.settings.max_length, builtin=self.settings.builtin)
+
+    def read(self, cache_dir: Path) -> TextData:
+        return TextData(open_corpus(self.settings, cache_dir), self.settings, self)
+
+    def create_scoring(self, data: TextData) -> Scoring:
+        """Returns the scoring of data that is packed, or is not yet."""
+        if not data.examples:
+            return self.scores(data.settings)
+        dev, train = cast(Sequences, data.examples["dev"]), cast(Sequences | StreamedText, data.examples["train"])
+        return self.scores(data.settings, dev.mask_token, dev.vocabulary, train.token_counts)
+
+    def create_terms(self) -> dict[str, Term]:
+        """Returns the loss terms that learn from the text alone."""
+        return {"hard": HardLabels()}
 
     def encode(
-        self, data: TextData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Sequences | StreamedText]":
-        return data.encode(tokenizer, cache_dir)
+        self, data: TextData, tokenizer: PreTrainedTokenizerBase, cache_dir: Path | None
+    ) -> dict[str, Sequences | StreamedText]:
+        """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
+        if cache_dir is None:
+            raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
+        if is_streamed(data.settings, data.corpus):
+            dev, texts = dev_of_stream(data.corpus, data.settings, tokenizer)
+            return {"train": StreamedText(data.corpus, data.settings, tokenizer, texts), "dev": dev}
+        return dict(keep_sequences(data.corpus, data.settings, tokenizer, cache_dir))
 
-    def assemble(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+    def assemble(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Returns the model that is trained on the text: the loaded one, or together with a further one."""
         return model
+
+    def select(self, batch: Batch) -> Items:
+        """The tokens with a label of `labels [B, L]`, in the order of the batch."""
+        return select_labelled(batch)
+
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        """Runs the model without its head, which computes logits at the items alone."""
+        return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
 
 
 class MaskedLM(TextTask):
@@ -304,6 +342,8 @@ class MaskedLM(TextTask):
 
     kinds = ("masked_lm",)
     auto_class = "AutoModelForMaskedLM"
+    decoder = "masks"
+    objective = "masked_language_modelling"
 
     def __init__(
         self,
@@ -314,32 +354,18 @@ class MaskedLM(TextTask):
         data_dir: str | Path | None = None,
         **options: Any,
     ) -> None:
-        data_dir = data_dir if data is None else data
-        self.settings = SequenceSettings(
-            mask=mask or Masking(), data_dir=None if data_dir is None else str(data_dir), **options
-        )
-        settings, column = self.settings, PAIR_COLUMNS.get(self.settings.pair or "")
-        self.info = TaskInfo(
-            # A second head predicts the order of the two segments of a pair, where there are two orders.
-            name=name, kind=self.kinds[0],
-            auto_class="AutoModelForPreTraining" if column == "pair_labels" else self.auto_class, likelihood="softmax",
-            decoder="masks", max_length=settings.max_length, pair=column is not None, builtin=settings.builtin,
-            raw_text=self.raw_text, classes_are_tokens=True, fixed_inputs=settings.masking == "static",
-            label_columns=frozenset({"labels"} if column is None else {"labels", column}),
-        )  # fmt: skip
+        super().__init__(name, data, data_dir, mask=mask or Masking(), **options)
+        self.fixed_inputs = self.settings.masking == "static"
+        column = PAIR_COLUMNS.get(self.settings.pair or "")
+        self.pair, self.label_columns = column is not None, frozenset({"labels", *([column] if column else [])})
+        if column == "pair_labels":  # A second head predicts the order of the two segments, of which there are two.
+            self.auto_class = "AutoModelForPreTraining"
 
-    def read(self, cache_dir: Path) -> TextData:
-        return TextData(open_corpus(self.settings, cache_dir), self.settings)
-
-    def select(self, batch: Batch) -> Items:
-        """The tokens chosen for prediction, in the order of the batch."""
-        return select_labelled(batch)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs the encoder; its head computes logits at the items alone."""
-        from distill.models.decoding import run_encoder_pass
-
-        return run_encoder_pass(model, batch, items, needs, segments="pair_labels" in batch)
+    def create_terms(self) -> dict[str, Term]:
+        """Returns the prediction of masked tokens and, for pairs, of the order of two segments."""
+        pair = self.settings.pair
+        order: Term = ThreeWayOrder() if pair == "three_way" else SegmentOrder()
+        return {"mlm": MaskedLanguageModelling(), **({} if pair is None else {pair: order})}
 
 
 def select_labelled(batch: Batch) -> Items:
@@ -353,7 +379,7 @@ def select_labelled(batch: Batch) -> Items:
     )  # fmt: skip
 
 
-def _score_logits(logits: "Tensor", labels: "Tensor") -> "dict[str, Tensor]":
+def _score_logits(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Returns the columns of items from their logits `[n, V]` (float32) and the right tokens `[n]`."""
     best = logits.argmax(dim=-1)
     log_sum = logits.logsumexp(dim=-1)
@@ -381,7 +407,7 @@ def _predict_frequencies(counts: np.ndarray, scores: Scores) -> Scores:
 class SequenceRecords(Sequence[MaskedTokens | SourceTokens]):
     """Sequences as an exported student reads them, made when they are read."""
 
-    def __init__(self, sequences: "Sequences") -> None:
+    def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
 
     def __len__(self) -> int:
@@ -413,7 +439,7 @@ class SequenceRecords(Sequence[MaskedTokens | SourceTokens]):
 class TextSplit:
     """The sequences of one split, masked or not."""
 
-    sequences: "Sequences"
+    sequences: Sequences
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -428,23 +454,6 @@ class TextSplit:
 
 LABELS = ("original", "replaced")
 MASK = Masking(replace=(1.0, 0.0, 0.0))
-
-
-@dataclass(frozen=True)
-class ReplacedText(TextData):
-    """A corpus of raw text and its masked sequences, in which a generator fills the masks."""
-
-    objective = "replaced_token_detection"
-    labels: tuple[str, ...] = LABELS
-
-    @property
-    def scoring(self) -> "DetectionScores":
-        return DetectionScores(self.settings)
-
-    @property
-    def terms(self) -> dict[str, Term]:
-        """The generator's masked language modelling, and the detection of its tokens."""
-        return {"mlm": GeneratorLoss(), "replaced": ReplacedTokens()}
 
 
 class DetectionScores(Scoring):
@@ -463,13 +472,13 @@ class DetectionScores(Scoring):
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """The logits of every item, whether its token is replaced, and the loss of the generator, NaN without one."""
         if outputs.logits is None or outputs.replaced is None or outputs.generator is None:
             raise ValueError("got outputs without replaced tokens, expected those of ReplacedTokenDetection.run")
         generator, loss = outputs.generator, outputs.logits.new_full((len(items),), torch.nan, dtype=torch.float32)
 
-        def losses(masked: Items) -> "Tensor":
+        def losses(masked: Items) -> Tensor:
             logits = generator.at(masked).logits
             assert logits is not None
             return F.cross_entropy(logits.float(), masked.labels, reduction="none")
@@ -515,7 +524,7 @@ class DetectionScores(Scoring):
 
         return [Constant("always the share of replaced tokens", predict)]
 
-    def tabulate(self, scores: Scores, splits: ReplacedText, *, examples: int) -> dict[str, list[Any]]:
+    def tabulate(self, scores: Scores, splits: TextData, *, examples: int) -> dict[str, list[Any]]:
         """The names of the right classes and of the predicted ones, in the order of the tokens."""
         names = np.array(LABELS, dtype=object)
         values = {
@@ -528,7 +537,7 @@ class DetectionScores(Scoring):
         """The expected calibration error of the detection."""
         return super().calibration_error(replace(scores, labels=scores.columns["replaced"].astype(int)))
 
-    def describe(self, splits: ReplacedText) -> dict[str, Any]:
+    def describe(self, splits: TextData) -> dict[str, Any]:
         settings = self.settings
         return {
             "labels": list(LABELS), "answer": "replaced", "packing": settings.packing, "masking": settings.masking,
@@ -536,7 +545,7 @@ class DetectionScores(Scoring):
             "prediction": "Finds the tokens of a text that another model has replaced.", **splits.describe_cleaning(),
         }  # fmt: skip
 
-    def summary(self, splits: ReplacedText) -> str:
+    def summary(self, splits: TextData) -> str:
         return "original or replaced"
 
 
@@ -564,6 +573,11 @@ class ReplacedTokenDetection(TextTask):
 
     kinds = ("replaced_tokens",)
     auto_class = "AutoModelForTokenClassification"
+    decoder = "detection"
+    classes_are_tokens = fixed_inputs = False
+    replaces_tokens = True
+    objective = "replaced_token_detection"
+    labels = LABELS
 
     def __init__(
         self,
@@ -579,30 +593,24 @@ class ReplacedTokenDetection(TextTask):
             raise OptionError("pair", show_value(options["pair"]), "null, because a discriminator has one head")
         if mask is not None and mask.shuffle:
             raise OptionError("mask.shuffle", show_value(mask.shuffle), "0, because a generator fills masks alone")
-        data_dir = data_dir if data is None else data
-        self.settings = settings = SequenceSettings(
-            mask=mask or MASK, data_dir=None if data_dir is None else str(data_dir), **options
-        )
+        super().__init__(name, data, data_dir, mask=mask or MASK, **options)
         self.generator = generator or GeneratorOptions()
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="detection",
-            max_length=settings.max_length, builtin=settings.builtin, raw_text=self.raw_text, fixed_inputs=False,
-            replaces_tokens=True,
-        )  # fmt: skip
 
-    def read(self, cache_dir: Path) -> ReplacedText:
-        return ReplacedText(open_corpus(self.settings, cache_dir), self.settings)
+    def create_scoring(self, data: TextData) -> DetectionScores:
+        return DetectionScores(data.settings)
 
-    def assemble(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
+    def create_terms(self) -> dict[str, Term]:
+        """Returns the generator's masked language modelling, and the detection of its tokens."""
+        return {"mlm": GeneratorLoss(), "replaced": ReplacedTokens()}
+
+    def assemble(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Returns the discriminator and its generator as one model.
 
         Raises:
             UserError: for a generator that does not suit the discriminator or the text.
         """
-        from distill.models.compatibility import check_length
-
         joint = self.generator.join(model, tokenizer)
-        check_length(joint.head(GENERATOR), tokenizer, self.info.max_length, who="generator")
+        check_length(joint.head(GENERATOR), tokenizer, self.max_length, who="generator")
         return joint
 
     def select(self, batch: Batch) -> Items:
@@ -614,12 +622,8 @@ class ReplacedTokenDetection(TextTask):
             index=index,
         )  # fmt: skip
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the generator on the masked tokens, and the discriminator on those that are drawn in their place."""
-        from distill.models.decoding import run_encoder_pass
-        from distill.models.forward import collect_outputs, run_model
-        from distill.models.wrappers import heads_of
-
         models, masked = heads_of(model), items.masked_tokens()
         generated = run_encoder_pass(models[GENERATOR], batch, masked)
         if len(masked) <= (generated.chunk_size or 0):
@@ -631,7 +635,7 @@ class ReplacedTokenDetection(TextTask):
         return replace(outputs, replaced=(sampled != ids)[items.index], generator=generated)
 
     @torch.no_grad()
-    def _sample(self, generated: Outputs, masked: Items) -> "Tensor":
+    def _sample(self, generated: Outputs, masked: Items) -> Tensor:
         """Returns a token for each masked one.
 
         The noise of a sequence depends on the seed and on its tokens alone: not on the batch that it is in, so that

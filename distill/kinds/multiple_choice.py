@@ -14,21 +14,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
+from typing import Annotated, Any, Unpack, cast
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
+from transformers.modeling_outputs import ModelOutput
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import Batch, Constant, Items, Scores
 from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments, show_value
+from distill.data.batches import TokenizedExamples
 from distill.data.labelled_text import get_labels, is_labelled, leave_out_unlabelled, read_text_column
 from distill.data.pool import Unlabelled, UnlabelledTables, fill_pool
 from distill.data.problems import show_lines
 from distill.data.prose import normalize_text
 from distill.data.sources import TableSource, check_columns, missing_columns, text_key
-from distill.data.splits import LabelledData, Split, create_data, text_split
+from distill.data.splits import LabelledData, Split, create_data
 from distill.edge.decoder import (
     READINGS,
     Answer,
@@ -40,20 +43,13 @@ from distill.edge.decoder import (
     split_choices,
 )
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Encoder, Kind
 from distill.kinds.scoring import Scoring, always
 from distill.losses import HardLabels
-from distill.losses.term import mask_logits, scatter_logits
+from distill.losses.term import scatter_logits
 from distill.rows.columns import Table
 from distill.rows.formats import is_without_label
 from distill.rows.labels import LabelColumn
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.data.batches import TokenizedExamples
-
 
 DESCRIPTIONS = {
     "name": "names of the choices", "text": "texts of the choices", "index": "indices of the choices, counted from 0",
@@ -287,10 +283,6 @@ class ChoiceScores(Scoring):
     choices: int | None = None
     reading: str | None = None
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
-        """The logits `[n, K]`, `MASKED` for a choice that an example does not have."""
-        return {"logits": mask_logits(super().score(outputs, items)["logits"], items.valid)}
-
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """Returns the reading of the answers, with which a bundle reads those of a labelled file."""
         return {"answers": self.reading}
@@ -330,7 +322,7 @@ class ChoiceScores(Scoring):
         return f"{numbers} choices"
 
 
-class MultipleChoice(ShownTask):
+class MultipleChoice(Kind):
     """Questions with choices, of which one is right. Examples may have different numbers of choices.
 
     A model reads every choice with its question as two texts, or with a context, the context and both of them. Models
@@ -356,6 +348,8 @@ class MultipleChoice(ShownTask):
 
     kinds = ("multiple_choice",)
     auto_class = "AutoModelForMultipleChoice"
+    decoder = "choices"
+    pair = can_abstain = True
 
     @check_arguments
     def __init__(
@@ -375,16 +369,10 @@ class MultipleChoice(ShownTask):
             context=() if context is None else labelled_rows.column_names(context),
         )  # fmt: skip
         self.source = labelled_rows.table_source(
-            name=name, text=self.columns.text, label=self.columns.answer, **options
+            name=name, text=self.columns.text, label=self.columns.answer, options=options
         )
-        self.pool = labelled_rows.pool_source(
-            options, lambda questions: partial(self.columns.add_unlabelled, questions)
-        )
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="choices",
-            max_length=max_length, pair=True, builtin=options.get("builtin", False),
-            can_abstain=ChoiceScores.can_abstain, **self.pool.info(),
-        )  # fmt: skip
+        pool = labelled_rows.pool_source(options, lambda questions: partial(self.columns.add_unlabelled, questions))
+        super().__init__(name, max_length, builtin=options.get("builtin", False), pool=pool)
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and determines the usual number of choices and how their answers are read.
@@ -398,30 +386,21 @@ class MultipleChoice(ShownTask):
         terms = {"hard": HardLabels()}
         return replace(data, scoring=ChoiceScores(choices, reading), terms=terms, choices=choices)
 
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         """Tokenizes every choice with its question. The logits of all splits are as wide as the most choices."""
         every: list[Split] = [*data.splits.values(), *([data.pool.rows] if len(data.pool) else [])]
-        most = max(len(choices) for split in every for choices in split["choices"])
-
-        def encode(name: str, split: Split) -> "TokenizedExamples":
-            return _encode(split, most, tokenizer, self.info.max_length, cache_dir)
-
-        return labelled_rows.encode_splits(
-            data, encode, lambda pool: pool.with_columns(labels=np.full(len(pool), IGNORED, dtype=np.int64))
+        most = max(len(choices) for of_split in every for choices in of_split["choices"])
+        contexts = split.columns.get("context", itertools.repeat(None))
+        rows = zip(split["question"], contexts, split["choices"], strict=False)
+        pairs = [pair for row in rows for pair in pair_choices(*row)]
+        first, second = ([pair[side] for pair in pairs] for side in (0, 1))
+        counts = list(map(len, split["choices"]))
+        return encoder.encode_lists(
+            first, second, counts, most, classes_per_item=float(np.mean(counts)), labels=split.labels
         )  # fmt: skip
 
-    def select(self, batch: Batch) -> Items:
-        """The examples, whose valid classes are the choices that they have."""
-        return labelled_rows.select_examples(batch, self.info.likelihood, valid=batch["valid"])
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs the model on the sequences `[S, L]` of all choices."""
-        from distill.models.forward import collect_outputs, run_model
-
-        output = run_model(model, batch, needs)
-        return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))  # [B, K]
+    def select_logits(self, output: ModelOutput, batch: Batch, items: Items) -> Tensor:
+        return scatter_logits(output.logits, batch["valid"])  # [B, K]
 
 
 def _list_columns(choices: str | int | Sequence[str | int | Sequence[str | int]]) -> tuple[tuple[str, ...], ...]:
@@ -432,22 +411,3 @@ def _list_columns(choices: str | int | Sequence[str | int | Sequence[str | int]]
     if not choices or (lists and len(lists) < len(choices)) or not all(lists):
         raise OptionError("choices", show_value(choices), "names of columns, or lists of them, of which one is taken")
     return tuple(lists) or (tuple(map(str, choices)),)
-
-
-def _encode(
-    split: Split, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
-) -> "TokenizedExamples":
-    """Tokenizes the sequences of a split, whose examples have at most `most` of them."""
-    from distill.data import tokenization
-    from distill.data.batches import TokenizedExamples
-
-    contexts = split.columns.get("context", itertools.repeat(None))
-    rows = zip(split["question"], contexts, split["choices"], strict=False)
-    pairs = [pair for row in rows for pair in pair_choices(*row)]
-    first, second = ([pair[side] for pair in pairs] for side in (0, 1))
-    tokens = tokenization.tokenize_split(text_split(first, second), tokenizer, max_length, cache_dir)
-    valid = np.arange(most) < np.array([len(choices) for choices in split["choices"]])[:, None]
-    return TokenizedExamples(
-        tokens, tokenizer, per_example={"labels": split.labels}, valid=valid,
-        classes_per_item=float(valid.sum(axis=1).mean()),
-    )  # fmt: skip

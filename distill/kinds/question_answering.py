@@ -13,18 +13,21 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch import Tensor
+from transformers.modeling_outputs import ModelOutput
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import IGNORED, Batch, Constant, Items, Outputs, Scores
 from distill.core.errors import OptionError
 from distill.core.options import check_arguments
 from distill.data import questions, sources
+from distill.data.batches import TokenizedExamples
 from distill.data.pool import UnlabelledText
 from distill.data.questions import label_windows, tokenize_windows
 from distill.data.sources import check_memory
@@ -34,22 +37,13 @@ from distill.edge import answering
 from distill.edge.answering import NO_ANSWER, NO_CLASS
 from distill.edge.decoder import MASKED
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Encoder, Kind
 from distill.kinds.scoring import Scoring, draw_halves, expected_calibration_error
 from distill.losses import HardLabels
-from distill.losses.term import mask_logits
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.data.batches import TokenizedExamples
-
 
 LABELS = ("start", "end")  # The two outputs of a model's head at every token.
 SUFFIXES = (*sources.SQUAD, ".jsonl", ".jsonl.gz", ".parquet")
 NULL_THRESHOLD = "null_threshold"  # That of all questions in `Scores.decoding`, and of each item in `Scores.columns`.
-EPOCHS = 10  # Of a student, at least: after 2 epochs of SQuAD it is far from what it reaches.
 SMALLEST = 5  # Tokens of a window besides the shared ones: three special ones, the question's and a new one.
 
 
@@ -73,13 +67,13 @@ class AnswerScores(Scoring):
     scored: Split | None = None
     may_be_unanswerable: bool = False
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """Returns logits and characters `[n, max_length]`, padded to the same width in every batch."""
         columns = [_from_first_token(items[f"{name}_characters"], items.batch) for name in LABELS]
         characters = torch.stack(columns, dim=1).flatten(0, 1)
         assert items.valid is not None
         characters = characters.masked_fill(~items.valid, NO_CLASS)
-        logits = mask_logits(super().score(outputs, items)["logits"], items.valid)
+        logits = super().score(outputs, items)["logits"]
         padding = (0, self.max_length - logits.shape[-1])
         return {
             "logits": F.pad(logits, padding, value=MASKED),
@@ -217,7 +211,7 @@ class AnswerScores(Scoring):
         )
 
 
-class QuestionAnswering(ShownTask):
+class QuestionAnswering(Kind):
     """Answers to questions, each a span of its context or, as in SQuAD 2.0, none.
 
     A context is cut into windows that fit into the model. Each window has two items, the start and the end of the
@@ -249,6 +243,9 @@ class QuestionAnswering(ShownTask):
 
     kinds = ("question_answering",)
     auto_class = "AutoModelForQuestionAnswering"
+    decoder = "spans"
+    pair = can_augment = has_contexts = True
+    fewest_epochs = 10  # After 2 epochs of SQuAD a student is far from what it reaches.
 
     @check_arguments
     def __init__(
@@ -271,17 +268,11 @@ class QuestionAnswering(ShownTask):
         *text, label = questions.COLUMNS
         self.source = labelled_rows.table_source(
             name=name, text=tuple(text), label=(label,), further=questions.OPTIONAL_COLUMNS, suffixes=SUFFIXES,
-            **options,
+            options=options,
         )  # fmt: skip
         check_memory(self.source, [(name,) for name in questions.COLUMNS], questions.ADVICE)
-        self.pool = labelled_rows.pool_source(
-            options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)).add_to
-        )
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="spans",
-            max_length=max_length, pair=True, can_augment=True, has_contexts=True,
-            fewest_epochs=EPOCHS, **self.pool.info(),
-        )  # fmt: skip
+        pool = labelled_rows.pool_source(options, lambda pairs: UnlabelledText(pairs, tuple(text), (label,)).add_to)
+        super().__init__(name, max_length, pool=pool)
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split. If one of them has a question without an answer, the rules of SQuAD 2.0 hold for all.
@@ -299,40 +290,17 @@ class QuestionAnswering(ShownTask):
         )
         return self.pool.add_to(replace(data, scoring=scoring, terms={"hard": HardLabels()}))
 
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> "dict[str, Examples]":
-        """Tokenizes every split into windows; `Examples` are windows.
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
+        """Tokenizes a split into windows; `Examples` are windows.
 
         Raises:
             UserError: for a tokenizer whose tokens stand for other characters than it tells, and long questions.
         """
-        check_offsets(tokenizer, dict.fromkeys(data.splits["train"]["context"]))
-
-        scored = data.scored()
-        sizes = np.cumsum([0, *map(len, scored.values())])
-        firsts = {name: int(first) for name, first in zip(scored, sizes, strict=False)}
-
-        def encode(name: str, split: Split) -> "TokenizedExamples":
-            return self._encode(split, tokenizer, cache_dir, name=name, first=firsts.get(name))
-
-        return labelled_rows.encode_splits(data, encode, lambda pool: questions.question_split(pool.texts, pool.pairs))
-
-    def _encode(
-        self,
-        split: Split,
-        tokenizer: "PreTrainedTokenizerBase",
-        cache_dir: Path | None,
-        *,
-        name: str,
-        first: int | None,
-    ) -> "TokenizedExamples":
-        """Tokenizes a split, whose first question has the number `first` among those of all scored splits."""
-        from distill.data.batches import TokenizedExamples
-
+        if name == "train":
+            check_offsets(encoder.tokenizer, dict.fromkeys(split["context"]))
         tokens = tokenize_windows(
-            split, tokenizer, max_length=self.info.max_length, doc_stride=self._scoring.doc_stride,
-            cache_dir=cache_dir, name=name,
+            split, encoder.tokenizer, max_length=self.max_length, doc_stride=self._scoring.doc_stride,
+            cache_dir=encoder.cache_dir, name=name,
         )  # fmt: skip
         assert tokens.rows is not None
         answers = questions.find_spans(split)
@@ -344,29 +312,32 @@ class QuestionAnswering(ShownTask):
                 f"{name}: the answers to {answered - found:,} of {answered:,} questions have no token, or are longer "
                 "than what neighbouring windows share, so that no window holds the whole of them: raise task.doc_stride"
             )
-        question = np.full(len(tokens), NO_ANSWER) if first is None else tokens.rows + first
+        scored, question = list(data.scored()), np.full(len(tokens), NO_ANSWER)
+        if name in scored:  # Its questions are counted among those of all scored splits.
+            question = tokens.rows + sum(len(data.splits[other]) for other in scored[: scored.index(name)])
         return TokenizedExamples(
-            tokens, tokenizer,
+            tokens, encoder.tokenizer,
             per_example={"start_positions": starts, "end_positions": ends, "question": question},
             items_per_example=2.0,
             classes_per_item=float((tokens.columns["start_characters"] >= NO_ANSWER).sum() / len(tokens)),
         )  # fmt: skip
 
+    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
+        return questions.question_split(pool.texts, pool.pairs)
+
     def select(self, batch: Batch) -> Items:
+        """The start and the end of the answer in each window."""
         labels = torch.stack([batch["start_positions"], batch["end_positions"]], dim=1).flatten()
         row = torch.arange(len(labels), device=labels.device) // 2
         valid = _from_first_token(batch["start_characters"], batch) >= NO_ANSWER
         return Items(batch=batch, row=row, labels=labels, labelled=labels != IGNORED, valid=valid[row])
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        from distill.models.forward import collect_outputs, run_model
-
-        output = run_model(model, batch, needs)
+    def select_logits(self, output: ModelOutput, batch: Batch, items: Items) -> Tensor:
         logits = [_from_first_token(output.logits[..., side], batch) for side in range(2)]
-        return collect_outputs(output, torch.stack(logits, dim=1).flatten(0, 1))
+        return torch.stack(logits, dim=1).flatten(0, 1)
 
 
-def _from_first_token(values: "Tensor", batch: Batch) -> "Tensor":
+def _from_first_token(values: Tensor, batch: Batch) -> Tensor:
     """Returns values `[B, L]` of the tokens with those of the first token of each text at 0, whatever the padding."""
     first = batch["attention_mask"].argmax(dim=1, keepdim=True)
     position = torch.arange(values.shape[1], device=values.device) + first

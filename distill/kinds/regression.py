@@ -7,29 +7,24 @@ True
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from distill.core.console import print_notice
-from distill.core.contracts import Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import Constant, Scores
 from distill.core.errors import OptionError
 from distill.core.options import check_arguments, show_value
 from distill.data.splits import LabelledData
 from distill.edge.metrics import NUMBER_METRICS, compute_metrics
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.labelled_rows import TextRows
 from distill.kinds.scoring import Functions, Scoring, annotate_metrics, is_constant, read_metrics, share_within_range
 from distill.losses import HardLabels
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from distill.kinds.scoring import Metrics
-
-
-if not TYPE_CHECKING:
+else:
     Metrics = annotate_metrics(", ".join(NUMBER_METRICS))
 
 
@@ -46,6 +41,19 @@ class NumberScores(Scoring):
 
     names: tuple[str, ...]
     functions: Functions = field(default_factory=dict)
+
+    def adapt(self, data: LabelledData) -> LabelledData:
+        """Returns the data with its scoring."""
+        numbers = data.splits["dev"].labels
+        if is_constant(numbers):
+            print_notice(
+                f"all numbers of dev are {numbers[0]:g}, so that {self.metric} is 0 whatever a model predicts: give a "
+                "dev with different numbers"
+            )
+        data = self.adopt_functions(
+            data, perfect=lambda labels: labels[:, None], constant=lambda logits: np.full_like(logits, logits.mean())
+        )
+        return replace(data, scoring=self, terms={"hard": HardLabels()})
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics; a correlation with a constant is 0."""
@@ -110,7 +118,7 @@ class NumberScores(Scoring):
         return f"a number, {splits.labels[0]}: {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():.4g}"
 
 
-class Regression(ShownTask):
+class Regression(TextRows):
     """A number for one text or a pair of texts.
 
     Args:
@@ -129,7 +137,9 @@ class Regression(ShownTask):
     """
 
     kinds = ("regression",)
-    auto_class = "AutoModelForSequenceClassification"
+    likelihood = "gaussian"
+    decoder = "number"
+    no_label = np.nan
 
     @check_arguments
     def __init__(
@@ -145,35 +155,6 @@ class Regression(ShownTask):
         names, functions = read_metrics(metrics, list(NUMBER_METRICS))
         if names[0] == "mae":
             raise OptionError("metrics", show_value(names), "pearson or spearman first, because more of it is better")
-        self._scoring = NumberScores(names, functions)
-        self.rows = labelled_rows.labelled_text(name=name, text=text, label=label, regression=True, **options)
-        self.pool = labelled_rows.text_pool(options, self.rows)
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="gaussian", decoder="number",
-            max_length=max_length, pair=len(self.rows.text) == 2, builtin=options.get("builtin", False),
-            can_augment=True, **self.pool.info(),
+        super().__init__(
+            name, max_length, NumberScores(names, functions), text, label, {"task": "regression"}, options
         )  # fmt: skip
-
-    def read(self, cache_dir: Path) -> LabelledData:
-        data = self.pool.add_to(self.rows.read(cache_dir))
-        numbers = data.splits["dev"].labels
-        if is_constant(numbers):
-            print_notice(
-                f"all numbers of dev are {numbers[0]:g}, so that {self._scoring.metric} is 0 whatever a model "
-                "predicts: give a dev with different numbers"
-            )
-        data = self._scoring.adopt_functions(
-            data, perfect=lambda labels: labels[:, None], constant=lambda logits: np.full_like(logits, logits.mean())
-        )
-        return replace(data, scoring=self._scoring, terms={"hard": HardLabels()})
-
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
-        return labelled_rows.encode_rows(data, tokenizer, self.info.max_length, cache_dir, no_label=np.nan)
-
-    def select(self, batch: Batch) -> Items:
-        return labelled_rows.select_examples(batch, self.info.likelihood)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        return labelled_rows.run_whole_model(model, batch, needs)

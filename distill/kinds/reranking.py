@@ -5,23 +5,29 @@
 True
 """
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Unpack
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import ModelOutput
 from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
 
 from distill.core.console import print_line, print_notice
-from distill.core.contracts import ENCODER_FEATURES, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import ENCODER_FEATURES, Batch, Constant, Items, Outputs, Scores
 from distill.core.errors import UserError
 from distill.core.files import write_json
 from distill.core.options import check_arguments
 from distill.core.storage import entry_key, has_entry, new_entry
+from distill.data.batches import TokenizedExamples, scored_tokens, scoring_steps
 from distill.data.retrieval import (
     Gains,
     JudgedTexts,
@@ -32,23 +38,17 @@ from distill.data.retrieval import (
     report_shared_queries,
 )
 from distill.data.sources import TableSource
-from distill.data.splits import LabelledData, Split, compute_digest, text_split
+from distill.data.splits import LabelledData, Split, compute_digest
+from distill.edge.bundle import Bundle
 from distill.edge.decoder import MASKED
 from distill.edge.metrics import score_rankings
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Encoder, Kind
 from distill.kinds.scoring import Scoring, largest_difference, share_within_range
 from distill.kinds.vector_scores import NO_DOCUMENT
 from distill.losses import HardLabels
-from distill.losses.term import mask_logits, scatter_logits
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.data.batches import TokenizedExamples
-    from distill.edge.bundle import Bundle
-
+from distill.losses.term import scatter_logits
+from distill.models.forward import input_names, run_model
 
 K1, B = 0.9, 0.4  # Those of Anserini and of the results of BEIR (arXiv 2104.08663).
 CHUNK = 256  # Queries whose scores of all documents are in memory at once.
@@ -130,8 +130,6 @@ def find_candidates(
 def _search_bundle(
     directory: Path, queries: Sequence[str], documents: Sequence[str], k: int, cache_dir: Path | None
 ) -> list[list[int]]:
-    from distill.edge.bundle import Bundle
-
     try:
         bundle = Bundle(directory)
     except UserError as error:
@@ -154,7 +152,7 @@ def _search_bundle(
     return cached
 
 
-def _search(bundle: "Bundle", queries: Sequence[str], documents: Sequence[str], k: int) -> list[list[int]]:
+def _search(bundle: Bundle, queries: Sequence[str], documents: Sequence[str], k: int) -> list[list[int]]:
     return [[number for number, _ in row] for row in bundle.search(queries, documents, k=k)]
 
 
@@ -328,10 +326,6 @@ class CandidateScores(Scoring):
     first_stage: str = BM25_NAME
     data: Lists | None = None
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
-        """The logits `[n, K]`, `MASKED` for a candidate that a query does not have."""
-        return {"logits": mask_logits(super().score(outputs, items)["logits"], items.valid)}
-
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The means over the queries."""
         columns = self.condense(scores).columns
@@ -432,7 +426,7 @@ class CandidateScores(Scoring):
         return np.asarray(logits[logits > MASKED])
 
 
-class Reranking(ShownTask):
+class Reranking(Kind):
     """Queries with candidates, the first documents of a search, which a model of pairs puts in a better order.
 
     A model reads the query and a document as two texts, and gives the pair one logit, the score. Models are of
@@ -456,6 +450,9 @@ class Reranking(ShownTask):
 
     kinds = ("reranking",)
     auto_class = "AutoModelForSequenceClassification"
+    decoder = "ranking"
+    pair = True
+    model_settings = MappingProxyType({"problem_type": "regression"})
 
     @check_arguments
     def __init__(
@@ -469,15 +466,14 @@ class Reranking(ShownTask):
         name: str = "reranking",
         **options: Unpack[JudgedOptions],
     ) -> None:
+        super().__init__(name, max_length)
         self.candidates, self.top, self.negatives = str(candidates), top, negatives
-        self.source = labelled_rows.table_source(name=name, text=("query", "documents"), label=("score",), **options)
+        self.sequences = (1 + negatives, top)
+        self.source = labelled_rows.table_source(
+            name=name, text=("query", "documents"), label=("score",), options=options
+        )  # fmt: skip
         first_stage = "BM25" if self.candidates == BM25_NAME else "vector search"
         self._scoring = CandidateScores(tuple(metrics), first_stage)
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="ranking",
-            max_length=max_length, pair=True, model_settings={"problem_type": "regression"},
-            sequences=(1 + negatives, top),
-        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split, and finds the candidates of all queries.
@@ -491,39 +487,30 @@ class Reranking(ShownTask):
         )
         return replace(data, scoring=replace(self._scoring, data=lists), terms={"hard": HardLabels()})
 
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         """Tokenizes every document with its query. The logits of all splits are as wide as the longest list."""
-        most = max(len(documents) for split in data.splits.values() for documents in split["documents"])
+        most = max(len(documents) for of_split in data.splits.values() for documents in of_split["documents"])
+        first = [query for query, documents in zip(split["query"], split["documents"], strict=True) for _ in documents]
+        second, counts = list(itertools.chain(*split["documents"])), list(map(len, split["documents"]))
+        return encoder.encode_lists(
+            first, second, counts, most, classes_per_item=float(np.mean(counts)), labels=split.labels
+        )  # fmt: skip
 
-        def encode(name: str, split: Split) -> "TokenizedExamples":
-            return _encode(split, most, tokenizer, self.info.max_length, cache_dir)
-
-        return labelled_rows.encode_splits(data, encode, lambda pool: pool)
-
-    def select(self, batch: Batch) -> Items:
-        """The queries, whose valid classes are their documents. The label of train's rows is the relevant one."""
-        return labelled_rows.select_examples(batch, self.info.likelihood, valid=batch["valid"])
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs the model on the sequences `[S, L]` of all documents.
 
         Without gradients they are run in parts, because a query of dev has many of them and of different lengths.
         """
-        from distill.models.forward import collect_outputs, run_model
-
         if not needs and not torch.is_grad_enabled():
             return Outputs(logits=scatter_logits(_score_in_parts(model, batch), batch["valid"]))  # [B, K]
-        output = run_model(model, batch, needs)
-        return collect_outputs(output, scatter_logits(output.logits, batch["valid"]))
+        return super().run(model, batch, items, needs)
+
+    def select_logits(self, output: ModelOutput, batch: Batch, items: Items) -> Tensor:
+        return scatter_logits(output.logits, batch["valid"])  # [B, K]
 
 
-def _score_in_parts(model: "PreTrainedModel", batch: Batch) -> "Tensor":
+def _score_in_parts(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Returns the logits `[S, 1]` of sequences, of which those of similar lengths are run together, without padding."""
-    from distill.data.batches import scored_tokens, scoring_steps
-    from distill.models.forward import input_names, run_model
-
     mask = batch["attention_mask"]
     names = [name for name in (*input_names(model), ENCODER_FEATURES) if name in batch]
     steps = scoring_steps(mask.sum(dim=1).cpu().numpy(), scored_tokens(mask.device))
@@ -534,20 +521,3 @@ def _score_in_parts(model: "PreTrainedModel", batch: Batch) -> "Tensor":
         parts.append(run_model(model, part).logits)
     order = np.concatenate(steps).argsort()
     return torch.cat(parts)[torch.from_numpy(order).to(mask.device)]
-
-
-def _encode(
-    split: Split, most: int, tokenizer: "PreTrainedTokenizerBase", max_length: int, cache_dir: Path | None
-) -> "TokenizedExamples":
-    """Tokenizes the documents of a split with their queries; a query has at most `most` of them."""
-    from distill.data import tokenization
-    from distill.data.batches import TokenizedExamples
-
-    counts = np.array([len(documents) for documents in split["documents"]])
-    first = [query for query, count in zip(split["query"], counts.tolist(), strict=True) for _ in range(count)]
-    second = [document for documents in split["documents"] for document in documents]
-    tokens = tokenization.tokenize_split(text_split(first, second), tokenizer, max_length, cache_dir)
-    return TokenizedExamples(
-        tokens, tokenizer, per_example={"labels": split.labels}, valid=np.arange(most) < counts[:, None],
-        classes_per_item=float(counts.mean()),
-    )  # fmt: skip

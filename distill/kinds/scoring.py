@@ -29,6 +29,7 @@ from distill.core.contracts import Constant, Items, Outputs, Scores
 from distill.core.errors import DistillError, OptionError, UserError, first_line, install_command
 from distill.core.options import show_value
 from distill.edge.decoder import MASKED, pad_classes, softmax
+from distill.losses.term import mask_logits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,6 +221,7 @@ class Scoring:
         functions: the metrics that the user wrote, by name.
         is_correlation: whether the metric is one, in which a spoiled example weighs as much as hundreds of others.
         writing: how models write texts for `plain_texts`; None where they write none that are scored.
+        weights: of the classes in the loss on the labels, None for equal ones.
     """
 
     names: tuple[str, ...]
@@ -231,6 +233,7 @@ class Scoring:
     weak_may_teach = False
     is_correlation = False
     writing: WritingSettings | None = None
+    weights: tuple[float, ...] | None = None
 
     @property
     def needs_teacher(self) -> bool:
@@ -319,10 +322,13 @@ class Scoring:
         raise TypeError(f"{type(self).__name__} has no summary(splits)")
 
     def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
-        """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs: `logits [n, C]`, float32."""
+        """The columns `[n]` or `[n, C]` that evaluation keeps of the items' outputs: `logits [n, C]`, float32.
+
+        They are `MASKED` for a class that an item cannot have.
+        """
         if outputs.logits is None:
             raise ValueError("got outputs without logits, expected [n, C] at the items")
-        return {"logits": outputs.logits.float()}
+        return {"logits": mask_logits(outputs.logits.float(), items.valid)}
 
     def compare(self, columns: "Mapping[str, Tensor]", reference: Outputs) -> "dict[str, Tensor]":
         """Further columns, which compare those of `score` with a teacher's outputs for the same items."""

@@ -25,50 +25,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic reads that of `typing` from Python 3.12 on.
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.console import print_notice
-from distill.core.contracts import (
-    DECODER_INPUTS,
-    IGNORED,
-    TARGET_LENGTHS,
-    TARGET_MASK,
-    Batch,
-    Examples,
-    Items,
-    Outputs,
-    Scores,
-    TaskInfo,
-)
+from distill.core.contracts import DECODER_INPUTS, IGNORED, TARGET_LENGTHS, TARGET_MASK, Batch, Items, Outputs, Scores
 from distill.core.errors import UserError
 from distill.core.options import check_arguments
-from distill.data import tokenization
 from distill.data.batches import CollatedBatch, TokenizedExamples
 from distill.data.labelled_text import check_surrogates, read_text_column
 from distill.data.sources import TableSource, check_columns, check_memory, text_keys
-from distill.data.splits import GivenTable, LabelledData, Split, TableSplits, create_data, text_split
+from distill.data.splits import LabelledData, Split, create_data, text_split
+from distill.data.tokenization import Tokens, tokenize_split
+from distill.edge.bundle import Bundle
 from distill.edge.sampling import MOST_BEAMS
 from distill.edge.text_decoders import TargetFrame, choose_masked
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Encoder, Kind
 from distill.kinds.masked_lm import TokenScores, select_labelled
 from distill.kinds.scoring import TextMetric, WritingSettings, text_metrics
 from distill.losses import HardLabels, TargetLength
+from distill.models.decoding import run_encoder_pass
+from distill.models.forward import fills_targets, shift_targets
+from distill.models.sentence_files import for_targets
 from distill.rows.columns import Table
 from distill.rows.formats import is_missing
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.data.tokenization import Tokens
-    from distill.edge.bundle import Bundle
-
 
 MissingTarget = Literal["error", "drop"]
 ADVICE = "name other columns with task.source=... and task.target=..."
@@ -213,36 +199,6 @@ LongTargets = Literal["cut", "error"]
 DEFAULT_METRICS: tuple[TextMetric, ...] = ("exact_match", "rougeL", "chrf", "bleu")
 
 
-class PairOptions(TypedDict, total=False):
-    """The options that determine the rows of `Seq2Seq`.
-
-    Attributes:
-        data: a path as `data_dir`, a table, or split -> table, as in `labelled_rows.TableOptions`.
-        train: the table of the training split, with `dev` and `test` in place of `data`.
-        dev: the table of the split that selects the checkpoint.
-        test: the table of a split that is scored at the end.
-        data_dir: a directory with `train` and `dev`, or one file.
-        dev_fraction: share of a single file or table, or of train, that is held out as dev, the same in every run.
-        splits: names of each split on the Hub and in the files.
-        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`.
-        train_examples: number of training rows that are used; None for all.
-        dev_examples: number of dev rows that are used; None for all.
-        transfer: further sets in the same columns by name. Every model is scored on them at the end.
-    """
-
-    data: GivenTable | TableSplits | str | Path | None
-    train: GivenTable | None
-    dev: GivenTable | None
-    test: GivenTable | None
-    data_dir: str | Path | None
-    dev_fraction: labelled_rows.Share
-    splits: Mapping[str, Sequence[str]] | None
-    hub_id: str | None
-    train_examples: labelled_rows.Amount | None
-    dev_examples: labelled_rows.Amount | None
-    transfer: labelled_rows.TransferSets | None
-
-
 @dataclass(frozen=True)
 class TargetScores(TokenScores):
     """The cross-entropies and the predictions of the tokens of the targets, each after the right ones before it.
@@ -303,7 +259,27 @@ class TargetScores(TokenScores):
         return f"a text for a text; {several:,} of {len(references):,} examples of dev have several references"
 
 
-class Seq2Seq(ShownTask):
+class TargetTask(Kind):
+    """A kind of task whose models write a text for a text; the items are the tokens of the targets."""
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    decoder = "seq2seq"
+    classes_are_tokens = generates = True
+    caches_outputs = False
+    max_target: int
+
+    def select(self, batch: Batch) -> Items:
+        """The tokens of the targets, in the order of the batch."""
+        items = select_labelled(batch)
+        return replace(items, labels=items.labels.long(), is_complete=True)
+
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+        """Runs both halves without the head, which computes logits at the items alone."""
+        inputs = shift_targets(model, batch["labels"])
+        return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
+
+
+class Seq2Seq(TargetTask):
     """A text for a text, such as a summary, a simplification or a translation.
 
     Models are encoder-decoders of `AutoModelForSeq2SeqLM`. A row of train with several references is a row for each of
@@ -325,7 +301,7 @@ class Seq2Seq(ShownTask):
         beams: of the search for such a text; 1 takes the most probable token each time, and None has the number of the
             teacher's generation configuration.
         name: names the task in records and directories.
-        options: those of `PairOptions`.
+        options: those of `labelled_rows.RowOptions`.
 
     Raises:
         OptionError: for an option that got a value it cannot take.
@@ -333,7 +309,7 @@ class Seq2Seq(ShownTask):
     """
 
     kinds = ("seq2seq",)
-    auto_class = "AutoModelForSeq2SeqLM"
+    scores: ClassVar[type[TargetScores]] = TargetScores
 
     @check_arguments
     def __init__(
@@ -351,10 +327,11 @@ class Seq2Seq(ShownTask):
         scored_texts: Annotated[int, Field(ge=0)] | None = 200,
         beams: Annotated[int, Field(ge=1, le=MOST_BEAMS)] | None = None,
         name: str = "seq2seq",
-        **options: Unpack[PairOptions],
+        **options: Unpack[labelled_rows.RowOptions],
     ) -> None:
+        super().__init__(name, max_length)
         source, target = str(source), str(target)
-        self.source = labelled_rows.table_source(name=name, text=(source,), label=(target,), **options)
+        self.source = labelled_rows.table_source(name=name, text=(source,), label=(target,), options=options)
         check_memory(self.source, [(source,), (target,)], ADVICE)
         self.pairs = TextPairs(
             rows=self.source, source=source, target=target, separator=separator, prefix=prefix, missing=missing
@@ -365,11 +342,6 @@ class Seq2Seq(ShownTask):
             if scored_texts == 0
             else WritingSettings(tuple(dict.fromkeys(text_metrics)), scored_texts, beams, max_target)
         )
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="seq2seq",
-            max_length=max_length, classes_are_tokens=True, caches_outputs=False, generates=True,
-            max_target=max_target,
-        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split.
@@ -381,55 +353,29 @@ class Seq2Seq(ShownTask):
         if self.writing is not None:
             text_metrics(["a"], [["a"]], self.writing.metrics)  # Before a training, at whose end it is needed.
         data = self.pairs.read(cache_dir).with_option(f"max_target={self.max_target} {self.long_targets}")
-        return replace(data, scoring=self.create_scores(), terms={"hard": HardLabels()})
+        scoring = self.scores(max_target=self.max_target, writing=self.writing, prefix=self.pairs.prefix)
+        return replace(data, scoring=scoring, terms={"hard": HardLabels()})
 
-    def create_scores(self) -> TargetScores:
-        """Returns the scoring of the data."""
-        return TargetScores(max_target=self.max_target, writing=self.writing, prefix=self.pairs.prefix)
-
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
         """Tokenizes sources and targets, these with the token for the end of a text as their last one.
 
         Raises:
             UserError: for longer targets than `max_target` where they are an error.
         """
-
-        def encode(name: str, split: Split) -> "TokenizedExamples":
-            return self._encode(split, tokenizer, cache_dir, name=name)
-
-        return labelled_rows.encode_splits(data, encode, lambda pool: pool)
-
-    def _encode(
-        self, split: Split, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None, *, name: str
-    ) -> "TokenizedExamples":
-        from distill.data import tokenization
-
-        tokens = tokenization.tokenize_split(text_split(split["source"]), tokenizer, self.info.max_length, cache_dir)
-        written = encode_targets(split["target"], tokenizer, self.max_target, cache_dir)
+        tokens = encoder.tokenize(text_split(split["source"]))
+        written = encode_targets(split["target"], encoder.tokenizer, self.max_target, encoder.cache_dir)
         if written.truncated:
             counted = f"{name}: {written.truncated:,} of {len(split):,} targets have more than {self.max_target} tokens"
             if self.long_targets == "error":
                 raise UserError(f"{counted}: raise task.max_target, or set task.long_targets=cut")
             print_notice(f"{counted} and are cut: raise task.max_target to keep them whole")
-        return self.join(tokens, written, tokenizer, name=name)
+        return self.join(tokens, written, encoder.tokenizer, name=name)
 
     def join(
-        self, tokens: "Tokens", targets: "Tokens", tokenizer: "PreTrainedTokenizerBase", *, name: str
-    ) -> "TokenizedExamples":
+        self, tokens: Tokens, targets: Tokens, tokenizer: PreTrainedTokenizerBase, *, name: str
+    ) -> TokenizedExamples:
         """Returns the sources of the split `name` with their targets."""
-        from distill.data.batches import TokenizedExamples
-
         return TokenizedExamples(tokens, tokenizer, targets=targets)
-
-    def select(self, batch: Batch) -> Items:
-        """The tokens of the targets, in the order of the batch."""
-        return select_targets(batch)
-
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        """Runs both halves without the head, which computes logits at the items alone."""
-        return run_halves(model, batch, items, needs)
 
 
 def describe_prefix(prefix: str) -> str:
@@ -437,35 +383,17 @@ def describe_prefix(prefix: str) -> str:
     return f" Every source begins with `{prefix}`: a bundle puts it there, and transformers needs it." if prefix else ""
 
 
-def select_targets(batch: Batch) -> Items:
-    """Returns the tokens of the targets, in the order of the batch."""
-    items = select_labelled(batch)
-    return replace(items, labels=items.labels.long(), is_complete=True)
-
-
-def run_halves(model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-    """Runs both halves without the head, which computes logits at the items alone."""
-    from distill.models.decoding import run_encoder_pass
-    from distill.models.forward import shift_targets
-
-    inputs = shift_targets(model, batch["labels"])
-    return run_encoder_pass(model, {**batch, DECODER_INPUTS: inputs}, items, needs)
-
-
 def encode_targets(
-    texts: list[str], tokenizer: "PreTrainedTokenizerBase", max_target: int, cache_dir: Path | None
-) -> "Tokens":
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, max_target: int, cache_dir: Path | None
+) -> Tokens:
     """Returns the tokens of targets, cut to `max_target`, with the token for the end of a text as their last one."""
-    from distill.data import tokenization
-    from distill.models.sentence_files import for_targets
-
     tokenizer = for_targets(tokenizer)
     adds_end = ends_texts(tokenizer)
-    tokens = tokenization.tokenize_split(text_split(texts), tokenizer, max_target - (not adds_end), cache_dir)
+    tokens = tokenize_split(text_split(texts), tokenizer, max_target - (not adds_end), cache_dir)
     return tokens if adds_end else _append_end(tokens, tokenizer.eos_token_id)
 
 
-def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def ends_texts(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Returns whether the tokenizer itself puts the token for the end of a text behind each text.
 
     mBART puts the token of the language behind it.
@@ -475,7 +403,7 @@ def ends_texts(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return any(is_special and token == tokenizer.eos_token_id for token, is_special in behind)
 
 
-def _append_end(tokens: "Tokens", end: int) -> "Tokens":
+def _append_end(tokens: Tokens, end: int) -> Tokens:
     """Returns the tokens of each example with the token for its end behind them."""
     ids = np.insert(tokens.columns["input_ids"], tokens.offsets[1:], end)
     offsets = tokens.offsets + np.arange(len(tokens.offsets))
@@ -493,8 +421,8 @@ class MaskedTargets(TokenizedExamples):
 
     def __init__(
         self,
-        encoded: tokenization.Tokens,
-        tokenizer: "PreTrainedTokenizerBase",
+        encoded: Tokens,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         frame: TargetFrame,
         visits: int | None,
@@ -520,7 +448,7 @@ class MaskedTargets(TokenizedExamples):
         return {**batch, **own, "example_id": torch.from_numpy(example_id)}
 
 
-class TargetOptions(PairOptions, total=False):
+class TargetOptions(labelled_rows.RowOptions, total=False):
     """The options of `Seq2Seq` besides its name, with their meanings there."""
 
     source: str | int
@@ -543,7 +471,7 @@ class RefinedWriting(WritingSettings):
     rounds: int = 1
     lengths: int = 1
 
-    def write(self, bundle: "Bundle", sources: Sequence[str]) -> list[Mapping[str, Any]]:
+    def write(self, bundle: Bundle, sources: Sequence[str]) -> list[Mapping[str, Any]]:
         return list(bundle.predict(sources, rounds=self.rounds, lengths=self.lengths))
 
 
@@ -554,7 +482,7 @@ class MaskedTargetScores(TargetScores):
     A model that writes tokens one after another predicts the same ones, each after the right tokens before it.
     """
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """The columns of tokens, and the distance of the predicted from the right length of their target."""
         columns = super().score(outputs, items)
         if outputs.length_logits is not None:
@@ -602,6 +530,11 @@ class MaskPredict(Seq2Seq):
     """
 
     kinds = ("mask_predict",)
+    scores = MaskedTargetScores
+    decoder = "mask_predict"
+    generates = fixed_inputs = False
+    taught_by = "seq2seq"
+    label_columns = frozenset({"labels", TARGET_LENGTHS})
 
     @check_arguments
     def __init__(
@@ -616,34 +549,21 @@ class MaskPredict(Seq2Seq):
         self.rounds, self.lengths = rounds, lengths
         if self.writing is not None:
             self.writing = RefinedWriting(**vars(self.writing), rounds=rounds, lengths=lengths)
-        self.info = replace(
-            self.info, kind=self.kinds[0], decoder="mask_predict", generates=False, fixed_inputs=False,
-            taught_by="seq2seq", label_columns=frozenset({"labels", TARGET_LENGTHS}),
-        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         return replace(super().read(cache_dir), terms={"hard": HardLabels(), "length": TargetLength()})
 
-    def create_scores(self) -> MaskedTargetScores:
-        return MaskedTargetScores(max_target=self.max_target, writing=self.writing, prefix=self.pairs.prefix)
-
-    def join(
-        self, tokens: "Tokens", targets: "Tokens", tokenizer: "PreTrainedTokenizerBase", *, name: str
-    ) -> "MaskedTargets":
+    def join(self, tokens: Tokens, targets: Tokens, tokenizer: PreTrainedTokenizerBase, *, name: str) -> MaskedTargets:
         """Returns sources with their targets, whose masks are new in each epoch of train.
 
         Raises:
             UserError: for a tokenizer without a token for masks.
         """
-
         frame = find_frame(tokenizer, self.max_target)
         return MaskedTargets(tokens, tokenizer, targets=targets, frame=frame, visits=None if name == "train" else 1)
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs both halves without the head, which computes logits at the items alone."""
-        from distill.models.decoding import run_encoder_pass
-        from distill.models.forward import fills_targets, shift_targets
-
         if not fills_targets(model):
             shown = batch[DECODER_INPUTS].masked_fill(batch[TARGET_MASK] == 0, IGNORED)
             whole = batch["labels"].where(batch["labels"] != IGNORED, shown)
@@ -651,7 +571,7 @@ class MaskPredict(Seq2Seq):
         return run_encoder_pass(model, batch, items, needs)
 
 
-def find_frame(tokenizer: "PreTrainedTokenizerBase", max_target: int) -> TargetFrame:
+def find_frame(tokenizer: PreTrainedTokenizerBase, max_target: int) -> TargetFrame:
     """Returns the tokens around a target.
 
     Raises:

@@ -12,16 +12,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import Annotated, Any, Unpack
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
+from transformers.modeling_outputs import ModelOutput
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import IGNORED, Batch, Constant, Items, Scores
 from distill.core.errors import OptionError, UserError
 from distill.core.options import check_arguments, show_value
 from distill.data import sources
+from distill.data.batches import TokenizedExamples
 from distill.data.labelled_text import check_surrogates
 from distill.data.pool import Unlabelled, UnlabelledText
 from distill.data.sources import TableSource, check_columns, check_memory, text_keys
@@ -30,6 +33,7 @@ from distill.data.tokenization import check_offsets, tokenize_sentences
 from distill.edge.decoder import softmax
 from distill.edge.words import NAME as SPLITTER
 from distill.edge.words import (
+    Entities,
     Span,
     Splitter,
     TagScheme,
@@ -41,22 +45,12 @@ from distill.edge.words import (
     split_letters,
 )
 from distill.kinds import labelled_rows
-from distill.kinds.labelled_rows import (
-    WEIGHTS,
-    ClassWeights,
-    ShownTask,
-    describe_weights,
-    resolve_class_weights,
-    weight_column,
-)
+from distill.kinds.kind import WEIGHTS, Encoder, Kind
+from distill.kinds.labelled_rows import ClassWeights, describe_weights, resolve_class_weights, show_names, weight_column
 from distill.kinds.scoring import Scoring, always, list_by_example
 from distill.losses import HardLabels
 from distill.rows.columns import BLANK, Table, read_conll
 from distill.rows.formats import is_without_label
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")
@@ -64,7 +58,6 @@ SUFFIXES = (*CONLL, ".jsonl", ".jsonl.gz", ".parquet")
 _PREFIXES = ("B", "I", "E", "S")
 TEXT = "text"  # The column of a table with the plain text of each sentence, which it may have.
 ADVICE = "name yours with task.tokens=... and task.tags=..."
-_SHOWN = 8  # Tags in a message.
 
 
 def tagged_split(
@@ -246,9 +239,13 @@ def _name_labels(named: Sequence[str] | None, sentences: Mapping[str, _Sentences
     used = {tag for of_split in sentences.values() for tag in of_split.counts()}
     names = tuple(named or (OUTSIDE, *sorted(used - {OUTSIDE})))
     if OUTSIDE not in names:
-        raise UserError(f"the tags are {_show(names)}, expected {OUTSIDE} among them, for words outside of entities")
+        raise UserError(
+            f"the tags are {show_names(names)}, expected {OUTSIDE} among them, for words outside of entities"
+        )
     if unnamed := sorted(used - set(names)):
-        raise UserError(f"the tags {_show(unnamed)} are not among those of train ({_show(names)}): write them alike")
+        raise UserError(
+            f"the tags {show_names(unnamed)} are not among those of train ({show_names(names)}): write them alike"
+        )
     return names
 
 
@@ -258,7 +255,7 @@ def _check_sets(sets: Mapping[str, _Sentences], labels: Sequence[str]) -> None:
         if strange := sorted(of_set.counts().keys() - set(labels)):
             raise UserError(
                 f"{of_set.place(strange[0])}: tag {strange[0]} of the set {name} is unknown, expected one of "
-                f"{_show(labels)}"
+                f"{show_names(labels)}"
             )
 
 
@@ -314,12 +311,12 @@ def _check_unseen(sentences: Mapping[str, _Sentences], *, strict: bool) -> None:
         if strange and name == "dev" and strict:
             raise UserError(
                 f"{of_split.place(strange[0])}: tag {strange[0]} is of a type that train lacks, expected one of "
-                f"{_show(sorted(types))}: correct it, or move sentences of this type to train"
+                f"{show_names(sorted(types))}: correct it, or move sentences of this type to train"
             )
         if unseen:
             print_notice(
                 f"{of_split.source}: words with a tag that train lacks, which count as missed: "
-                f"{sum(unseen.values()):,} ({_show(sorted(unseen))})"
+                f"{sum(unseen.values()):,} ({show_names(sorted(unseen))})"
             )
 
 
@@ -346,20 +343,17 @@ def _name_tag(value: object, names: Sequence[str] | None, place: str) -> str:
     """Returns the name of a tag, which is a name or the index of one."""
     if isinstance(value, str):
         if names is not None and value not in names:
-            raise UserError(f"{place}: tag {reprlib.repr(value)} is unknown, expected one of {_show(names)}")
+            raise UserError(f"{place}: tag {reprlib.repr(value)} is unknown, expected one of {show_names(names)}")
         return value
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"{place}: tag {reprlib.repr(value)} is no name and no number of a tag")
     if names is None:
         raise UserError(f"{place}: tag {value} is a number, expected names: name them with task.labels=[O,B-TYPE,...]")
     if not 0 <= value < len(names):
-        raise UserError(f"{place}: tag {value} is no index of the tags {_show(names)}, expected 0 to {len(names) - 1}")
+        raise UserError(
+            f"{place}: tag {value} is no index of the tags {show_names(names)}, expected 0 to {len(names) - 1}"
+        )
     return names[value]
-
-
-def _show(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 UNTAGGED = -1  # The label in a batch of the first piece of a word without a tag.
@@ -419,13 +413,9 @@ class TagScores(Scoring):
 
     def _count_entities(self, scores: Scores, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The numbers of correct, predicted and true entities of each type, `[types]` each."""
-        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
-        found, expected = (scheme.find(tags, starts) for tags in (predicted, scores.labels))
-        last, kind = np.zeros(len(predicted), dtype=int), np.full(len(predicted), -1)
-        last[expected.first], kind[expected.first] = expected.last, expected.kind
-        is_right = (kind[found.first] == found.kind) & (last[found.first] == found.last)
-        kinds = (found.kind[is_right], found.kind, expected.kind)
-        correct, of_found, of_expected = (np.bincount(of, minlength=len(scheme.types)) for of in kinds)
+        found, expected = (self._find_entities(scores, tags) for tags in (predicted, scores.labels))
+        kinds = (found.kind[_are_in(found, expected, len(predicted))], found.kind, expected.kind)
+        correct, of_found, of_expected = (np.bincount(of, minlength=len(TagScheme(self.labels).types)) for of in kinds)
         return correct, of_found, of_expected
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
@@ -442,21 +432,22 @@ class TagScores(Scoring):
         """The least probable tag of each word."""
         return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
 
+    def _find_entities(self, scores: Scores, tags: np.ndarray) -> Entities:
+        return TagScheme(self.labels).find(tags, np.diff(scores.example_id, prepend=-1) != 0)
+
     def hits(self, scores: Scores) -> dict[str, np.ndarray]:
         """Whether each entity was found, with its type, first and last word."""
-        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
-        found, expected = (scheme.find(tags, starts) for tags in (self.predictions(scores), scores.labels))
-        last, kind = np.zeros(len(scores.labels), dtype=int), np.full(len(scores.labels), -1)
-        last[found.first], kind[found.first] = found.last, found.kind
-        is_found = (kind[expected.first] == expected.kind) & (last[expected.first] == expected.last)
-        return {name: is_found[expected.kind == number] for number, name in enumerate(scheme.types)}
+        found, expected = (self._find_entities(scores, tags) for tags in (self.predictions(scores), scores.labels))
+        return self._by_type(expected, _are_in(expected, found, len(scores.labels)))
 
     def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
         """The example of each entity."""
-        scheme, starts = TagScheme(self.labels), np.diff(scores.example_id, prepend=-1) != 0
-        expected = scheme.find(scores.labels, starts)
-        rows = self.rows(scores)[expected.first]
-        return {name: rows[expected.kind == number] for number, name in enumerate(scheme.types)}
+        expected = self._find_entities(scores, scores.labels)
+        return self._by_type(expected, self.rows(scores)[expected.first])
+
+    def _by_type(self, entities: Entities, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the values `[m]` of entities by their type."""
+        return {name: values[entities.kind == number] for number, name in enumerate(TagScheme(self.labels).types)}
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The most frequent tag, which is usually that of words without an entity."""
@@ -487,7 +478,7 @@ class TagScores(Scoring):
         return sum(self.splitter.split(text) != spans for text, spans in written) / len(written)
 
 
-class TokenClassification(ShownTask):
+class TokenClassification(Kind):
     """Tags of words in BIO, IOB1 or BIOES, in CoNLL files or in tables with lists of words and of tags.
 
     A CoNLL file has a word and its tag on each line, and a blank line between sentences.
@@ -517,6 +508,8 @@ class TokenClassification(ShownTask):
 
     kinds = ("token_classification",)
     auto_class = "AutoModelForTokenClassification"
+    decoder = "tags"
+    can_augment = has_mentions = True
 
     @check_arguments
     def __init__(
@@ -536,20 +529,16 @@ class TokenClassification(ShownTask):
             raise OptionError("tags", show_value(tags), "another column than that of task.tokens")
         if labels is not None and (len(set(labels)) < len(labels) or OUTSIDE not in labels):
             raise OptionError("labels", show_value(labels), "the names of at least two tags, each once, one of them O")
-        source = labelled_rows.table_source(
-            name=name, text=(tokens,), label=(tags,), further=(TEXT,), suffixes=SUFFIXES,
+        self.source = labelled_rows.table_source(
+            name=name, text=(tokens,), label=(tags,), further=(TEXT,), suffixes=SUFFIXES, options=options,
             read_file=partial(read_tagged_file, tokens=tokens, tags=tags, column=column, word_column=word_column),
-            **options,
         )  # fmt: skip
-        check_memory(source, [(tokens,), (tags,)], ADVICE)
-        self.rows = TaggedText(source, tokens, tags, label_names=None if labels is None else tuple(labels))
-        self.pool = labelled_rows.pool_source(options, lambda sentences: partial(self._add_unlabelled, sentences))
+        check_memory(self.source, [(tokens,), (tags,)], ADVICE)
+        self.rows = TaggedText(self.source, tokens, tags, label_names=None if labels is None else tuple(labels))
+        pool = labelled_rows.pool_source(options, lambda sentences: partial(self._add_unlabelled, sentences))
+        super().__init__(name, max_length, pool=pool)
         self.class_weights = class_weights
         self._reported: set[str] = set()  # Splits whose words without a token were reported.
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="tags",
-            max_length=max_length, can_augment=True, has_mentions=True, **self.pool.info(),
-        )  # fmt: skip
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every split; a tag that train lacks is a class too, so that its words count as missed.
@@ -567,39 +556,34 @@ class TokenClassification(ShownTask):
         weights = resolve_class_weights(self.class_weights, data.labels, tags)
         return replace(data, scoring=replace(scoring, weights=weights)).with_option(f"class_weights={weights}")
 
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
-        """Tokenizes every split; the label of a word is that of its first piece.
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
+        """Tokenizes the words of a split; the label of a word is that of its first piece.
 
         Raises:
             UserError: for a tokenizer whose tokens stand for other characters than it tells, and words that do not fit.
         """
-        from distill.data.batches import TokenizedExamples
+        if name == "train":
+            check_offsets(encoder.tokenizer, split.texts)
+        tokens = tokenize_sentences(split["words"], encoder.tokenizer, self.max_length, encoder.cache_dir)
+        words = tokens.columns["words"]
+        if not (words >= 0).any():
+            raise UserError(f"no word of {name} fits into task.max_length={self.max_length} tokens: raise it")
+        if tokens.wordless and name not in self._reported:
+            self._reported.add(name)
+            print_notice(f"{name}: words that have no token, which are left out: {tokens.wordless:,}")
+        columns = {column: values for column, values in tokens.columns.items() if column != "words"}
+        labels = _label_pieces(words, np.diff(tokens.offsets), split)
+        return TokenizedExamples(
+            replace(tokens, columns=columns), encoder.tokenizer,
+            per_token={"labels": labels} | weight_column(data.scoring.weights, labels),
+            items_per_example=float((words >= 0).sum() / len(split)),
+        )  # fmt: skip
 
-        check_offsets(tokenizer, data.splits["train"].texts)
-
-        def encode(name: str, split: Split) -> TokenizedExamples:
-            tokens = tokenize_sentences(split["words"], tokenizer, self.info.max_length, cache_dir)
-            words = tokens.columns["words"]
-            if not (words >= 0).any():
-                raise UserError(f"no word of {name} fits into task.max_length={self.info.max_length} tokens: raise it")
-            if tokens.wordless and name not in self._reported:
-                self._reported.add(name)
-                print_notice(f"{name}: words that have no token, which are left out: {tokens.wordless:,}")
-            columns = {column: values for column, values in tokens.columns.items() if column != "words"}
-            labels = _label_pieces(words, np.diff(tokens.offsets), split)
-            return TokenizedExamples(
-                replace(tokens, columns=columns), tokenizer,
-                per_token={"labels": labels} | weight_column(data.scoring.weights, labels),
-                items_per_example=float((words >= 0).sum() / len(split)),
-            )  # fmt: skip
-
-        return labelled_rows.encode_splits(
-            data, encode, lambda pool: tagged_split([text.split() for text in pool.texts])
-        )
+    def create_unlabelled(self, pool: Any, data: LabelledData) -> Split:
+        return tagged_split([text.split() for text in pool.texts])
 
     def select(self, batch: Batch) -> Items:
+        """The first pieces of words."""
         labels = batch["labels"].flatten()
         index = (labels != IGNORED).nonzero().squeeze(-1)
         chosen = labels[index]
@@ -610,11 +594,9 @@ class TokenClassification(ShownTask):
             weights=None if weights is None else weights.flatten()[index],
         )  # fmt: skip
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
-        from distill.models.forward import collect_outputs, run_model
-
-        output = run_model(model, batch, needs)
-        return collect_outputs(output, output.logits.flatten(0, 1)[items.index])
+    def select_logits(self, output: ModelOutput, batch: Batch, items: Items) -> Tensor:
+        logits: Tensor = output.logits.flatten(0, 1)[items.index]
+        return logits
 
     def _add_unlabelled(self, sentences: Unlabelled, data: LabelledData) -> LabelledData:
         """Returns the data with sentences without tags, whose texts are split as by a bundle."""
@@ -646,6 +628,13 @@ def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: Split) -> np.nd
     counts = np.array([len(tags) for tags in split["tags"]])
     first_words = np.repeat(counts.cumsum() - counts, lengths)  # Of the sentence of each token, among all words.
     return np.where(words >= 0, np.concatenate(split["tags"])[first_words + np.maximum(words, 0)], IGNORED)
+
+
+def _are_in(entities: Entities, others: Entities, words: int) -> np.ndarray:
+    """Returns whether each of the entities `[m]` in so many words is one of the others too."""
+    last, kind = np.zeros(words, dtype=int), np.full(words, -1)
+    last[others.first], kind[others.first] = others.last, others.kind
+    return np.asarray((kind[entities.first] == entities.kind) & (last[entities.first] == entities.last))
 
 
 def _f1(correct: int, found: int, expected: int) -> dict[str, float]:

@@ -16,34 +16,30 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.console import print_notice
-from distill.core.contracts import IGNORED, Batch, Constant, Examples, Items, Outputs, Scores, TaskInfo
+from distill.core.contracts import IGNORED, Batch, Constant, Items, Outputs, Scores
 from distill.core.errors import OptionError, Overview, UserError, describe_call
 from distill.core.options import check_arguments, show_value
-from distill.data import tokenization
+from distill.data.batches import TokenizedExamples
 from distill.data.splits import LabelledData, Split, compute_digest, text_split
+from distill.data.tokenization import Tokens, tokenize_split
 from distill.edge.answering import TASK, WordTask
 from distill.edge.decoder import MASKED
 from distill.kinds import labelled_rows
 from distill.kinds.classification import Classification, OneClass
-from distill.kinds.labelled_rows import ShownTask
+from distill.kinds.kind import Encoder, Kind
 from distill.kinds.multitask import MEAN, NAME
 from distill.kinds.scoring import Scoring, WritingSettings
-from distill.kinds.seq2seq import encode_targets, ends_texts, run_halves, select_targets
+from distill.kinds.seq2seq import TargetTask, encode_targets, ends_texts
 from distill.losses import HardLabels
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from distill.data.batches import TokenizedExamples
-    from distill.data.tokenization import Tokens
-
+from distill.models.decoding import score_words
 
 WORDS = "label_words"  # The column `[B, K, T]` of batches with the tokens of the words that an example may have.
 NUMBER = "word_task"  # The column `[B]` of batches with the number of the task that an example belongs to.
@@ -126,7 +122,7 @@ def _get_record(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def encode_words(
-    tasks: Sequence[WordTask], tokenizer: "PreTrainedTokenizerBase", max_target: int, end: int | None
+    tasks: Sequence[WordTask], tokenizer: PreTrainedTokenizerBase, max_target: int, end: int | None
 ) -> np.ndarray:
     """Returns the tokens of the words of each task, `[tasks, K, T]`, each with the one that ends it.
 
@@ -149,10 +145,10 @@ def encode_words(
 
 
 def _list_tokens(
-    task: WordTask, tokenizer: "PreTrainedTokenizerBase", max_target: int, end: int | None
+    task: WordTask, tokenizer: PreTrainedTokenizerBase, max_target: int, end: int | None
 ) -> Iterator[list[int]]:
     """Yields the tokens of the words of a task."""
-    tokens = tokenization.tokenize_split(text_split(list(task.words)), tokenizer, max_target + 1)
+    tokens = tokenize_split(text_split(list(task.words)), tokenizer, max_target + 1)
     labels: dict[tuple[int, ...], str] = {}
     for label, word, ids in zip(task.labels, task.words, _split_rows(tokens), strict=True):
         advice = _advise(task.name, label)
@@ -171,7 +167,7 @@ def _list_tokens(
         yield whole
 
 
-def _split_rows(tokens: "Tokens") -> list[list[int]]:
+def _split_rows(tokens: Tokens) -> list[list[int]]:
     """Returns the tokens of each text."""
     return [ids.tolist() for ids in np.split(tokens.columns["input_ids"], tokens.offsets[1:-1])]
 
@@ -200,7 +196,7 @@ class WordScores(Scoring):
             return self.tasks[0][1].names
         return (MEAN, *(f"{task.name}/{name}" for task, scoring in self.tasks for name in scoring.names))
 
-    def score(self, outputs: Outputs, items: Items) -> "dict[str, Tensor]":
+    def score(self, outputs: Outputs, items: Items) -> dict[str, Tensor]:
         """The log-likelihoods `[n, K]`, `MASKED` for words that an example's task lacks, and the number of the task."""
         return {**super().score(outputs, items), NUMBER: items[NUMBER][items.row]}
 
@@ -349,7 +345,7 @@ Words = Annotated[
 ]
 
 
-class TextLabels(ShownTask):
+class TextLabels(TargetTask):
     """Classifications as texts for texts (arXiv 1910.10683, section 2.4), with one model and one head for all of them.
 
     A source is the name of the task and the columns of a row with their names, `mrpc sentence1: ... sentence2: ...`,
@@ -375,7 +371,7 @@ class TextLabels(ShownTask):
     """
 
     kinds = ("label_words",)
-    auto_class = "AutoModelForSeq2SeqLM"
+    decoder = "label_words"
 
     @check_arguments
     def __init__(
@@ -390,18 +386,14 @@ class TextLabels(ShownTask):
     ) -> None:
         for task_name, task in tasks.items():
             _check_task(task_name, task)
+        super().__init__(name, max_length, builtin=all(task.info.builtin for task in tasks.values()))
         self.tasks: dict[str, Classification] = dict(tasks)
         self.words = _by_task(words or {}, tuple(tasks))
         self.max_target = max_target
         self.writing = None if scored_texts == 0 else WritingSettings((), scored_texts, 1, max_target)
-        self.info = TaskInfo(
-            name=name, kind=self.kinds[0], auto_class=self.auto_class, likelihood="softmax", decoder="label_words",
-            max_length=max_length, classes_are_tokens=True, caches_outputs=False, generates=True,
-            builtin=all(task.info.builtin for task in tasks.values()), max_target=max_target,
-        )  # fmt: skip
 
     def __repr__(self) -> str:
-        return describe_call("TextLabels", list(self.tasks), name=self.info.name)
+        return describe_call("TextLabels", list(self.tasks), name=self.name)
 
     def overview(self) -> Overview:
         """Returns a row for each task, with its columns and its words, if they are given."""
@@ -409,7 +401,7 @@ class TextLabels(ShownTask):
             (name, ", ".join(task.rows.text), ", ".join(self.words.get(name, {}).values()) or "names of labels")
             for name, task in self.tasks.items()
         ]
-        return Overview(f"TextLabels {self.info.name}", shown, header=("task", "columns", "words"))
+        return Overview(f"TextLabels {self.name}", shown, header=("task", "columns", "words"))
 
     def read(self, cache_dir: Path) -> LabelledData:
         """Reads every task, and joins the splits of one name.
@@ -442,45 +434,31 @@ class TextLabels(ShownTask):
         words = choose_words(name, data.labels, self.words.get(name))
         return WordTask(name, self.tasks[name].rows.text, data.labels, words, data.scoring.describe(data)["positive"])
 
-    def encode(
-        self, data: LabelledData, tokenizer: "PreTrainedTokenizerBase", cache_dir: Path | None
-    ) -> dict[str, Examples]:
-        """Tokenizes the sources of all splits, the targets of train, and the words that others are scored by.
+    def encode_split(self, encoder: Encoder, data: LabelledData, name: str, split: Split) -> TokenizedExamples:
+        """Tokenizes the sources of a split, the targets of train, and the words that others are scored by.
 
         Raises:
             UserError: for a word that is too long, or that the vocabulary cannot write, and two that it writes alike.
         """
-        from distill.data import tokenization
-        from distill.data.batches import TokenizedExamples
-
+        tokenizer, texts = encoder.tokenizer, text_split(split["source"])
         end = None if ends_texts(tokenizer) else int(tokenizer.eos_token_id)
         words = encode_words([task for task, _ in data.scoring.tasks], tokenizer, self.max_target, end)
-
-        def encode(name: str, split: Split) -> "TokenizedExamples":
-            tokens = tokenization.tokenize_split(
-                text_split(split["source"]), tokenizer, self.info.max_length, cache_dir
-            )  # fmt: skip
-            if name == "train":
-                targets = encode_targets(split["target"], tokenizer, self.max_target, cache_dir)
-                return TokenizedExamples(tokens, tokenizer, targets=targets)
-            numbers = np.asarray(split[NUMBER])
-            columns = {"labels": split.labels, NUMBER: numbers, WORDS: words[numbers]}
-            return TokenizedExamples(tokens, tokenizer, per_example=columns)
-
-        return labelled_rows.encode_splits(data, encode, lambda pool: pool)
+        if name == "train":
+            targets = encode_targets(split["target"], tokenizer, self.max_target, encoder.cache_dir)
+            return TokenizedExamples(encoder.tokenize(texts), tokenizer, targets=targets)
+        numbers = np.asarray(split[NUMBER])
+        return encoder.encode(texts, **{"labels": split.labels, NUMBER: numbers, WORDS: words[numbers]})
 
     def select(self, batch: Batch) -> Items:
         """The tokens of the targets of train, and elsewhere the examples, whose classes are the words of their task."""
         if WORDS not in batch:
-            return select_targets(batch)
-        return labelled_rows.select_examples(batch, self.info.likelihood, valid=(batch[WORDS] != IGNORED).any(dim=-1))
+            return super().select(batch)
+        return Kind.select(self, {**batch, "valid": (batch[WORDS] != IGNORED).any(dim=-1)})
 
-    def run(self, model: "PreTrainedModel", batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
+    def run(self, model: PreTrainedModel, batch: Batch, items: Items, needs: frozenset[str]) -> Outputs:
         """Runs both halves on the targets, or on each of the words after the source, which is encoded once."""
         if WORDS not in batch:
-            return run_halves(model, batch, items, needs)
-        from distill.models.decoding import score_words
-
+            return super().run(model, batch, items, needs)
         return Outputs(logits=score_words(model, batch, batch[WORDS]))  # [B, K]
 
 

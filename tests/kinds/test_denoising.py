@@ -38,7 +38,7 @@ def tokenizer(corpus: Path) -> PreTrainedTokenizerBase:
 def encode(corpus: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, **options: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {"documents": "line", "max_length": 32, "dev_fraction": 0.2} | options
     task = Denoising(data=corpus, **settings)
-    return dict(task.read(cache).encode(tokenizer, cache))
+    return dict(task.encode(task.read(cache), tokenizer, cache))
 
 
 def test_a_batch_has_padded_sources_and_targets(
@@ -100,7 +100,7 @@ def test_the_loss_is_that_of_transformers(
     loaded = load_tokenizer(tmp_path / "model")[0]
     assert loaded.get_vocab() == AutoTokenizer.from_pretrained(tmp_path / "model").get_vocab()
     assert loaded("the cat.")["input_ids"] == start.tokenizer("the cat.")["input_ids"]
-    batch = data.encode(loaded, tmp_path)["train"][[0, 1, 2]]
+    batch = task.encode(data, loaded, tmp_path)["train"][[0, 1, 2]]
     items = task.select(batch)
     with torch.no_grad():
         logits = task.run(start.model, batch, items, frozenset()).at(items).logits

@@ -59,7 +59,7 @@ def test_the_tokens_of_train_that_may_be_predicted_are_counted(
 ) -> None:
     task = kind(data_dir=str(write_corpus(tmp_path)), documents="line", max_length=16, dev_fraction=0.2)
     data = task.read(tmp_path / "cache")
-    examples = data.encode(tokenizer, tmp_path / "cache")
+    examples = task.encode(data, tokenizer, tmp_path / "cache")
     train, dev = (cast(Sequences, examples[split]) for split in ("train", "dev"))
     expected = np.bincount(train._columns["input_ids"], minlength=len(tokenizer))
     if kind is MaskedLM:

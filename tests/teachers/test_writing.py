@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.core.errors import OptionError, UserError
 from distill.data.splits import LabelledData
 from distill.kinds import CausalLM
-from distill.kinds.autoregressive import CausalText
+from distill.kinds.masked_lm import TextData
 from distill.kinds.seq2seq import pair_split
 from distill.models.decoding import continue_prompts
 from distill.teachers import writing
@@ -261,7 +261,7 @@ def decoder(letters: PreTrainedTokenizerBase) -> PreparedTeacher:
 
 def read(
     corpus: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, **options: Any
-) -> tuple[CausalText, dict[str, Any]]:
+) -> tuple[TextData, dict[str, Any]]:
     task = CausalLM(data=corpus, max_length=16, dev_fraction=0.2, **options)
     data = task.read(cache)
     return data, dict(task.encode(data, tokenizer, cache))
