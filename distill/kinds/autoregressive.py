@@ -23,7 +23,6 @@ True
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -71,7 +70,7 @@ class NextTokenScores(TokenScores):
     def rescore(self, scores: Scores, logits: Sequence[np.ndarray]) -> Scores:
         measured = {name: column for name, column in scores.columns.items() if name in SIZE_COLUMNS}
         rescored = super().rescore(scores, logits)
-        return replace(rescored, columns={**rescored.columns, **measured})
+        return rescored.with_columns(**measured)
 
     def metrics(self, scores: Scores) -> dict[str, float]:
         """The metrics of tokens, and two that do not depend on the tokenizer.

@@ -195,16 +195,13 @@ class OneClass(Scoring):
         """The least probable class of each example; None where a function of the user is compared."""
         if self.metric in self.functions:
             return None
-        return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
+        return scores.with_columns(logits=-scores.columns["logits"])
 
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each example of a class was given it."""
-        is_right = self.predictions(scores) == scores.labels
-        return {name: is_right[scores.labels == number] for number, name in enumerate(self.classes)}
-
-    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
-        """The example of each hit."""
-        return {name: self.rows(scores)[scores.labels == number] for number, name in enumerate(self.classes)}
+    def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Whether each example of a class was given it, and the example."""
+        is_right, rows = self.predictions(scores) == scores.labels, self.rows(scores)
+        chosen = {name: scores.labels == number for number, name in enumerate(self.classes)}
+        return {name: (is_right[of_class], rows[of_class]) for name, of_class in chosen.items()}
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """Every class of dev."""
@@ -339,16 +336,15 @@ class LabelSets(Scoring):
         if self.metric in self.functions:
             return None
         certain = np.where(self.predictions(scores), -CERTAIN_LABEL, CERTAIN_LABEL)
-        return replace(scores, columns={**scores.columns, "logits": certain.astype(np.float32)})
+        return scores.with_columns(logits=certain.astype(np.float32))
 
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each example that has a label was given it."""
-        predicted, labels = self.predictions(scores), scores.labels > 0
-        return {name: predicted[labels[:, number], number] for number, name in enumerate(self.labels)}
-
-    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
-        """The example of each hit."""
-        return {name: self.rows(scores)[scores.labels[:, number] > 0] for number, name in enumerate(self.labels)}
+    def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Whether each example that has a label was given it, and the example."""
+        predicted, labels, rows = self.predictions(scores), scores.labels > 0, self.rows(scores)
+        return {
+            name: (predicted[labels[:, number], number], rows[labels[:, number]])
+            for number, name in enumerate(self.labels)
+        }
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
         """Returns the share that both give of the labels that one of both gives to an example, averaged over examples.
@@ -388,7 +384,7 @@ class LabelSets(Scoring):
         for half in (0, 1):
             chosen, others = halves == half, halves != half
             thresholds[chosen] = choose_thresholds(probabilities[others], labels[others], metric=self.names[0])
-        return replace(scores, columns={**scores.columns, THRESHOLDS: thresholds})
+        return scores.with_columns(**{THRESHOLDS: thresholds})
 
     def describe(self, splits: LabelledData) -> dict[str, Any]:
         return {

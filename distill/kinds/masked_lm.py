@@ -520,7 +520,7 @@ class DetectionScores(Scoring):
 
         def predict(scores: Scores) -> Scores:
             logits = np.tile(np.log([1 - share, share]).astype(np.float32), (len(scores.labels), 1))
-            return replace(scores, columns={**scores.columns, "logits": logits})
+            return scores.with_columns(logits=logits)
 
         return [Constant("always the share of replaced tokens", predict)]
 

@@ -103,7 +103,7 @@ class AnswerScores(Scoring):
         for half in (0, 1) if len(halves) > 1 else ():
             thresholds[halves == half] = answering.fit_threshold(*(values[halves != half] for values in gains))
         of_items = thresholds[np.searchsorted(answers.question, scores.columns["question"])]
-        return replace(scores, columns={**scores.columns, NULL_THRESHOLD: of_items})
+        return scores.with_columns(**{NULL_THRESHOLD: of_items})
 
     def _find_answers(self, scores: Scores) -> answering.Answers:
         columns = scores.columns

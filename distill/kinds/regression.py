@@ -19,7 +19,7 @@ from distill.data.splits import LabelledData
 from distill.edge.metrics import NUMBER_METRICS, compute_metrics
 from distill.kinds import labelled_rows
 from distill.kinds.labelled_rows import TextRows
-from distill.kinds.scoring import Functions, Scoring, annotate_metrics, is_constant, read_metrics, share_within_range
+from distill.kinds.scoring import Functions, NumberScoring, annotate_metrics, is_constant, read_metrics
 from distill.losses import HardLabels
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ else:
 
 
 @dataclass(frozen=True)
-class NumberScores(Scoring):
+class NumberScores(NumberScoring):
     """The numbers of a model, compared with those of the labels.
 
     Args:
@@ -66,10 +66,10 @@ class NumberScores(Scoring):
 
     def true_and_scores(self, scores: Scores) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the labels and of the model."""
-        return scores.labels, scores.columns["logits"][:, 0]
+        return scores.labels, self.predictions(scores)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
-        numbers = scores.columns["logits"][:, 0].tolist()
+        numbers = self.predictions(scores).tolist()
         return {"label": scores.labels.tolist(), "prediction": numbers, "probability": [None] * len(numbers)}
 
     def spoil(self, scores: Scores) -> Scores | None:
@@ -77,21 +77,16 @@ class NumberScores(Scoring):
         if self.metric in self.functions:
             return None
         reflected = 2 * scores.labels.mean() - scores.labels
-        return replace(scores, columns={**scores.columns, "logits": reflected[:, None].astype(np.float32)})
+        return scores.with_columns(logits=reflected[:, None].astype(np.float32))
 
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the numbers that differ by less than 5% of the reference's range."""
-        return share_within_range(scores.columns["logits"], reference.columns["logits"])
+    def values(self, scores: Scores) -> np.ndarray:
+        return self.predictions(scores)
 
     def probability_diff(self, scores: Scores, reference: Scores) -> float:
         """The largest difference as a share of the reference's range, or of the labels' where that is larger."""
-        expected = reference.columns["logits"]
+        expected = self.values(reference)
         scale = max(float(np.ptp(expected)), float(np.ptp(reference.labels))) or 1.0
-        return float(np.abs(scores.columns["logits"] - expected).max()) / scale
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """None, because a number has no probability."""
-        return None
+        return float(np.abs(self.values(scores) - expected).max()) / scale
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The mean of dev; nothing if all of its numbers are the same, because every correlation is then 0."""

@@ -44,7 +44,7 @@ from distill.edge.decoder import MASKED
 from distill.edge.metrics import score_rankings
 from distill.kinds import labelled_rows
 from distill.kinds.kind import Encoder, Kind
-from distill.kinds.scoring import Scoring, largest_difference, share_within_range
+from distill.kinds.scoring import MeanScoring, NumberScoring
 from distill.kinds.vector_scores import NO_DOCUMENT
 from distill.losses import HardLabels
 from distill.losses.term import scatter_logits
@@ -309,7 +309,7 @@ class JudgedOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class CandidateScores(Scoring):
+class CandidateScores(MeanScoring, NumberScoring):
     """The scores of candidates, and the metrics of the rankings that follow from them.
 
     Of equal scores the candidate that the first stage ranks higher comes first.
@@ -326,11 +326,6 @@ class CandidateScores(Scoring):
     first_stage: str = BM25_NAME
     data: Lists | None = None
 
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The means over the queries."""
-        columns = self.condense(scores).columns
-        return {name: float(columns[name].mean()) for name in self.names}
-
     def condense(self, scores: Scores) -> Scores:
         """The metrics of each query."""
         if self.names[0] in scores.columns:
@@ -339,21 +334,10 @@ class CandidateScores(Scoring):
         columns = score_rankings(self._rank(scores), [gains[number] for number in scores.labels.tolist()])
         return replace(scores, columns=columns)
 
-    def example_metric(self, scores: Scores) -> np.ndarray:
-        """The task's metric of each query."""
-        return np.asarray(self.condense(scores).columns[self.names[0]])
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the candidates whose scores differ by less than 5% of the reference's range."""
-        return share_within_range(self._values(scores), self._values(reference))
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference of a score as a share of the reference's range."""
-        return largest_difference(self._values(scores), self._values(reference))
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """None, because a score has no probability."""
-        return None
+    def values(self, scores: Scores) -> np.ndarray:
+        """The scores of all candidates of all queries, one after another."""
+        logits = scores.columns["logits"]
+        return np.asarray(logits[logits > MASKED])
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The order in which the first stage has found the candidates."""
@@ -362,7 +346,7 @@ class CandidateScores(Scoring):
             is_there = self._candidates(scores) != NO_DOCUMENT
             falling = -np.arange(is_there.shape[1], dtype=np.float32)
             logits = np.where(is_there, falling, np.float32(MASKED))
-            return replace(scores, columns={**scores.columns, "logits": logits})
+            return scores.with_columns(logits=logits)
 
         return [Constant(f"the order of {self.first_stage}", predict)]
 
@@ -419,11 +403,6 @@ class CandidateScores(Scoring):
         logits = scores.columns["logits"][:, : candidates.shape[1]]
         order = np.argsort(-np.where(candidates == NO_DOCUMENT, -np.inf, logits), axis=1, kind="stable")
         return np.take_along_axis(candidates, order, axis=1)
-
-    def _values(self, scores: Scores) -> np.ndarray:
-        """Returns the scores of all candidates of all queries, one after another."""
-        logits = scores.columns["logits"]
-        return np.asarray(logits[logits > MASKED])
 
 
 class Reranking(Kind):

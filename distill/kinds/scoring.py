@@ -17,7 +17,7 @@ All values are in 0..1, except the length ratio: BLEU and chrF too, which are of
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -341,7 +341,7 @@ class Scoring:
         """
         width = scores.columns["logits"].shape[-1]
         padded = np.concatenate([pad_classes(of, width) for of in logits])
-        return replace(scores, columns={**scores.columns, "logits": padded})
+        return scores.with_columns(logits=padded)
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         """The values that a decoder needs besides logits, from the scores on dev: `decoding` of bundle.json."""
@@ -384,13 +384,20 @@ class Scoring:
         """The metric and `number` for each type of answer in a split, empty without types."""
         return {}
 
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each right answer of each type was found, `[number]` (bool); empty without types."""
+    def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Whether each right answer of each type was found, `[number]` (bool), and its row of the split, `[number]`.
+
+        Empty without types.
+        """
         return {}
+
+    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
+        """Whether each right answer of each type was found, `[number]` (bool)."""
+        return {name: found for name, (found, _) in self.right_answers(scores).items()}
 
     def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
         """The row of the split that each of `hits` belongs to, `[number]`."""
-        return {}
+        return {name: rows for name, (_, rows) in self.right_answers(scores).items()}
 
     def rows(self, scores: Scores) -> np.ndarray:
         """The row of the split that each item belongs to, `[n]`."""
@@ -449,6 +456,39 @@ class Scoring:
         return scores
 
 
+class NumberScoring(Scoring):
+    """The scores of items by numbers without a probability, such as cosines, in which two models are compared."""
+
+    def values(self, scores: Scores) -> np.ndarray:
+        """The numbers, in one dimension and the same order for two models."""
+        raise TypeError(f"{type(self).__name__} has no values(scores)")
+
+    def agreement(self, scores: Scores, reference: Scores) -> float:
+        """Share of the numbers that differ by less than 5% of the reference's range."""
+        values, expected = self.values(scores), self.values(reference)
+        return float((np.abs(values - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
+
+    def probability_diff(self, scores: Scores, reference: Scores) -> float:
+        """The largest difference as a share of the reference's range."""
+        expected = self.values(reference)
+        return float(np.abs(self.values(scores) - expected).max()) / (float(np.ptp(expected)) or 1.0)
+
+    def calibration_error(self, scores: Scores) -> float | None:
+        """None, because a number has no probability."""
+        return None
+
+
+class MeanScoring(Scoring):
+    """Metrics that are the means of columns of condensed scores, which have the same names."""
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        columns = self.condense(scores).columns
+        return {name: float(columns[name].mean()) for name in self.names}
+
+    def example_metric(self, scores: Scores) -> np.ndarray:
+        return np.asarray(self.condense(scores).columns[self.metric])
+
+
 def draw_halves(example_id: np.ndarray) -> np.ndarray:
     """Returns the half of dev, 0 or 1, that each item is in with its example, `[n]`, in any order of the items."""
     examples, example = np.unique(example_id, return_inverse=True)
@@ -483,7 +523,7 @@ def always(answer: str, index: int) -> Constant:
         constant = np.where(logits <= MASKED, MASKED, 0.0).astype(np.float32)
         if index < constant.shape[-1]:
             constant[:, index] += 1.0  # What is masked stays so.
-        return replace(scores, columns={**scores.columns, "logits": constant})
+        return scores.with_columns(logits=constant)
 
     return Constant(answer, predict)
 
@@ -491,16 +531,6 @@ def always(answer: str, index: int) -> Constant:
 def is_constant(values: np.ndarray) -> bool:
     """Returns whether all values are the same."""
     return bool(np.ptp(values) == 0)
-
-
-def share_within_range(values: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the share of numbers that differ by less than 5% of the range of the expected ones."""
-    return float((np.abs(values - expected) < TOLERANCE * max(float(np.ptp(expected)), 1e-6)).mean())
-
-
-def largest_difference(values: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the largest difference of two numbers, as a share of the range of the expected ones."""
-    return float(np.abs(values - expected).max()) / (float(np.ptp(expected)) or 1.0)
 
 
 ROUGE = ("rouge1", "rouge2", "rougeL")

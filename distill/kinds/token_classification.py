@@ -430,24 +430,17 @@ class TagScores(Scoring):
 
     def spoil(self, scores: Scores) -> Scores | None:
         """The least probable tag of each word."""
-        return replace(scores, columns={**scores.columns, "logits": -scores.columns["logits"]})
+        return scores.with_columns(logits=-scores.columns["logits"])
 
     def _find_entities(self, scores: Scores, tags: np.ndarray) -> Entities:
         return TagScheme(self.labels).find(tags, np.diff(scores.example_id, prepend=-1) != 0)
 
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each entity was found, with its type, first and last word."""
+    def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Whether each entity was found, with its type, first and last word, and its example."""
         found, expected = (self._find_entities(scores, tags) for tags in (self.predictions(scores), scores.labels))
-        return self._by_type(expected, _are_in(expected, found, len(scores.labels)))
-
-    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
-        """The example of each entity."""
-        expected = self._find_entities(scores, scores.labels)
-        return self._by_type(expected, self.rows(scores)[expected.first])
-
-    def _by_type(self, entities: Entities, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the values `[m]` of entities by their type."""
-        return {name: values[entities.kind == number] for number, name in enumerate(TagScheme(self.labels).types)}
+        is_found, rows = _are_in(expected, found, len(scores.labels)), self.rows(scores)[expected.first]
+        kinds = {name: expected.kind == number for number, name in enumerate(TagScheme(self.labels).types)}
+        return {name: (is_found[of_kind], rows[of_kind]) for name, of_kind in kinds.items()}
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The most frequent tag, which is usually that of words without an entity."""

@@ -17,7 +17,7 @@ from distill.data.sources import TableSource, check_columns
 from distill.data.splits import LabelledData, Split
 from distill.edge.index import RESCORED, Index, VectorForm, find_nearest, match_pairs, similarity
 from distill.edge.metrics import DEPTH, NUMBER_METRICS, compute_metrics, score_rankings
-from distill.kinds.scoring import Scoring, largest_difference, share_within_range
+from distill.kinds.scoring import MeanScoring, NumberScoring
 from distill.rows.columns import Table
 
 METRICS = ("ndcg@10", "recall@10", "recall@100", "mrr@10")
@@ -49,7 +49,7 @@ ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True)
-class VectorScores(Scoring):
+class VectorScores(NumberScoring):
     """The vectors of texts, of which a kind of data compares the cosines with its labels.
 
     Args:
@@ -68,11 +68,8 @@ class VectorScores(Scoring):
         """Reads every split; returns the data with the scoring for it."""
         raise TypeError(f"{type(self).__name__} has no read(columns, source, cache_dir)")
 
-    def cosines(self, scores: Scores) -> np.ndarray:
-        """The cosines in which two models are compared, in one dimension and the same order for both.
-
-        They are those of the pairs.
-        """
+    def values(self, scores: Scores) -> np.ndarray:
+        """The cosines of the pairs."""
         return _pairs(scores)[0]
 
     def scale(self, labels: np.ndarray, splits: LabelledData, split: str) -> np.ndarray:
@@ -86,25 +83,7 @@ class VectorScores(Scoring):
     def narrow(self, scores: Scores, dimensions: Sequence[int]) -> Sequence[tuple[VectorForm, Scores]]:
         """The scores of these first dimensions."""
         vectors = scores.columns["logits"]
-        return [
-            (VectorForm(size), self.condense(replace(scores, columns={**scores.columns, "logits": vectors[:, :size]})))
-            for size in dimensions
-        ]
-
-    def agreement(self, scores: Scores, reference: Scores) -> float:
-        """Share of the pairs of texts whose cosines differ by less than 5% of the reference's range.
-
-        They are the pairs with a score, or all pairs of a query and a document.
-        """
-        return share_within_range(self.cosines(scores), self.cosines(reference))
-
-    def probability_diff(self, scores: Scores, reference: Scores) -> float:
-        """The largest difference of a cosine of these pairs as a share of the reference's range."""
-        return largest_difference(self.cosines(scores), self.cosines(reference))
-
-    def calibration_error(self, scores: Scores) -> float | None:
-        """None, because a vector has no probability."""
-        return None
+        return [(VectorForm(size), self.condense(scores.with_columns(logits=vectors[:, :size]))) for size in dimensions]
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The same vector for every text: rankings are then in the order of the corpus, and nothing correlates."""
@@ -166,7 +145,7 @@ class PairScores(VectorScores):
         slope = float(cosines.std()) / max(float(labels.std()), 1e-12)
         # Labels stand at both texts of a pair. Cosines are read at the second one alone.
         spoiled = cosines.mean() - slope * (scores.labels.astype(np.float64) - labels.mean())
-        return replace(scores, columns={**scores.columns, COSINE: spoiled})
+        return scores.with_columns(**{COSINE: spoiled})
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         """The scores of the pairs, and their cosines as the predictions."""
@@ -186,7 +165,7 @@ class PairScores(VectorScores):
 
 
 @dataclass(frozen=True)
-class RankingScores(VectorScores):
+class RankingScores(MeanScoring, VectorScores):
     """The rankings of a corpus by cosine for each query, compared with the relevant documents.
 
     Args:
@@ -202,20 +181,11 @@ class RankingScores(VectorScores):
         data, judgements = read_retrieval(source, negatives=self.negatives)
         return replace(data, scoring=replace(self, data=judgements))
 
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The means over the queries."""
-        columns = self.condense(scores).columns
-        return {name: float(columns[name].mean()) for name in self.names}
-
     def condense(self, scores: Scores) -> Scores:
         """The metrics of each query, one row a query."""
         if self.names[0] in scores.columns:
             return scores
         return self._score(scores, self._rank(scores, DEPTH))
-
-    def example_metric(self, scores: Scores) -> np.ndarray:
-        """The task's metric of each query."""
-        return np.asarray(self.condense(scores).columns[self.names[0]])
 
     def narrow(self, scores: Scores, dimensions: Sequence[int]) -> Sequence[tuple[VectorForm, Scores]]:
         """Further the scores of searches in an index of whole vectors, of each precision."""
@@ -230,7 +200,7 @@ class RankingScores(VectorScores):
             found.append((form, self._score(scores, self._numbers(scores, documents[nearest]))))
         return [*super().narrow(scores, [size for size in dimensions if size != width]), *found]
 
-    def cosines(self, scores: Scores) -> np.ndarray:
+    def values(self, scores: Scores) -> np.ndarray:
         """The cosines of all queries and documents, which are held at once."""
         queries, documents = _queries(scores), _documents(scores)
         vectors = scores.columns["logits"]
@@ -278,7 +248,7 @@ class RankingScores(VectorScores):
 
 
 @dataclass(frozen=True)
-class TranslationScores(VectorScores):
+class TranslationScores(MeanScoring, VectorScores):
     """The accuracy with which translations find each other: the share of the texts whose nearest one is their own.
 
     A text is compared with all texts of the other side in the rows of the same language. The two directions are
@@ -306,10 +276,6 @@ class TranslationScores(VectorScores):
         languages += sorted(set(names) - set(languages))
         return np.array([languages.index(name) for name in names], dtype=np.float32)
 
-    def metrics(self, scores: Scores) -> dict[str, float]:
-        """The mean over all pairs."""
-        return {ACCURACY: float(self.condense(scores).columns[ACCURACY].mean())}
-
     def condense(self, scores: Scores) -> Scores:
         """The accuracy of each pair, one row a pair: 0, 0.5 or 1."""
         if ACCURACY in scores.columns:
@@ -317,9 +283,6 @@ class TranslationScores(VectorScores):
         nearest, example_id, labels = self._find(scores)
         correct = (nearest == np.arange(len(example_id))).mean(axis=0)
         return replace(scores, columns={ACCURACY: correct}, labels=labels, example_id=example_id)
-
-    def example_metric(self, scores: Scores) -> np.ndarray:
-        return np.asarray(self.condense(scores).columns[ACCURACY])
 
     def breakdown(self, scores: Scores) -> dict[str, dict[str, float]]:
         """The accuracy of each language, and the `number` of its pairs."""

@@ -14,7 +14,7 @@ Labels as words to write: classifications as texts for texts, several of them to
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -221,7 +221,7 @@ class WordScores(Scoring):
             if chosen.any():
                 of_task = scores.select(chosen)
                 logits = of_task.columns["logits"][:, : len(task.labels)]
-                yield task.name, scoring, replace(of_task, columns={**of_task.columns, "logits": logits})
+                yield task.name, scoring, of_task.with_columns(logits=logits)
 
     def tabulate(self, scores: Scores, splits: LabelledData, *, examples: int) -> dict[str, list[Any]]:
         numbers = scores.columns[NUMBER].tolist()
@@ -242,23 +242,14 @@ class WordScores(Scoring):
         if any(scoring.metric in scoring.functions for _, scoring in self.tasks):
             return None
         logits = scores.columns["logits"]
-        return replace(scores, columns={**scores.columns, "logits": np.where(logits <= MASKED, logits, -logits)})
+        return scores.with_columns(logits=np.where(logits <= MASKED, logits, -logits))
 
-    def hits(self, scores: Scores) -> dict[str, np.ndarray]:
-        """Whether each example of a label was given it; of several tasks by `task/label`."""
-        return self._by_label(scores, lambda scoring, of_task: scoring.hits(of_task))
-
-    def hit_rows(self, scores: Scores) -> dict[str, np.ndarray]:
-        """The example of each hit."""
-        return self._by_label(scores, lambda scoring, of_task: scoring.hit_rows(of_task))
-
-    def _by_label(
-        self, scores: Scores, collect: Callable[[OneClass, Scores], dict[str, np.ndarray]]
-    ) -> dict[str, np.ndarray]:
+    def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Those of the labels; of several tasks by `task/label`."""
         return {
-            f"{name}/{label}" if len(self.tasks) > 1 else label: found
+            f"{name}/{label}" if len(self.tasks) > 1 else label: answers
             for name, scoring, of_task in self._parts(scores)
-            for label, found in collect(scoring, of_task).items()
+            for label, answers in scoring.right_answers(of_task).items()
         }
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
@@ -280,7 +271,7 @@ class WordScores(Scoring):
                 [number] = np.unique(of_task.columns[NUMBER])
                 values = predict[name](of_task).columns["logits"]
                 logits[numbers == number, : values.shape[1]] = values
-            return replace(scores, columns={**scores.columns, "logits": logits})
+            return scores.with_columns(logits=logits)
 
         return predict_all
 
