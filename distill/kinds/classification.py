@@ -191,10 +191,8 @@ class OneClass(Scoring):
         expected = _teacher_classes(scores) if self.needs_teacher else scores.labels
         return np.asarray(self.predictions(scores) == expected, dtype=np.float64)
 
-    def spoil(self, scores: Scores) -> Scores | None:
-        """The least probable class of each example; None where a function of the user is compared."""
-        if self.metric in self.functions:
-            return None
+    def spoil_all(self, scores: Scores) -> Scores:
+        """The least probable class of each example."""
         return scores.with_columns(logits=-scores.columns["logits"])
 
     def right_answers(self, scores: Scores) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -331,10 +329,8 @@ class LabelSets(Scoring):
             return None
         return np.asarray((self.predictions(scores) == (scores.labels > 0)).all(axis=-1), dtype=np.float64)
 
-    def spoil(self, scores: Scores) -> Scores | None:
-        """All labels that an example is not given, and none of the others; None for a function of the user."""
-        if self.metric in self.functions:
-            return None
+    def spoil_all(self, scores: Scores) -> Scores:
+        """All labels that an example is not given, and none of the others."""
         certain = np.where(self.predictions(scores), -CERTAIN_LABEL, CERTAIN_LABEL)
         return scores.with_columns(logits=certain.astype(np.float32))
 
@@ -615,7 +611,12 @@ class Classification(TextRows):
         chosen, functions = _choose_metrics(metrics, multi_label=multi_label)
         scoring: OneClass | LabelSets
         if multi_label:
-            _refuse_options_of_one_label(positive, class_weights)
+            if positive is not None:
+                reason = "because task.multi_label=true has F1 of all labels"
+                raise OptionError("positive", show_value(positive), f"null, {reason}")
+            if class_weights is not None:
+                reason = "because each label of task.multi_label=true has a threshold of its own"
+                raise OptionError("class_weights", show_value(class_weights), f"null, {reason}")
             scoring = LabelSets(chosen, separator=separator, functions=functions)
         else:
             positive = None if positive is None else str(positive)
@@ -651,12 +652,3 @@ def _choose_metrics(metrics: "Metrics | None", *, multi_label: bool) -> tuple[tu
         reason = f"because task.multi_label={show_value(multi_label)}"
         raise OptionError("metrics", show_value(list(metrics)), f"a list of some of {', '.join(known)}, {reason}")
     return read_metrics(metrics, known)
-
-
-def _refuse_options_of_one_label(positive: object, class_weights: object) -> None:
-    """Raises OptionError for options that examples with several labels do not have."""
-    if positive is not None:
-        raise OptionError("positive", show_value(positive), "null, because task.multi_label=true has F1 of all labels")
-    if class_weights is not None:
-        reason = "each label of task.multi_label=true has a threshold of its own"
-        raise OptionError("class_weights", show_value(class_weights), f"null, because {reason}")

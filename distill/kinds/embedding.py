@@ -339,7 +339,16 @@ class Embedding(Kind):
         if negatives_by == "teacher" and not negatives:
             raise OptionError("negatives_by", negatives_by, "negatives=1 beside it, the number for each pair")
         self.negatives_by = negatives_by
-        self.columns = _group_columns(text, label, train_text, train_label, classes, triples)
+        self.columns = GroupColumns(
+            text=labelled_rows.column_names(text), label=labelled_rows.column_names(label),
+            train_text=labelled_rows.column_names(text if train_text is None else train_text),
+            train_label=labelled_rows.column_names(label if train_label is None else train_label),
+            classes=None if classes is None else tuple(map(str, classes)),
+            triples=None if triples is None else (triples[0], triples[1]),
+        )  # fmt: skip
+        if len(self.columns.text) != 2:
+            expected = "the two columns of a pair; train_text names others"
+            raise OptionError("text", show_value(self.columns.text), expected)
         self.source = labelled_rows.table_source(
             name=name, text=self.columns.text, label=self.columns.label, options=options,
             further=("text", *self.columns.train_text, *self.columns.train_label, *([language] if language else [])),
@@ -410,31 +419,6 @@ class Embedding(Kind):
         row = batch["valid"].nonzero()[:, 0]
         labels = batch["labels"][row]
         return Items(batch=batch, row=row, labels=labels, labelled=~labels.isnan(), likelihood=self.likelihood)
-
-
-def _group_columns(
-    text: labelled_rows.Columns,
-    label: labelled_rows.Columns,
-    train_text: labelled_rows.Columns | None,
-    train_label: labelled_rows.Columns | None,
-    classes: Sequence[str | int] | None,
-    triples: Sequence[str] | None,
-) -> GroupColumns:
-    """Returns the columns; those of train are the others unless they are given.
-
-    Raises:
-        OptionError: for another number of texts than two.
-    """
-    columns = GroupColumns(
-        text=labelled_rows.column_names(text), label=labelled_rows.column_names(label),
-        train_text=labelled_rows.column_names(text if train_text is None else train_text),
-        train_label=labelled_rows.column_names(label if train_label is None else train_label),
-        classes=None if classes is None else tuple(map(str, classes)),
-        triples=None if triples is None else (triples[0], triples[1]),
-    )  # fmt: skip
-    if len(columns.text) != 2:
-        raise OptionError("text", show_value(columns.text), "the two columns of a pair; train_text names others")
-    return columns
 
 
 def _scoring(

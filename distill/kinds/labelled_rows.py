@@ -52,29 +52,20 @@ def resolve_class_weights(
         OptionError: for a list of another length, one without a weight above 0, and a class without an example.
     """
     if option == "balanced":
-        return _balance(labels, train_labels)
+        counts = np.bincount(train_labels[train_labels != IGNORED], minlength=len(labels))
+        if missing := [label for label, count in zip(labels, counts, strict=True) if not count]:
+            none = f"which has none of {show_names(missing)}: give a list of weights"
+            raise OptionError("task.class_weights", "balanced", f"an example of every class in train, {none}")
+        return tuple((counts.sum() / (len(labels) * counts)).tolist())
     weights = tuple(float(weight) for weight in option)
     if len(weights) != len(labels):
         raise OptionError(
-            "task.class_weights",
-            show_value(list(option)),
+            "task.class_weights", show_value(list(option)),
             f"{len(labels)} numbers, one for each of {show_names(labels)}",
-        )
+        )  # fmt: skip
     if not any(weights):
         raise OptionError("task.class_weights", show_value(list(option)), "at least one weight above 0")
     return weights
-
-
-def _balance(labels: Sequence[str], train_labels: np.ndarray) -> tuple[float, ...]:
-    counts = np.bincount(train_labels[train_labels != IGNORED], minlength=len(labels))
-    missing = [label for label, count in zip(labels, counts, strict=True) if not count]
-    if missing:
-        raise OptionError(
-            "task.class_weights",
-            "balanced",
-            f"an example of every class in train, which has none of {show_names(missing)}: give a list of weights",
-        )
-    return tuple((counts.sum() / (len(labels) * counts)).tolist())
 
 
 def weight_column(weights: Sequence[float] | None, labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ True
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -84,13 +84,18 @@ class TextData:
     Students are scored on these, because a text would not give the same tokens again that they were packed of.
 
     Args:
-        task: that the text is of.
+        create_scoring: returns the scoring of this data, which is packed, or is not yet.
+        labels, terms: as in `contracts.Data`.
+        objective: names the objective of a model that is trained on the text alone.
         examples: the sequences of each split, none before they are packed.
     """
 
     corpus: Corpus
     settings: SequenceSettings
-    task: "TextTask"
+    create_scoring: "Callable[[TextData], Scoring]"
+    labels: tuple[str, ...]
+    terms: Mapping[str, Term]
+    objective: str
     examples: EncodedSplits = field(default_factory=dict)
     head_bias = None
     choices = None
@@ -99,23 +104,9 @@ class TextData:
         return replace(self, examples=examples)
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        return self.task.labels
-
-    @property
-    def objective(self) -> str:
-        """The name of the objective of a model that is trained on the text alone."""
-        return self.task.objective
-
-    @property
     def scoring(self) -> Scoring:
         """The scores of tokens; before they are packed it knows no tokenizer."""
-        return self.task.create_scoring(self)
-
-    @property
-    def terms(self) -> dict[str, Term]:
-        """The prediction of tokens, and the further terms that learn from the text alone."""
-        return self.task.create_terms()
+        return self.create_scoring(self)
 
     @property
     def sha256(self) -> str:
@@ -289,7 +280,8 @@ class TextTask(Kind):
         super().__init__(name, self.settings.max_length, builtin=self.settings.builtin)
 
     def read(self, cache_dir: Path) -> TextData:
-        return TextData(open_corpus(self.settings, cache_dir), self.settings, self)
+        corpus, terms = open_corpus(self.settings, cache_dir), self.create_terms()
+        return TextData(corpus, self.settings, self.create_scoring, self.labels, terms, self.objective)
 
     def create_scoring(self, data: TextData) -> Scoring:
         """Returns the scoring of data that is packed, or is not yet."""

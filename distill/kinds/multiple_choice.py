@@ -247,19 +247,16 @@ def find_answers(answers: Mapping[str, LabelColumn], splits: Mapping[str, Split]
     for split, indices in found.items():
         if None in indices:
             row = indices.index(None)
-            raise _unknown_answer(answers[split].place(row), every[split][row], reading)
+            answer = every[split][row]
+            raise UserError(
+                f"{answers[split].place(row)}: answer {reprlib.repr(answer.value)} is none of its "
+                f"{len(answer.choices)} choices, expected {describe_expected(answer, reading)}"
+            )
     other = other_reading(chain.from_iterable(every.values()), reading)
     if reading == "number" or other is not None:
         instead = "" if other is None else f", and not as {DESCRIPTIONS[other]}, which they could be too"
         print_notice(f"the answers are read as {DESCRIPTIONS[reading]}{instead}")
     return {split: np.array(indices, dtype=np.int64) for split, indices in found.items()}, reading
-
-
-def _unknown_answer(place: str, answer: Answer, reading: str) -> UserError:
-    return UserError(
-        f"{place}: answer {reprlib.repr(answer.value)} is none of its {len(answer.choices)} "
-        f"choices, expected {describe_expected(answer, reading)}"
-    )
 
 
 Choices = Annotated[

@@ -14,9 +14,10 @@ Metrics of texts that a model wrote, against one or several references of each.
 All values are in 0..1, except the length ratio: BLEU and chrF too, which are often printed as percentages.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import MappingProxyType
@@ -67,7 +68,13 @@ def read_metrics(given: "Metrics", known: Sequence[str]) -> tuple[tuple[str, ...
         OptionError: for an unknown name, a function without a name, a name that is no word, and a name given twice.
     """
     expected = f"a list of some of {', '.join(known)}, or of functions (y_true, y_score)"
-    entries = list(_list_entries(given, expected))
+    entries = list[tuple[str, object]]()
+    if isinstance(given, Mapping):
+        entries = [(str(name), metric) for name, metric in given.items()]
+    elif isinstance(given, Iterable) and not isinstance(given, str):
+        entries = [(getattr(metric, "__name__", "") if callable(metric) else str(metric), metric) for metric in given]
+    if not entries:
+        raise _refuse(given, expected)
     names = [name for name, _ in entries]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise _refuse(given, f"metrics of different names, and {twice[0]} is there twice: name them in a mapping")
@@ -88,34 +95,17 @@ def read_metrics(given: "Metrics", known: Sequence[str]) -> tuple[tuple[str, ...
     return tuple(names), functions
 
 
-def _list_entries(given: object, expected: str) -> Iterable[tuple[str, object]]:
-    """Yields each metric with its name."""
-    if isinstance(given, Mapping):
-        entries = [(str(name), metric) for name, metric in given.items()]
-    elif isinstance(given, Iterable) and not isinstance(given, str):
-        entries = [(getattr(metric, "__name__", "") if callable(metric) else str(metric), metric) for metric in given]
-    else:
-        raise _refuse(given, expected)
-    if not entries:
-        raise _refuse(given, expected)
-    return entries
-
-
 def _refuse(given: object, expected: str) -> OptionError:
-    return OptionError("metrics", _show(given), expected)
+    """Returns the error, with the option as it is typed and functions by their names."""
 
+    def name(metric: object) -> object:
+        return getattr(metric, "__name__", type(metric).__name__) if callable(metric) else metric
 
-def _show(value: object) -> str:
-    """Returns the value of the option as it is typed, functions by their names."""
-    if isinstance(value, Mapping):
-        return show_value({name: _name(metric) for name, metric in value.items()})
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return show_value(list(map(_name, value)))
-    return show_value(_name(value))
-
-
-def _name(metric: object) -> object:
-    return getattr(metric, "__name__", type(metric).__name__) if callable(metric) else metric
+    if isinstance(given, Mapping):
+        shown: object = {key: name(metric) for key, metric in given.items()}
+    else:
+        shown = list(map(name, given)) if isinstance(given, Iterable) and not isinstance(given, str) else name(given)
+    return OptionError("metrics", show_value(shown), expected)
 
 
 def compute_functions(functions: Functions, y_true: np.ndarray, y_score: np.ndarray, *, of: str) -> dict[str, float]:
@@ -410,8 +400,12 @@ class Scoring:
     def spoil(self, scores: Scores) -> Scores | None:
         """The scores as `condense` returns them with wrong predictions, of which `metrics` makes as little as it can.
 
-        None where the metric is a mean over examples, or has no worst value.
+        None where the metric is a mean over examples, has no worst value, or is a function of the user.
         """
+        return None if self.metric in self.functions else self.spoil_all(scores)
+
+    def spoil_all(self, scores: Scores) -> Scores | None:
+        """The scores for `spoil`, unless the metric is a function of the user."""
         return None
 
     def agreement(self, scores: Scores, reference: Scores) -> float:
@@ -580,17 +574,24 @@ def score_examples(
         UserError: if a library is not installed.
         ValueError: for no prediction, an example without a reference, or another number of examples.
     """
-    _check(predictions, references)
+    if not predictions:
+        raise ValueError("got no predictions, expected at least one")
+    if len(predictions) != len(references):
+        raise ValueError(f"got {len(predictions)} predictions and references of {len(references)} examples")
+    for row, of in enumerate(references):
+        if isinstance(of, str) or not of:
+            raise ValueError(f"got {of!r} as the references of example {row}, expected a list of at least one text")
     pairs = list(zip(predictions, references, strict=True))
     columns: dict[str, np.ndarray] = {}
     if "exact_match" in metrics:
-        exact = [_normalize(text) in map(_normalize, of) for text, of in pairs]
+        exact = [text.split() in map(str.split, of) for text, of in pairs]
         columns["exact_match"] = np.array(exact, dtype=np.float64)
     if rouge := [name for name in ROUGE if name in metrics]:
         scorer = _import("rouge_score", "rouge_scorer").RougeScorer(rouge)
         scores = [scorer.score_multi(list(of), text) for text, of in pairs]
         columns |= {name: np.array([of[name].fmeasure for of in scores]) for name in rouge}
-    streams = _reference_streams(references)
+    # The first, second, ... reference of all examples, None for those with fewer.
+    streams = list(map(list, itertools.zip_longest(*references)))
     for name in CORPUS:
         if name in metrics:
             counts = _create_scorer(name)._extract_corpus_statistics(list(predictions), streams)
@@ -614,7 +615,8 @@ def score_sentences(predictions: Sequence[str], references: References, metric: 
 
 def distinct_ngrams(texts: Sequence[str], size: int) -> float:
     """Returns the share of different n-grams of words among those of all texts, 0 without any."""
-    ngrams = [ngram for text in texts for ngram in _ngrams(text.split(), size)]
+    words = [text.split() for text in texts]
+    ngrams = [tuple(of[first : first + size]) for of in words for first in range(len(of) - size + 1)]
     return len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
@@ -637,25 +639,6 @@ def break_down_by_length(columns: Mapping[str, np.ndarray], texts: Sequence[str]
     }
 
 
-def _check(predictions: Sequence[str], references: References) -> None:
-    if not predictions:
-        raise ValueError("got no predictions, expected at least one")
-    if len(predictions) != len(references):
-        raise ValueError(f"got {len(predictions)} predictions and references of {len(references)} examples")
-    for row, of in enumerate(references):
-        if isinstance(of, str) or not of:
-            raise ValueError(f"got {of!r} as the references of example {row}, expected a list of at least one text")
-
-
-def _normalize(text: str) -> str:
-    """Returns the words with one space between them."""
-    return " ".join(text.split())
-
-
-def _ngrams(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    return (tuple(words[first : first + size]) for first in range(len(words) - size + 1))
-
-
 def _length_ratio(predictions: Sequence[str], references: References) -> float:
     """Returns the words written over those of the references, 0 where these have none."""
     written = [len(text.split()) for text in predictions]
@@ -664,12 +647,6 @@ def _length_ratio(predictions: Sequence[str], references: References) -> float:
         for length, of in zip(written, references, strict=True)
     ]
     return sum(written) / sum(nearest) if sum(nearest) else 0.0
-
-
-def _reference_streams(references: References) -> list[list[str | None]]:
-    """Returns the first, second, ... reference of all examples, None for those with fewer."""
-    most = max(map(len, references))
-    return [[of[number] if number < len(of) else None for of in references] for number in range(most)]
 
 
 def _create_scorer(metric: str, *, is_sentence: bool = False) -> Any:

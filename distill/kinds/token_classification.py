@@ -176,7 +176,9 @@ class TaggedText:
             _check_words(words, place, self.tokens)
             sentences.rows.append(([str(word) for word in words], [_name_tag(value, names, place) for value in values]))
             sentences.places.append(place)
-            sentences.plain.append(_read_text(texts[row], sentences.rows[-1][0]) if texts else None)
+            text: Any = texts[row] if texts else None  # That of a sentence has its words and nothing else.
+            is_plain = isinstance(text, str) and locate_in_text(sentences.rows[-1][0], text) is not None
+            sentences.plain.append(text if is_plain else None)
         if empty:
             print_notice(f"{table.source}: sentences without a word, which are left out: {empty:,}")
         if texts and (others := sum(text is None for text in sentences.plain)):
@@ -320,11 +322,6 @@ def _check_unseen(sentences: Mapping[str, _Sentences], *, strict: bool) -> None:
             )
 
 
-def _read_text(value: object, words: Sequence[str]) -> str | None:
-    """Returns the text of a sentence; None unless it has these words and nothing else."""
-    return value if isinstance(value, str) and locate_in_text(words, value) is not None else None
-
-
 def _as_list(value: object, place: str, column: str, content: str) -> list[object]:
     if not isinstance(value, list):
         raise UserError(f"{place}: column {column} is {reprlib.repr(value)}, expected a list of {content}")
@@ -428,7 +425,7 @@ class TagScores(Scoring):
             columns[name] = [[splits.labels[tag] for tag in tags] for tags in columns[name]]
         return columns
 
-    def spoil(self, scores: Scores) -> Scores | None:
+    def spoil_all(self, scores: Scores) -> Scores:
         """The least probable tag of each word."""
         return scores.with_columns(logits=-scores.columns["logits"])
 
@@ -540,7 +537,10 @@ class TokenClassification(Kind):
             UserError: for data that is missing or unusable, and for class weights that do not fit the tags.
         """
         data = self.rows.read(cache_dir)
-        scoring = TagScores(data.labels, _choose_splitter(data.splits["train"]))
+        train = data.splits["train"]
+        sample = train.select(np.unique(np.linspace(0, len(train) - 1, SPLIT).astype(int)))
+        splitter = choose_splitter(sample["words"], plain_texts(sample), train["words"])
+        scoring = TagScores(data.labels, splitter)
         data = self.pool.add_to(replace(data, scoring=scoring, terms={"hard": HardLabels()}))
         self._reported.clear()
         if self.class_weights is None:
@@ -599,13 +599,6 @@ class TokenClassification(Kind):
 
         text, label = (self.rows.tokens,), (self.rows.tags,)
         return UnlabelledText(sentences, text, label, option="task.tokens={}", split_words=split_words).add_to(data)
-
-
-def _choose_splitter(train: Split) -> Splitter:
-    """Returns the splitter of plain text that finds most of the words of train."""
-    chosen = np.unique(np.linspace(0, len(train) - 1, SPLIT).astype(int))
-    sample = train.select(chosen)
-    return choose_splitter(sample["words"], plain_texts(sample), train["words"])
 
 
 def _label_pieces(words: np.ndarray, lengths: np.ndarray, split: Split) -> np.ndarray:

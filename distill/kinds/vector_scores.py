@@ -139,7 +139,7 @@ class PairScores(VectorScores):
         """The scores with the cosine of each text with the first text of its example in place of the vectors."""
         return replace(scores, columns={COSINE: _cosines(scores)})
 
-    def spoil(self, scores: Scores) -> Scores:
+    def spoil_all(self, scores: Scores) -> Scores:
         """Condensed scores whose cosines fall as the scores rise, in the range of the cosines."""
         cosines, labels = _pairs(scores)
         slope = float(cosines.std()) / max(float(labels.std()), 1e-12)

@@ -13,7 +13,7 @@ Labels as words to write: classifications as texts for texts, several of them to
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from distill.core.errors import OptionError, Overview, UserError, describe_call
 from distill.core.options import check_arguments, show_value
 from distill.data.batches import TokenizedExamples
 from distill.data.splits import LabelledData, Split, compute_digest, text_split
-from distill.data.tokenization import Tokens, tokenize_split
+from distill.data.tokenization import tokenize_split
 from distill.edge.answering import TASK, WordTask
 from distill.edge.decoder import MASKED
 from distill.kinds import labelled_rows
@@ -112,13 +112,8 @@ def word_split(task: WordTask, number: int, split: Split) -> Split:
             "text": [f"{source} {word}" for source, word in zip(sources, words, strict=True)],
             "labels": split.labels, NUMBER: np.full(len(split), number),
         },
-        ("source",), _get_record, whole="text",
+        ("source",), operator.itemgetter("record"), whole="text",
     )  # fmt: skip
-
-
-def _get_record(row: Mapping[str, Any]) -> dict[str, str]:
-    record: dict[str, str] = row["record"]
-    return record
 
 
 def encode_words(
@@ -150,7 +145,8 @@ def _list_tokens(
     """Yields the tokens of the words of a task."""
     tokens = tokenize_split(text_split(list(task.words)), tokenizer, max_target + 1)
     labels: dict[tuple[int, ...], str] = {}
-    for label, word, ids in zip(task.labels, task.words, _split_rows(tokens), strict=True):
+    rows = [ids.tolist() for ids in np.split(tokens.columns["input_ids"], tokens.offsets[1:-1])]
+    for label, word, ids in zip(task.labels, task.words, rows, strict=True):
         advice = _advise(task.name, label)
         whole = [*ids, *([] if end is None else [end])]
         if len(whole) > max_target:
@@ -165,11 +161,6 @@ def _list_tokens(
             raise UserError(f"the words of the labels {other} and {label} have the same tokens: {advice}")
         labels[tuple(ids)] = label
         yield whole
-
-
-def _split_rows(tokens: Tokens) -> list[list[int]]:
-    """Returns the tokens of each text."""
-    return [ids.tolist() for ids in np.split(tokens.columns["input_ids"], tokens.offsets[1:-1])]
 
 
 WRITTEN_ACCURACY, NO_LABEL = "written_accuracy", "no_label"
@@ -211,7 +202,11 @@ class WordScores(Scoring):
 
     def selecting_metric(self, scores: Scores) -> float:
         """The first metric of the task, or its mean over the tasks that have examples here."""
-        return float(np.mean([_first_metric(scoring, of_task) for _, scoring, of_task in self._parts(scores)]))
+        values = []
+        for _, scoring, of_task in self._parts(scores):
+            by_example = scoring.example_metric(of_task)
+            values.append(scoring.selecting_metric(of_task) if by_example is None else float(by_example.mean()))
+        return float(np.mean(values))
 
     def _parts(self, scores: Scores) -> Iterator[tuple[str, OneClass, Scores]]:
         """Yields the name, the scoring and the scores of each task that has examples, its logits without others'."""
@@ -254,26 +249,22 @@ class WordScores(Scoring):
 
     def constants(self, scores: Scores) -> Sequence[Constant]:
         """The constants of one task, or of several the best one of each together."""
-        every = [(name, scoring, of_task) for name, scoring, of_task in self._parts(scores)]
         if len(self.tasks) == 1:
-            [(_, scoring, of_task)] = every
+            [(_, scoring, of_task)] = self._parts(scores)
             return scoring.constants(of_task)
-        best = {name: _best_constant(scoring, of_task) for name, scoring, of_task in every}
-        answer = ", ".join(f"{constant.answer} for {name}" for name, constant in best.items())
-        return [Constant(answer, self._predict_constants({name: constant.predict for name, constant in best.items()}))]
+        best = dict[str, Constant]()
+        for name, scoring, of_task in self._parts(scores):
+            values = [(scoring.selecting_metric(each.predict(of_task)), each) for each in scoring.constants(of_task)]
+            best[name] = max(values, key=lambda pair: pair[0])[1]
 
-    def _predict_constants(self, predict: Mapping[str, Callable[[Scores], Scores]]) -> Callable[[Scores], Scores]:
-        """Returns the prediction of the same label for every example of a task."""
-
-        def predict_all(scores: Scores) -> Scores:
+        def predict(scores: Scores) -> Scores:
             logits, numbers = np.array(scores.columns["logits"]), scores.columns[NUMBER]
             for name, _, of_task in self._parts(scores):
-                [number] = np.unique(of_task.columns[NUMBER])
-                values = predict[name](of_task).columns["logits"]
-                logits[numbers == number, : values.shape[1]] = values
+                values = best[name].predict(of_task).columns["logits"]
+                logits[numbers == of_task.columns[NUMBER][0], : values.shape[1]] = values
             return scores.with_columns(logits=logits)
 
-        return predict_all
+        return [Constant(", ".join(f"{constant.answer} for {name}" for name, constant in best.items()), predict)]
 
     def fit_decoder(self, scores: Scores) -> dict[str, Any]:
         return {"tasks": [task.describe() for task, _ in self.tasks]}
@@ -312,18 +303,6 @@ class WordScores(Scoring):
             for task, _ in self.tasks
         )  # fmt: skip
         return f"the words of labels: {'; '.join(named)}"
-
-
-def _first_metric(scoring: OneClass, scores: Scores) -> float:
-    """Returns the metric of a task that is compared."""
-    by_example = scoring.example_metric(scores)
-    return scoring.selecting_metric(scores) if by_example is None else float(by_example.mean())
-
-
-def _best_constant(scoring: OneClass, scores: Scores) -> Constant:
-    return max(
-        scoring.constants(scores), key=lambda constant: scoring.selecting_metric(constant.predict(scores))
-    )  # fmt: skip
 
 
 Word = str | int | float
