@@ -18,7 +18,6 @@ from distill.edge.index import (
     RESCORED,
     Index,
     Precision,
-    check_count,
     check_dimensions,
     check_precision,
     find_nearest,
@@ -37,6 +36,7 @@ from distill.edge.prediction import (
 )
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import Continuations, FilledTargets, MaskPredictor, describe_writing
+from distill.edge.values import check_count
 
 MOST_THREADS = 1024
 SHOWN = 12  # Labels in an overview.

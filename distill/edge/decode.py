@@ -29,8 +29,8 @@ from distill.edge.decoder import (
     softmax,
     split_pair,
 )
-from distill.edge.index import check_count
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
+from distill.edge.values import check_count
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,

@@ -22,7 +22,7 @@ The text of tokens that arrive one after the other has never half a character, a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,15 +32,7 @@ from tokenizers import Tokenizer
 from distill.core.errors import UserError, check_text, first_line, shorten
 from distill.edge.bundle_files import Session, input_names
 from distill.edge.decoder import Truncation
-from distill.edge.sampling import (
-    Beams,
-    Endings,
-    Following,
-    GenerationOptions,
-    GenerationSettings,
-    OneToken,
-    TokenChoice,
-)
+from distill.edge.sampling import Beams, Following, GenerationOptions, GenerationSettings, OneToken, TokenChoice
 
 PAST, PRESENT = "past_key_values.", "present."
 KEPT_LOGITS = "num_logits_to_keep"  # The input of a model that can leave out the logits of a prompt.
@@ -91,12 +83,12 @@ class CachedRows:
     mask keeps padding out of attention.
     """
 
-    def __init__(self, model: CachedModel) -> None:
+    def __init__(self, model: CachedModel, rows: int = 0) -> None:
         self.model = model
         # Whether a place of the caches is a token, [B, P], of rows that end at the same place.
-        self.mask = np.zeros((0, 0), dtype=bool)
+        self.mask = np.zeros((rows, 0), dtype=bool)
         self.caches: dict[str, Array] = {
-            name: np.zeros((0, heads, 0, width), dtype=np.float32) for name, (heads, width) in model.caches.items()
+            name: np.zeros((rows, heads, 0, width), dtype=np.float32) for name, (heads, width) in model.caches.items()
         }
         self.states = np.zeros((0, 0, 0), dtype=np.float32)  # Of the encoder, [B, L, H].
         self.source_mask = np.zeros((0, 0), dtype=bool)  # [B, L]
@@ -119,13 +111,14 @@ class CachedRows:
         Raises:
             UserError: if the model cannot be run, or its logits are not finite. No row is added then.
         """
-        new = CachedRows(self.model)
+        new = CachedRows(self.model, len(prompts))
         tokens, mask = pad_rows(prompts, on_left=self.model.encoder is None)
         if self.model.encoder is not None:
-            new._read_sources(tokens, mask)
+            sources = {"input_ids": tokens, "attention_mask": mask.astype(np.int64)}
+            new.states = run_model(self.model.encoder, ["last_hidden_state"], sources)["last_hidden_state"]
+            new.source_mask = mask
             tokens = np.full((len(prompts), 1), self.model.start, dtype=np.int64)
             mask = np.ones_like(tokens, dtype=bool)
-        new._clear(len(prompts))
         logits = new._read_prompts(tokens, mask)
         self._join(new)
         return logits
@@ -157,18 +150,6 @@ class CachedRows:
         for name, cache in self.caches.items():
             if _is_of_source(name):
                 self.caches[name] = np.ascontiguousarray(cache[rows][:, :, :end])
-
-    def _clear(self, rows: int) -> None:
-        """Makes rows without tokens."""
-        self.mask = np.zeros((rows, 0), dtype=bool)
-        for name, cache in self.caches.items():
-            self.caches[name] = np.zeros((rows, cache.shape[1], 0, cache.shape[3]), dtype=np.float32)
-
-    def _read_sources(self, tokens: Array, mask: Array) -> None:
-        inputs = {"input_ids": tokens, "attention_mask": mask.astype(np.int64)}
-        assert self.model.encoder is not None
-        outputs = run_model(self.model.encoder, ["last_hidden_state"], inputs)
-        self.states, self.source_mask = outputs["last_hidden_state"], mask
 
     def _read_prompts(self, tokens: Array, mask: Array) -> Array:
         """Reads tokens `[B, S]` in as many passes as their logits need."""
@@ -327,6 +308,7 @@ class Prompt:
     is_truncated: bool = False
 
 
+@dataclass(frozen=True)
 class Prompts:
     """Reads the prompts of a causal model, or the sources of a model with an encoder.
 
@@ -338,15 +320,10 @@ class Prompts:
         complete: puts before a text what the model reads before every one.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        settings: GenerationSettings,
-        *,
-        has_encoder: bool,
-        complete: Callable[[str], str] = str,
-    ) -> None:
-        self.tokenizer, self.settings, self.has_encoder, self.complete = tokenizer, settings, has_encoder, complete
+    tokenizer: Tokenizer
+    settings: GenerationSettings
+    has_encoder: bool
+    complete: Callable[[str], str] = str
 
     def count_new(self, options: GenerationOptions) -> int:
         """Returns how many tokens a text has at most, as far as there are positions."""
@@ -423,9 +400,8 @@ class Writing:
     true if tokens of its prompt were cut off.
     """
 
-    def __init__(self, choice: TokenChoice, text: TokenText, endings: Endings, *, is_truncated: bool) -> None:
-        self._choice, self._text, self._endings = choice, text, endings
-        self.is_truncated = is_truncated
+    def __init__(self, choice: TokenChoice, text: TokenText, *, is_truncated: bool) -> None:
+        self._choice, self._text, self.is_truncated = choice, text, is_truncated
         self._shown = 0  # Tokens that are part of the text.
         self.finish: Finish | None = None
 
@@ -452,7 +428,7 @@ class Writing:
         """Chooses the next tokens by the logits `[rows, V]`; returns None if the text has ended."""
         following = self._choice.advance(logits)
         for token in self.tokens[self._shown :]:
-            if token in self._endings.eos:
+            if token in self._choice.settings.eos:
                 self.finish = "eos"
                 break
             self._text.add(token)
@@ -495,7 +471,7 @@ class Generator:
         complete: Callable[[str], str] = str,
     ) -> None:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.prompts = Prompts(tokenizer, settings, has_encoder=model.encoder is not None, complete=complete)
+        self.prompts = Prompts(tokenizer, settings, model.encoder is not None, complete)
         self.size: int = tokenizer.get_vocab_size()
         self._batches: list[_Batch] = []
 
@@ -580,15 +556,12 @@ class Generator:
 
     def _create(self, prompt: Prompt, options: GenerationOptions, number: int) -> Writing:
         """Returns the text that begins after a prompt, or of a source."""
-        settings = self.settings
-        has_source = self.model.encoder is not None
-        before = [self.model.start] if has_source else prompt.tokens
+        before = prompt.tokens if self.model.encoder is None else [self.model.start]
         most = self.prompts.count_new(options)
-        if settings.positions is not None:  # The last token is not read.
-            most = min(most, settings.positions - len(before) + 1)
-        endings, is_search = settings.endings(most), (options.beams or 1) > 1
-        choice: TokenChoice = (
-            Beams(before, options, endings) if is_search else OneToken(before, options, endings, number)
-        )
-        text = TokenText(self.tokenizer, [] if has_source else prompt.tokens, options.stop)
-        return Writing(choice, text, endings, is_truncated=prompt.is_truncated)
+        if self.settings.positions is not None:  # The last token is not read.
+            most = min(most, self.settings.positions - len(before) + 1)
+        settings = replace(self.settings, max_new_tokens=most)
+        is_search = (options.beams or 1) > 1
+        choice = Beams(before, options, settings) if is_search else OneToken(before, options, settings, number)
+        text = TokenText(self.tokenizer, prompt.tokens if self.model.encoder is None else [], options.stop)
+        return Writing(choice, text, is_truncated=prompt.is_truncated)

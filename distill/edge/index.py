@@ -8,7 +8,6 @@ place of a learned code, and with 8 bits in place of one in the second step).
 
 import json
 from collections.abc import Iterable, Iterator
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from distill.core.errors import UserError, first_line, shorten
 from distill.core.files import atomic_directory, write_json
+from distill.edge.values import check_count
 
 Vectors = NDArray[np.floating]
 CHUNK_COSINES = 2**24  # That are in memory at once, 64 MiB in float32.
@@ -86,18 +86,6 @@ def match_pairs(first: Vectors, second: Vectors, groups: NDArray[np.generic]) ->
             _, found = find_nearest(queries[rows], corpus[rows], 1)
             nearest[side, rows] = rows[found[:, 0]]
     return nearest
-
-
-def check_count(name: str, value: object, *, least: int = 1, most: int | None = None, meaning: str = "") -> None:
-    """Raises UserError unless the value of an option is a whole number from `least` to `most`.
-
-    Args:
-        meaning: words about `most` for the message.
-    """
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_whole or not least <= int(value) <= (most or int(value)):  # type: ignore[call-overload]
-        expected = f"from {least} to {most}{meaning}" if most else f"of at least {least}"
-        raise UserError(f"got {name}={value}, expected a whole number {expected}")
 
 
 def check_vectors(vectors: Vectors, name: str, width: int | None = None) -> NDArray[np.float32]:

@@ -25,10 +25,10 @@ from distill.edge.bundle_files import (
 )
 from distill.edge.decoder import Decoder
 from distill.edge.generation import CachedModel
-from distill.edge.index import check_count
 from distill.edge.prediction import POSITIONS
 from distill.edge.sampling import GenerationSettings
 from distill.edge.text_decoders import TARGET, TARGET_MASK, FilledTargets, MaskPredictor, WholeTexts, open_model
+from distill.edge.values import check_count
 
 
 class ModelFiles:

@@ -26,8 +26,8 @@ from distill.edge.decoder import (
     chunk_texts,
 )
 from distill.edge.generation import pad_rows
-from distill.edge.index import check_count
 from distill.edge.text_decoders import TARGET, TARGET_MASK, FilledTargets, MaskPredictor, Masks, refine_masks
+from distill.edge.values import check_count
 
 MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
 # Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.

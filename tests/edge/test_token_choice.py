@@ -14,10 +14,15 @@ from transformers.generation.logits_process import (
 
 from distill.core.errors import UserError
 from distill.edge import sampling
-from distill.edge.sampling import Beams, Endings, GenerationOptions, OneToken, adjust, find_likely
+from distill.edge.sampling import Beams, GenerationOptions, GenerationSettings, OneToken, find_likely
 from tests.edge.conftest import Patch
 
-NEVER = Endings(frozenset(), most=1000)
+
+def make_settings(eos: tuple[int, ...], most: int, **values: Any) -> GenerationSettings:
+    return GenerationSettings(eos, None, most, None, **values)
+
+
+NEVER = make_settings((), 1000)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model() -> None:
     for options, expected in (
         ({"temperature": 1.0}, [0.5, 0.3, 0.15, 0.05]), ({"temperature": 0.5, "top_k": 2}, [25 / 34, 9 / 34, 0, 0]),
     ):  # fmt: skip
-        choice = OneToken([], GenerationOptions(seed=3, **options), Endings(frozenset(), most=10**6))
+        choice = OneToken([], GenerationOptions(seed=3, **options), make_settings((), 10**6))
         for _ in range(2000):
             choice.advance(logits)
         assert np.bincount(choice.tokens, minlength=4) / 2000 == pytest.approx(expected, abs=0.04)
@@ -68,7 +73,7 @@ def test_the_penalty_of_repetition_is_that_of_transformers() -> None:
     written = [[1, 2, 2, 8], [0, 5, 5, 5]]
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor(written), logits)
     options = GenerationOptions(repetition_penalty=1.7)
-    assert adjust(logits.numpy(), written, 4, options, NEVER) == pytest.approx(expected.numpy())
+    assert OneToken([], options, NEVER).adjust(logits.numpy(), written) == pytest.approx(expected.numpy())
     choice = OneToken([3], GenerationOptions(repetition_penalty=2.0), NEVER)
     for _ in range(3):  # 3 is in the prompt, so that 4 is the best one, and 3 is it again beside it.
         choice.advance(np.array([[0, 0, 0, 2.0, 1.5]]))
@@ -76,8 +81,8 @@ def test_the_penalty_of_repetition_is_that_of_transformers() -> None:
 
 
 def test_forced_tokens_begin_and_end_a_text() -> None:
-    endings = Endings(frozenset({2}), most=4, forced_bos=7, forced_eos=2)
-    choice = OneToken([], GenerationOptions(), endings)
+    settings = make_settings((2,), 4, forced_bos=7, forced_eos=2)
+    choice = OneToken([], GenerationOptions(), settings)
     logits = np.eye(9)[[5]]
     steps = [choice.advance(logits) for _ in range(4)]
     assert choice.tokens == [7, 5, 5, 2]
@@ -88,7 +93,7 @@ def test_beams_find_a_text_that_the_best_first_token_hides() -> None:
     # The first token 0 has 0.6, then 0.5 at most; 1 has 0.4, then 0.9.
     first = np.log([[0.6, 0.4, 1e-9]])
     then = np.log([[0.5, 0.5 - 1e-9, 1e-9], [0.05, 0.9, 0.05]])
-    beams = Beams([], GenerationOptions(beams=2), Endings(frozenset(), most=2))
+    beams = Beams([], GenerationOptions(beams=2), make_settings((), 2))
     assert beams.advance(first) == ([0, 0], [0, 1])
     assert beams.advance(then) is None
     assert beams.tokens == [1, 1]
@@ -96,7 +101,7 @@ def test_beams_find_a_text_that_the_best_first_token_hides() -> None:
 
 
 def test_ends_that_are_not_among_the_best_candidates_are_no_texts_of_a_beam_search() -> None:
-    beams = Beams([], GenerationOptions(beams=2), Endings(frozenset({2, 3}), most=9, early_stopping=True))
+    beams = Beams([], GenerationOptions(beams=2), make_settings((2, 3), 9, early_stopping=True))
     assert beams.advance(np.log([[0.5, 0.4, 0.06, 0.04]])) == ([0, 0], [0, 1])
 
 
