@@ -9,35 +9,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distill.core.errors import UserError, shorten
+from distill.edge import decoder, metrics
 from distill.edge.answering import TASK, LabelWords, average_scores, normalize_references, score_answer
 from distill.edge.bundle import Bundle
-from distill.edge.decoder import (
-    READINGS,
-    Answer,
-    Prediction,
-    Record,
-    choose_reading,
-    describe_expected,
-    join_choices,
-    split_choices,
-)
+from distill.edge.decoder import Prediction, Record
 from distill.edge.index import match_pairs
-from distill.edge.metrics import (
-    CLASS_METRICS,
-    NUMBER_METRICS,
-    SET_METRICS,
-    compute_metrics,
-    count_pairs,
-    describe_absent,
-    score_rankings,
-)
+from distill.edge.metrics import count_pairs, describe_absent, score_rankings
 from distill.edge.prediction import RecordError
+from distill.edge.values import are_counts
 from distill.edge.words import Span, TagScheme, locate_entities, locate_words, place_words, score_entities
 from distill.rows.columns import read_conll, read_table
 from distill.rows.formats import SUFFIXES, Notify, Row, read_articles, read_rows, reading_errors
@@ -179,20 +164,51 @@ class Evaluation:
     read_as: str | None = None
 
 
-class LabelledRows(Protocol):
-    """Reads labelled rows for one decoder and compares predictions with their labels."""
+class LabelledRows:
+    """Reads labelled rows for one decoder and compares predictions with their labels.
+
+    The default record has the `keys` of a decoder, and the default label is compared as it is.
+
+    Args:
+        rows: all of the file.
+
+    Attributes:
+        keys: of a record; also the columns of texts where none are given.
+        expected: the columns of texts in words, if there must be one for each of `keys`.
+        texts, label: the columns.
+    """
+
+    keys: Sequence[str] = ()
+    label = "label"
+    expected = ""
+
+    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        self.labels, self.manifest, self.columns = bundle.labels, bundle.manifest, columns
+        self.texts, self.label = columns.texts or self.keys, columns.label or self.label
+        self.positive = bundle.manifest.get("positive")
+        if self.expected:
+            self._check_texts(len(self.keys), self.expected)
+
+    def _check_texts(self, number: int, expected: str) -> None:
+        """Raises UserError for another number of columns of texts."""
+        if len(self.texts) != number:
+            raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}")
 
     def read(self, row: Row) -> tuple[Record, Any]:
         """Returns the record and the label of a row; raises UserError for a value that cannot be."""
-        ...
+        return self.record(row), _value(row, self.label)
+
+    def record(self, row: Row) -> Record:
+        """Returns the record of a row, which the decoder checks."""
+        return {key: _value(row, name) for key, name in zip(self.keys, self.texts, strict=True)}  # type: ignore[misc]
 
     def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
         """Returns the labels of all rows as they are compared; raises UserError for one that cannot be."""
-        ...
+        return column.values
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
         """Returns the metrics by name."""
-        ...
+        raise NotImplementedError
 
 
 def evaluate(bundle: Bundle, path: Path, columns: Columns, *, batch_size: int | None = None) -> Evaluation:
@@ -253,23 +269,29 @@ def _value(row: Row, column: str) -> object:
     return row[column]
 
 
-class _Texts:
-    """Reads the columns of a text or of a pair, and of a label."""
+def _value_lists(row: Row, column: str, label: str, noun: str) -> tuple[list[Any], list[Any]]:
+    """Returns two columns that are lists of the same length; raises UserError for others."""
+    values, labels = _value(row, column), _value(row, label)
+    if not isinstance(values, list) or not isinstance(labels, list) or len(values) != len(labels):
+        raise UserError(f"got {shorten(labels)}, expected two lists, {column} with {noun}")
+    return values, labels
+
+
+class TextRows(LabelledRows):
+    """Rows with the columns of a text or of a pair, and of a label."""
 
     compares = False  # True: two texts, whatever the bundle reads.
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.labels, self.positive = bundle.labels, bundle.manifest.get("positive")
-        self.label = columns.label or "label"
+        super().__init__(bundle, columns, rows)
         first: Row = rows[0] if rows else {}
-        excluded = self.label_columns(columns, first)
+        excluded = self.label_columns(first)
         self.texts = columns.texts or [name for name in first if name not in excluded]
         is_pair = bundle.pair or self.compares
-        if len(self.texts) != (2 if is_pair else 1):
-            expected = "two columns of text" if is_pair else "one column of text"
-            raise UserError(f"got {', '.join(self.texts) or 'none'}, expected {expected}: give --text-column NAME")
+        expected = "two columns of text" if is_pair else "one column of text"
+        self._check_texts(2 if is_pair else 1, f"{expected}: give --text-column NAME")
 
-    def label_columns(self, columns: Columns, row: Row) -> Sequence[str]:
+    def label_columns(self, row: Row) -> Sequence[str]:
         """Returns the columns that are no text."""
         return [self.label]
 
@@ -277,18 +299,8 @@ class _Texts:
         texts = [_value(row, name) for name in self.texts]
         return texts if len(texts) == 2 else texts[0]  # type: ignore[return-value]  # The decoder checks it.
 
-    def read(self, row: Row) -> tuple[Record, object]:
-        return self.record(row), _value(row, self.label)
 
-
-class _OneByOne:
-    """Reads labels that each have a meaning by themselves."""
-
-    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
-        return column.values
-
-
-class ClassRows(_Texts):
+class ClassRows(TextRows):
     """Rows with the name of a class, or its index."""
 
     def convert(self, column: LabelColumn, notify: Notify) -> Sequence[int]:
@@ -304,41 +316,36 @@ class ClassRows(_Texts):
         best = np.array([np.argmax(list(prediction["probabilities"].values())) for prediction in predictions])
         counts = count_pairs(np.array(labels), best, len(self.labels))
         positive = self.labels.index(self.positive) if self.positive in self.labels else None
-        return compute_metrics(CLASS_METRICS, CLASS_METRICS, counts, positive)
+        return metrics.compute_metrics(metrics.CLASS_METRICS, metrics.CLASS_METRICS, counts, positive)
 
 
 class WordRows(ClassRows):
     """Rows with the name of a class, or its index, of the task of a bundle that `task` or the columns name."""
 
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
+        LabelledRows.__init__(self, bundle, columns, rows)
         decoder = cast(LabelWords, bundle.decoder)
         known = list(decoder.tasks.values())
         task = known[0] if len(known) == 1 else decoder.find(rows[0] if rows else {})
-        self.task, self.labels, self.positive = task.name, list(task.labels), task.positive
-        self.label, self.texts = columns.label or "label", columns.texts or task.columns
-        if len(self.texts) != len(task.columns):
-            raise UserError(f"got {', '.join(self.texts)}, expected {', '.join(task.columns)}: give --text-column NAME")
-        self.columns = task.columns
+        self.task, self.labels, self.positive, self.keys = task.name, list(task.labels), task.positive, task.columns
+        self.texts = columns.texts or self.keys
+        self._check_texts(len(self.keys), f"{', '.join(self.keys)}: give --text-column NAME")
 
     def record(self, row: Row) -> Record:
-        texts = (_value(row, name) for name in self.texts)
-        return {TASK: self.task, **dict(zip(self.columns, texts, strict=True))}  # type: ignore[arg-type]
+        return {TASK: self.task, **cast(dict[str, str], LabelledRows.record(self, row))}
 
 
-class LabelRows(_Texts):
+class LabelRows(TextRows):
     """Rows with any number of labels: a list, a text with the separator of the task between them, or 0 and 1 for each.
 
     There may also be a column of 0 and 1 for each label, which has its name.
     """
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.each: Sequence[str] | None = None
-        super().__init__(bundle, columns, rows)
-        self.separator = str(bundle.manifest["decoding"].get("separator") or "|")
+    each: Sequence[str] | None = None  # The columns of 0 and 1.
 
-    def label_columns(self, columns: Columns, row: Row) -> Sequence[str]:
-        found = columns.labels
-        if found is None and columns.label is None and set(self.labels) <= set(row):
+    def label_columns(self, row: Row) -> Sequence[str]:
+        found = self.columns.labels
+        if found is None and self.columns.label is None and set(self.labels) <= set(row):
             if self.label in row and self.label not in self.labels:
                 raise UserError(
                     f"got a column {self.label} and one for each of {', '.join(self.labels[:8])}, which may both be "
@@ -351,13 +358,14 @@ class LabelRows(_Texts):
         return self.each or [self.label]
 
     def read(self, row: Row) -> tuple[Record, object]:
-        return self.record(row), _value(row, self.label) if self.each is None else [_value(row, of) for of in self.each]
+        return super().read(row) if self.each is None else (self.record(row), [_value(row, of) for of in self.each])
 
     def convert(self, column: LabelColumn, notify: Notify) -> Sequence[NDArray[np.bool_]]:
         if self.each is not None:
             values = zip(*column.values, strict=True)  # type: ignore[arg-type]  # Those of `read`.
             column = stack_columns(column.source, dict(zip(self.each, values, strict=True)), column.lines)
-        sets = find_label_sets(column, tuple(self.labels), self.separator, notify) > 0
+        separator = str(self.manifest["decoding"].get("separator") or "|")
+        sets = find_label_sets(column, tuple(self.labels), separator, notify) > 0
         if absent := describe_absent(column.source, self.labels, sets.sum(axis=0)):
             notify(absent)
         return list(sets)
@@ -366,10 +374,10 @@ class LabelRows(_Texts):
         """Returns F1 of all labels together, the mean of their F1, and the share of rows with the right labels."""
         given = [{each["label"] for each in prediction["labels"]} for prediction in predictions]
         found = np.array([[name in names for name in self.labels] for names in given])
-        return compute_metrics(SET_METRICS, SET_METRICS, np.array(labels), found)
+        return metrics.compute_metrics(metrics.SET_METRICS, metrics.SET_METRICS, np.array(labels), found)
 
 
-class NumberRows(_Texts):
+class NumberRows(TextRows):
     """Rows with a number."""
 
     def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
@@ -379,57 +387,60 @@ class NumberRows(_Texts):
     def score(self, predictions: Sequence[Prediction], labels: Sequence[float]) -> Metrics:
         """Returns the correlations of Pearson and Spearman, 0 with a constant, and the mean absolute error."""
         values = np.array([prediction["value"] for prediction in predictions])
-        return compute_metrics(NUMBER_METRICS, NUMBER_METRICS, values, np.array(labels))
+        return metrics.compute_metrics(metrics.NUMBER_METRICS, metrics.NUMBER_METRICS, values, np.array(labels))
 
 
-class VectorRows(NumberRows):
-    """Rows with two texts and a number, their similarity, or with a text and its translation and perhaps a language."""
+def create_vector_rows(bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> LabelledRows:
+    """Returns the rows of a bundle of vectors: translations if it was measured on them, or else similarities."""
+    is_of_translations = "accuracy" in bundle.manifest["metrics"].get(bundle.model, {})
+    return (TranslationRows if is_of_translations else SimilarityRows)(bundle, columns, rows)
+
+
+class SimilarityRows(NumberRows):
+    """Rows with two texts and a number, their similarity."""
 
     compares = True
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.translates = "accuracy" in bundle.manifest["metrics"].get(bundle.model, {})
-        self.has_language = columns.label is not None
-        super().__init__(bundle, columns, rows)
-
-    def read(self, row: Row) -> tuple[Record, object]:
-        if not self.translates:
-            return super().read(row)
-        language = _value(row, self.label) if self.has_language else row.get(self.label, "")
-        return self.record(row), str(language)
-
-    def convert(self, column: LabelColumn, notify: Notify) -> Sequence[Any]:
-        return column.values if self.translates else super().convert(column, notify)
-
-    def score(self, predictions: Sequence[Prediction], labels: Sequence[Any]) -> Metrics:
-        """Returns the correlations of Pearson and Spearman between the cosines and the labels.
-
-        Of translations it returns the share of the texts whose nearest one in their language is their own translation.
-        """
-        first, second = np.array([prediction["vector"] for prediction in predictions]).swapaxes(0, 1)
-        if self.translates:
-            nearest = match_pairs(first, second, np.array(labels))
-            return {"accuracy": float((nearest == np.arange(len(labels))).mean())}
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[float]) -> Metrics:
+        """Returns the correlations of Pearson and Spearman between the cosines and the labels."""
+        first, second = _split_vectors(predictions)
         lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
         cosines = (first * second).sum(axis=-1) / np.maximum(lengths, SHORTEST)
-        return compute_metrics(NUMBER_METRICS, ("pearson", "spearman"), cosines, np.array(labels))
+        return metrics.compute_metrics(metrics.NUMBER_METRICS, ("pearson", "spearman"), cosines, np.array(labels))
 
 
-class TagRows:
+class TranslationRows(TextRows):
+    """Rows with a text and its translation, and perhaps a language."""
+
+    compares = True
+
+    def read(self, row: Row) -> tuple[Record, str]:
+        language = row.get(self.label, "") if self.columns.label is None else _value(row, self.label)
+        return self.record(row), str(language)
+
+    def score(self, predictions: Sequence[Prediction], labels: Sequence[str]) -> Metrics:
+        """Returns the share of the texts whose nearest one in their language is their own translation."""
+        first, second = _split_vectors(predictions)
+        nearest = match_pairs(first, second, np.array(labels))
+        return {"accuracy": float((nearest == np.arange(len(labels))).mean())}
+
+
+def _split_vectors(predictions: Sequence[Prediction]) -> NDArray[np.floating]:
+    """Returns the vectors of the first and of the second texts, `[2, N, D]`."""
+    return np.array([prediction["vector"] for prediction in predictions]).swapaxes(0, 1)
+
+
+class TagRows(LabelledRows):
     """Rows with a list of words and a list of their tags, or with the text of the words in place of the list.
 
     The text is that of the column `text`, if it has these words, or else the words with spaces between.
     """
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.labels, self.scheme, self.as_text = bundle.labels, TagScheme(bundle.labels), columns.as_text
-        self.tokens, self.label = (columns.texts or ["tokens"])[0], columns.label or "tags"
+    keys, label = ("tokens",), "tags"
 
     def read(self, row: Row) -> tuple[Record, tuple[Sequence[Span], list[object]]]:
-        words, tags = (_value(row, name) for name in (self.tokens, self.label))
-        if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
-            raise UserError(f"got {shorten(tags)}, expected two lists, {self.tokens} with a tag for each word")
-        if self.as_text and words and all(isinstance(word, str) and word for word in words):
+        words, tags = _value_lists(row, self.texts[0], self.label, "a tag for each word")
+        if self.columns.as_text and words and all(isinstance(word, str) and word for word in words):
             text, spans = place_words(words, row.get("text"))
             return text, (spans, tags)
         return {"tokens": words}, (locate_words(list(map(str, words))), tags)
@@ -439,49 +450,47 @@ class TagRows:
         rows: Sequence[tuple[Sequence[Span], list[object]]] = column.values  # type: ignore[assignment]  # Of `read`.
         every = [tag for _, tags in rows for tag in tags]
         row_numbers = [row for row, (_, tags) in enumerate(rows) for _ in tags]
+        scheme = TagScheme(self.labels)
         numbers = find_classes(replace(column, values=every, rows=row_numbers), tuple(self.labels), notify)
         ends = np.cumsum([len(tags) for _, tags in rows])
         return [
-            locate_entities(self.scheme, of, spans)
+            locate_entities(scheme, of, spans)
             for (spans, _), of in zip(rows, np.split(numbers, ends[:-1]), strict=True)
         ]
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[set[tuple[str, int, int]]]) -> Metrics:
         """Returns F1, precision and recall of entities. Those of words that are cut off count as missed."""
         metrics = score_entities(predictions, labels)
-        return {f"text_{name}": value for name, value in metrics.items()} if self.as_text else metrics
+        return {f"text_{name}": value for name, value in metrics.items()} if self.columns.as_text else metrics
 
 
-class SpanRows(_OneByOne):
+class SpanRows(LabelledRows):
     """Rows with a question, its context, and the correct answers: texts, or those of SQuAD in either of its layouts."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.texts, self.label = columns.texts or ["question", "context"], columns.label or "answers"
-        self.options = {"may_be_unanswerable": bundle.manifest["decoding"]["null_threshold"] is not None}
-        if len(self.texts) != 2:
-            raise UserError(f"got {', '.join(self.texts)}, expected the columns of the question and of the context")
+    keys, label = ("question", "context"), "answers"
+    expected = "the columns of the question and of the context"
 
     def read(self, row: Row) -> tuple[Record, Sequence[str]]:
         answers = _value(row, self.label)
         texts = answers.get("text") if isinstance(answers, dict) else answers
-        if isinstance(texts, list):  # Those of SQuAD's JSON are objects.
-            texts = [of.get("text") if isinstance(of, dict) else of for of in texts]
-        texts = [] if texts is None else [texts] if isinstance(texts, str) else texts
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, list):
+            texts = [] if texts is None else [texts]
+        texts = [of.get("text") if isinstance(of, dict) else of for of in texts]  # Those of SQuAD's JSON are objects.
+        if not all(isinstance(text, str) for text in texts):
             raise UserError(f"got {shorten(answers)}, expected a list of answers")
-        question, context = (_value(row, name) for name in self.texts)
-        return {"question": question, "context": context}, texts  # type: ignore[dict-item]  # The decoder checks it.
+        return self.record(row), texts
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[Sequence[str]]) -> Metrics:
         """Returns F1 and exact match, as SQuAD defines them, also of the questions with and without an answer."""
+        options = {"may_be_unanswerable": self.manifest["decoding"]["null_threshold"] is not None}
         values = [
-            score_answer(prediction["answer"], normalize_references(texts, **self.options), **self.options)
+            score_answer(prediction["answer"], normalize_references(texts, **options), **options)
             for prediction, texts in zip(predictions, labels, strict=True)
         ]
         return average_scores(np.array(values), np.array([bool(texts) for texts in labels]))
 
 
-class ChoiceRows(_OneByOne):
+class ChoiceRows(LabelledRows):
     """Rows with a question, its choices, perhaps a context, and the right choice.
 
     One column has the list of the choices, and that of a context may follow it; or each choice has a column of texts.
@@ -489,25 +498,28 @@ class ChoiceRows(_OneByOne):
     choices, as their texts, as indices from 0, as numbers from 1, or as letters.
     """
 
+    keys, label = ("question", "choices"), "answer"
+
     def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.question, *self.choices = columns.texts or ("question", "choices")
-        self.label, self.context = columns.label or "answer", "context"
+        super().__init__(bundle, columns, rows)
+        (self.question, *self.choices), self.context = self.texts, "context"
         self.lists = len(self.choices) < 2 or not isinstance(_value(rows[0], self.choices[0]), str)
         if self.lists and len(self.choices) == 2:
             self.context = self.choices.pop()
         if self.lists and len(self.choices) != 1:
             expected = "the columns of the question and the choices, and perhaps of the context"
             raise UserError(f"got {', '.join([self.question, *self.choices])}, expected {expected}")
-        usual = bundle.manifest["decoding"].get("answers")
-        self.reading = choose_reading(map(self._answer, rows), usual)
+        self.reading = decoder.choose_reading(map(self._answer, rows), self.manifest["decoding"].get("answers"))
 
     def _choices(self, row: Row) -> tuple[list[object], list[object] | None]:
         values = [row.get(column) for column in self.choices]
-        return split_choices(values[0]) if self.lists else (join_choices(values), None)
+        return decoder.split_choices(values[0]) if self.lists else (decoder.join_choices(values), None)
 
-    def _answer(self, row: Row) -> Answer:
+    def _answer(self, row: Row) -> decoder.Answer:
         texts, names = self._choices(row)
-        return Answer(row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names)))
+        return decoder.Answer(
+            row.get(self.label), list(map(str, texts)), None if names is None else list(map(str, names))
+        )
 
     def read(self, row: Row) -> tuple[Record, int]:
         for column in (self.label, *self.choices):
@@ -516,9 +528,9 @@ class ChoiceRows(_OneByOne):
         if not choices:
             expected = "a list of choices" if self.lists else "at least two choices"
             raise UserError(f"got {shorten(row[self.choices[0]])}, expected {expected}")
-        index = READINGS[self.reading](answer)
+        index = decoder.READINGS[self.reading](answer)
         if index is None:
-            expected = describe_expected(answer, self.reading)
+            expected = decoder.describe_expected(answer, self.reading)
             raise UserError(f"the answer {shorten(answer.value)} is none of the choices, expected {expected}")
         record: dict[str, Any] = {"question": _value(row, self.question), "choices": choices}
         return record | ({} if row.get(self.context) is None else {"context": row[self.context]}), index
@@ -530,26 +542,22 @@ class ChoiceRows(_OneByOne):
         }
 
 
-class RankingRows(_OneByOne):
+class RankingRows(LabelledRows):
     """Rows with a query, the list of its documents, and the list of their gains, whole numbers that are 0 or more."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.texts, self.label = columns.texts or ["query", "documents"], columns.label or "gains"
-        if len(self.texts) != 2:
-            raise UserError(f"got {', '.join(self.texts)}, expected the columns of the query and of the documents")
+    keys, label = ("query", "documents"), "gains"
+    expected = "the columns of the query and of the documents"
 
     def read(self, row: Row) -> tuple[Record, list[int]]:
-        query, documents = (_value(row, name) for name in self.texts)
-        gains = _value(row, self.label)
-        if not isinstance(documents, list) or not isinstance(gains, list) or len(documents) != len(gains):
-            raise UserError(f"got {shorten(gains)}, expected two lists, {self.texts[1]} with a gain for each document")
-        if not all(isinstance(gain, int) and not isinstance(gain, bool) and gain >= 0 for gain in gains):
+        record = self.record(row)
+        _, gains = _value_lists(row, self.texts[1], self.label, "a gain for each document")
+        if not are_counts(gains):
             raise UserError(f"got the gains {shorten(gains)}, expected whole numbers of at least 0")
         if not any(gains):
             raise UserError(
                 f"got the gains {shorten(gains)}, expected one above 0: no order of the documents is better"
             )
-        return {"query": query, "documents": documents}, gains  # type: ignore[dict-item]  # The decoder checks it.
+        return record, cast(list[int], gains)
 
     def score(self, predictions: Sequence[Prediction], labels: Sequence[list[int]]) -> Metrics:
         """Returns the means of nDCG, of the reciprocal rank and of recall of the first 10.
@@ -563,14 +571,13 @@ class RankingRows(_OneByOne):
         return {name: float(np.mean([row[name] for row in rows])) for name in ("ndcg@10", "mrr@10", "recall@10")}
 
 
-class MaskRows(_OneByOne):
+class MaskRows(LabelledRows):
     """Rows with a text with masks, and the right piece of its only mask or the list of those of all."""
 
-    def __init__(self, bundle: Bundle, columns: Columns, rows: Sequence[Row]) -> None:
-        self.text, self.label = (columns.texts or ["text"])[0], columns.label or "label"
+    keys = ("text",)
 
     def read(self, row: Row) -> tuple[Record, list[str]]:
-        text, label = _value(row, self.text), _value(row, self.label)
+        text, label = _value(row, self.texts[0]), _value(row, self.label)
         pieces = label if isinstance(label, list) else [label]
         if not all(isinstance(piece, str) and piece for piece in pieces):
             raise UserError(f"got {shorten(label)}, expected the piece of each mask")
@@ -593,5 +600,6 @@ class MaskRows(_OneByOne):
 
 READERS: Mapping[str, Callable[[Bundle, Columns, Sequence[Row]], LabelledRows]] = {
     "classes": ClassRows, "labels": LabelRows, "number": NumberRows, "tags": TagRows, "spans": SpanRows,
-    "choices": ChoiceRows, "vectors": VectorRows, "masks": MaskRows, "ranking": RankingRows, "label_words": WordRows,
+    "choices": ChoiceRows, "vectors": create_vector_rows, "masks": MaskRows, "ranking": RankingRows,
+    "label_words": WordRows,
 }  # fmt: skip

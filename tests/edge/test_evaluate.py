@@ -98,7 +98,7 @@ def test_the_mean_f1_of_a_file_is_that_of_the_classes_with_a_row_and_says_so() -
 
 
 def test_vectors_are_compared_by_their_cosines() -> None:
-    rows = reader_of("VectorRows", Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"))
+    rows = reader_of("create_vector_rows", Stub([], metrics={}), evaluation.Columns(["one", "two"], "score"))
     assert rows.read({"one": "a", "two": "b", "score": "2.5"}) == (["a", "b"], "2.5")
     assert convert(rows, ["2.5", 1, "1e0"]) == [2.5, 1.0, 1.0]
     cosines, numbers = np.array([0.9, 0.6, 0.1, 0.0]), [3.0, 1.0, 2.0, 0.0]
@@ -109,9 +109,9 @@ def test_vectors_are_compared_by_their_cosines() -> None:
     languages: Any = Stub([], metrics={Stub.model: {"accuracy": 0.5}})
     row = {"one": "a", "two": "b", "lang": "de"}
     for label, language in (("lang", "de"), (None, "")):
-        reader = reader_of("VectorRows", languages, evaluation.Columns(["one", "two"], label), [row])
+        reader = reader_of("create_vector_rows", languages, evaluation.Columns(["one", "two"], label), [row])
         assert reader.read(row) == (["a", "b"], language)
-    reader = reader_of("VectorRows", languages, evaluation.Columns(["one", "two"], "lagn"), [row])
+    reader = reader_of("create_vector_rows", languages, evaluation.Columns(["one", "two"], "lagn"), [row])
     with pytest.raises(UserError, match="there is no column lagn, the columns are one, two, lang: give"):
         reader.read(row)
 
