@@ -19,11 +19,10 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge.decoder import (
@@ -32,6 +31,7 @@ from distill.edge.decoder import (
     Example,
     Floats,
     Items,
+    Limits,
     Prediction,
     Record,
     Row,
@@ -40,6 +40,7 @@ from distill.edge.decoder import (
     most_probable,
 )
 from distill.edge.text_decoders import Targets
+from distill.edge.values import Rule
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -397,10 +398,7 @@ class WordTask:
 
     def describe(self) -> dict[str, Any]:
         """Returns the task as an entry of bundle.json."""
-        return {
-            "name": self.name, "columns": list(self.columns), "labels": list(self.labels), "words": list(self.words),
-            "positive": self.positive,
-        }  # fmt: skip
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @property
     def beginning(self) -> str:
@@ -427,13 +425,14 @@ class LabelWords(Targets):
 
     label_counts = SEVERAL
     fields = ("label", "probability", "probabilities")
+    rules: Mapping[str, Rule] = {
+        **Targets.rules,
+        "tasks": (lambda value: isinstance(value, list) and bool(value), "a list of at least one task"),
+    }
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
-        entries = decoding.get("tasks")
-        if not isinstance(entries, list) or not entries:
-            raise UserError(f"decoding has tasks {shorten(entries)}, expected a list of at least one task")
-        self.tasks = {task.name: task for task in map(WordTask.parse, entries)}
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        super().configure(decoding)
+        self.tasks = {task.name: task for task in map(WordTask.parse, decoding["tasks"])}
         if self.start is None or self.end is None or self.max_target is None:
             raise UserError("decoding lacks start, end or max_target, without which no word can be scored")
         self.words = {  # The tokens of the words of each task.
@@ -497,14 +496,10 @@ class LabelWords(Targets):
             raise UserError(f"got the columns {', '.join(map(str, row)) or 'none'}, and {known}")
         return fitting[0]
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         [source] = row
-        return [[self._append(source, ids) for ids in self.words[str(example.task)]]]
-
-    def _append(self, source: Any, ids: Sequence[int]) -> SourceTokens:
-        """Returns a source with the tokens that the decoder reads to predict those of a word."""
-        assert self.start is not None
-        return SourceTokens(source.ids, source.type_ids, source.attention_mask, [self.start, *ids[:-1]])
+        # The decoder reads the tokens of a word to predict each next one.
+        return [[SourceTokens.add(source, [cast(int, self.start), *ids[:-1]]) for ids in self.words[str(example.task)]]]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         """Returns the log-likelihood of each word, `[1, words]`, from the logits `[words, T, V]` of its tokens."""

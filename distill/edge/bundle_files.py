@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from distill.core.errors import UserError, find_surrogate, first_line
 from distill.core.files import CHECKSUMS, read_checksums
+from distill.edge.values import IsValid, Rule, is_count, is_null_or, is_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -530,8 +531,8 @@ def _check_fields(manifest: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{path} is damaged: files has no SHA-256 of {file}")
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+def _is_count(value: Any) -> bool:
+    return is_count(value) and value <= LARGEST
 
 
 def _is_size(value: object) -> bool:
@@ -551,17 +552,13 @@ def _is_file_name(value: object) -> bool:
     return _is_one_line(value) and value not in (".", "..") and not set(str(value)) & set("/\\:\0")
 
 
-def _each(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _each(is_valid: IsValid) -> IsValid:
     """Returns a function that says whether a value is an object whose values are all valid."""
     return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
 
 
 def _are_files(value: Any) -> bool:
     return bool(value) and _each(_is_file_name)(value) and all(map(_is_one_line, value))
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def _is_checksum(value: object) -> bool:
@@ -578,7 +575,7 @@ def _are_forms(value: object) -> bool:
 
 
 # Each key that a prediction depends on: whether a value is valid, and the valid ones in words.
-FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+FIELDS: Mapping[str, Rule] = {
     "decoder": (_is_one_line, "the name of a decoder"),
     # Empty for predictions without labels.
     "labels": (
@@ -587,10 +584,7 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "pair": (lambda value: isinstance(value, bool), "true or false"),
     "max_length": (_is_size, "a whole number of at least 1"),
-    "doc_stride": (
-        lambda value: value is None or _is_count(value),
-        "null, or the tokens that neighbouring windows share",
-    ),
+    "doc_stride": (is_null_or(_is_count), "null, or the tokens that neighbouring windows share"),
     "decoding": (lambda value: isinstance(value, dict), "the values that the decoder needs, by name"),
     "truncation_side": (lambda value: value in SIDES, "left or right"),
     "inputs": (
@@ -600,9 +594,9 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "padding": (_each(_is_count), "a whole number of at least 0 for each input"),
     "padding_side": (lambda value: value in SIDES, "left or right"),
     "models": (_are_files, "the name of a file of the bundle for each model"),
-    "recommended": (lambda value: value is None or isinstance(value, str), "null or the name of a model"),
+    "recommended": (is_null_or(lambda value: isinstance(value, str)), "null or the name of a model"),
     "metrics": (_each(lambda metrics: isinstance(metrics, dict)), "the metrics of each model, by name"),
-    "thresholds": (_each(_is_share), "a probability for each model that abstains"),
+    "thresholds": (_each(is_share), "a probability for each model that abstains"),
     "targets": (
         _each(lambda target: target in TARGETS),
         f"one of {', '.join(TARGETS)} for each model that is not right everywhere",

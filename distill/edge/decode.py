@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge import answering
@@ -20,6 +19,7 @@ from distill.edge.decoder import (
     Example,
     Floats,
     Items,
+    Limits,
     Prediction,
     Record,
     Row,
@@ -30,7 +30,7 @@ from distill.edge.decoder import (
     split_pair,
 )
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
-from distill.edge.values import check_count
+from distill.edge.values import SIZE, Rule, check_count, is_null_or, is_number, is_share
 from distill.edge.words import (
     OUTSIDE,
     CutEncoding,
@@ -82,17 +82,14 @@ def explain(bundle: "Bundle", text: str, *, batch_size: int | None = None) -> Ex
         )
     spans = split_words(text)
     texts = [text, *(f"{text[:start]}{text[end:]}".strip() or " " for start, end in spans)]
-    whole, *others = _probabilities(bundle, texts, batch_size)
+    predictions = bundle.predict(texts, batch_size=batch_size)
+    whole, *others = (prediction["probabilities"] for prediction in predictions)
     label = max(whole, key=lambda name: whole[name])
     words: list[WordEffect] = [
         {"word": text[start:end], "start": start, "end": end, "effect": whole[label] - without[label]}
         for (start, end), without in zip(spans, others, strict=True)
     ]
     return {"label": label, "probability": whole[label], "words": words}
-
-
-def _probabilities(bundle: "Bundle", texts: list[str], batch_size: int | None) -> list[dict[str, Any]]:
-    return [prediction["probabilities"] for prediction in bundle.predict(texts, batch_size=batch_size)]
 
 
 WITHHELD = "(no label)"  # In the plain form, of a bundle that abstains.
@@ -128,10 +125,10 @@ class Labels(Decoder):
     label_counts = SEVERAL
     fields = ("labels", "probabilities")
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
-        thresholds = decoding.get("thresholds")
-        if not isinstance(thresholds, list) or len(thresholds) != len(labels) or not all(map(_is_share, thresholds)):
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        thresholds: Any = decoding.get("thresholds")
+        is_list = isinstance(thresholds, list) and len(thresholds) == len(self.labels)
+        if not is_list or not all(map(is_share, thresholds)):
             raise UserError(f"decoding has thresholds {thresholds}, expected a probability for each of the labels")
         self.thresholds: list[float] = thresholds
 
@@ -180,9 +177,8 @@ class Tags(Decoder):
     axes = 3
     cuts = True
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
-        self.scheme, self.splitter = TagScheme(labels), Splitter.parse(decoding)
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        self.scheme, self.splitter = TagScheme(self.labels), Splitter.parse(decoding)
 
     def read(self, record: Record) -> Example:
         if isinstance(record, str):
@@ -192,10 +188,10 @@ class Tags(Decoder):
             return Example(check_text(" ".join(words)), words=locate_words(words))
         raise UserError(f'got {shorten(record)}, expected a text or {{"tokens": [...]}}')
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         [encoding] = row
         kept = cut_between_words(
-            example.words, encoding.offsets, encoding.special_tokens_mask, length=max_length, side=side
+            example.words, encoding.offsets, encoding.special_tokens_mask, length=limits.max_length, side=limits.side
         )  # fmt: skip
         return [row if len(kept) == len(encoding.ids) else [CutEncoding.select(encoding, kept)]]
 
@@ -242,16 +238,12 @@ class Spans(Decoder):
     axes = 3
     cuts = True
     classes_are_tokens = True
+    rules: Mapping[str, Rule] = {
+        "n_best": SIZE, "max_answer_length": SIZE, "null_threshold": (is_null_or(is_number), "a number or null"),
+    }  # fmt: skip
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
-        for name in ("n_best", "max_answer_length"):
-            value = decoding.get(name)
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"decoding has {name} {value}, expected a whole number of at least 1")
-        self.threshold = decoding.get("null_threshold")
-        if not isinstance(self.threshold, float | int | None):
-            raise UserError(f"decoding has null_threshold {self.threshold}, expected a number or null")
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        self.threshold: float | None = decoding.get("null_threshold")
         self.limits = {name: decoding[name] for name in ("n_best", "max_answer_length")}
 
     def parse(self, line: str) -> Record:
@@ -272,11 +264,12 @@ class Spans(Decoder):
             return Example(check_text(str(question)), check_text(str(context)), top_k=cast(int | None, top_k))
         raise UserError(f'got {shorten(record)}, expected {{"question": ..., "context": ...}}, and no empty text')
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        if doc_stride is None:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
+        if limits.doc_stride is None:
             raise UserError("the bundle has no doc_stride, the tokens that windows share: export it again")
         [encoding] = row
-        return [[window] for window in answering.cut_windows(encoding, max_length=max_length, doc_stride=doc_stride)]
+        windows = answering.cut_windows(encoding, max_length=limits.max_length, doc_stride=limits.doc_stride)
+        return [[window] for window in windows]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         [window] = row
@@ -396,7 +389,7 @@ class Ranking(Decoder):
                 raise UserError(f"document {position} is {shorten(text)}, expected text")
         return Example(check_text(query), choices=tuple(map(check_text, documents)))
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         return [[sequence] for sequence in row]  # The documents need not run together.
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
@@ -427,7 +420,7 @@ class Vectors(Decoder):
         first, *more = map(check_text, texts)
         return Example(first, more=tuple(more))
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         return [[sequence] for sequence in row]  # The texts of a list need not run together.
 
     def decode(self, example: Example, rows: Sequence[Items]) -> Prediction:
@@ -448,7 +441,3 @@ DECODERS: Mapping[str, type[Decoder]] = {
     "vectors": Vectors, "masks": Masks, "ranking": Ranking, "continuation": Continuations, "seq2seq": Targets,
     "label_words": LabelWords, "mask_predict": FilledTargets,
 }  # fmt: skip
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and 0 <= value <= 1

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from distill.core.errors import UserError, check_text, shorten
+from distill.edge.values import Rule, check_values
 from distill.edge.words import CutEncoding, Span
 
 MASKED = float(np.finfo(np.float32).min)  # The logit of a class that an item cannot have.
@@ -155,23 +156,28 @@ READINGS: Mapping[str, Callable[[Answer], int | None]] = {
 
 
 @dataclass(frozen=True)
-class MaskedTokens:
-    """A row of a model that predicts tokens: those of a text with masks, or a sequence with tokens to predict.
-
-    Attributes:
-        ids, type_ids, attention_mask: `[tokens]`.
-        positions: of the tokens that are predicted, `[m]`, in ascending order.
-        spans: the characters of each mask in the text, `[m]`; empty without a text.
-    """
+class SequenceTokens:
+    """The tokens of a sequence that a model reads: `ids`, `type_ids` and `attention_mask`, `[tokens]` each."""
 
     ids: Sequence[int]
     type_ids: Sequence[int]
     attention_mask: Sequence[int]
-    positions: Sequence[int]
-    spans: Sequence[Span] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True)
+class MaskedTokens(SequenceTokens):
+    """A row of a model that predicts tokens: those of a text with masks, or a sequence with tokens to predict.
+
+    Attributes:
+        positions: of the tokens that are predicted, `[m]`, in ascending order.
+        spans: the characters of each mask in the text, `[m]`; empty without a text.
+    """
+
+    positions: Sequence[int]
+    spans: Sequence[Span] = ()
 
     @classmethod
     def find(cls, encoding: Any, text: str, mask_id: int) -> "MaskedTokens":
@@ -426,19 +432,18 @@ Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class SourceTokens:
+class SourceTokens(SequenceTokens):
     """The row of a model with an encoder: the tokens of a source `[L]`, and those of its target or decoder `[T]`.
 
     In a record `target` are the tokens of the target, in a row those that the decoder reads to predict them.
     """
 
-    ids: Sequence[int]
-    type_ids: Sequence[int]
-    attention_mask: Sequence[int]
     target: Sequence[int]
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    @classmethod
+    def add(cls, source: Any, target: Sequence[int], **values: Any) -> Self:
+        """Returns the tokens of a source, with the attributes of `tokenizers.Encoding`, and of a target."""
+        return cls(source.ids, source.type_ids, source.attention_mask, target, **values)
 
 
 # A text, the two texts of a pair, `{"tokens": [...]}` for the words of a text, `{"question", "context"}`, or a question
@@ -491,24 +496,23 @@ class Example:
         return [self.text if self.pair is None else (self.text, self.pair)]
 
 
-class ModelInput(Protocol):
-    """One sequence of tokens that the model reads."""
-
-    @property
-    def ids(self) -> Any: ...
-
-    @property
-    def type_ids(self) -> Any: ...
-
-    @property
-    def attention_mask(self) -> Any: ...
-
-    def __len__(self) -> int:
-        """Returns the number of tokens."""
-        ...
+# The sequences of one row of logits: one, or one for each choice or text. Each has a length, and the `ids`, `type_ids`
+# and `attention_mask` of its tokens.
+Row = Sequence[Any]
 
 
-Row = Sequence[Any]  # The `ModelInput`s of one row of logits: one of them, or one for each choice or text.
+class Limits(NamedTuple):
+    """The tokens of a sequence.
+
+    Attributes:
+        max_length: of a sequence, at most.
+        doc_stride: that neighbouring windows share.
+        side: the end of a text that is cut, `right` or `left`.
+    """
+
+    max_length: int
+    doc_stride: int | None
+    side: str
 
 
 SEVERAL = range(2, sys.maxsize)  # The numbers of labels of a task with classes.
@@ -534,6 +538,8 @@ class Decoder:
         targets: whether the logits are those of a `target`, which the sequences of a row have then.
         ranks: whether the rows of a record are its documents, whose scores together are the logits of one item.
 
+        rules: of the values of `decoding`, as `check_values` takes them.
+
     Args:
         labels, pair, decoding: the fields of bundle.json.
 
@@ -552,9 +558,15 @@ class Decoder:
     generates = False
     targets = False
     ranks = False
+    rules: Mapping[str, Rule] = {}
 
     def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self.labels, self.pair, self.tokenizer = list(labels), pair, tokenizer
+        check_values("decoding", decoding, self.rules)
+        self.configure(decoding)
+
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        """Takes the values that the decoder needs; raises UserError for one that `rules` cannot judge."""
 
     def parse(self, line: str) -> Record:
         """Returns the record of a line of plain text; raises UserError if it has another form."""
@@ -570,13 +582,11 @@ class Decoder:
             return Example(check_text(record))
         raise UserError(f"got {shorten(record)}, expected {'two texts' if self.pair else 'a text'}")
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
-        """Returns the rows of an example, with sequences of at most `max_length` tokens.
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
+        """Returns the rows of an example, with sequences of at most `limits.max_length` tokens.
 
         Args:
             row: the sequences of the whole example, with the attributes of `tokenizers.Encoding`.
-            doc_stride: tokens that neighbouring windows share.
-            side: the end of a text that is cut, `right` or `left`.
 
         Raises:
             TooLongError: with the reason in words, if what must not be cut is too long.

@@ -17,6 +17,7 @@ from distill.edge.decoder import (
     Decoder,
     Example,
     Items,
+    Limits,
     MaskedTokens,
     Prediction,
     Record,
@@ -80,13 +81,13 @@ class RowEncoder:
         examples = list(map(self.decoder.read, records))
         texts = [example.sequences() for example in examples]
         sequences = self._tokenize(list(itertools.chain.from_iterable(texts)))
-        limits = {"max_length": self.manifest["max_length"], "doc_stride": self.manifest["doc_stride"]}
+        limits = Limits(*(self.manifest[name] for name in ("max_length", "doc_stride", "truncation_side")))
         encoded: list[Encoded] = []
         for number, (example, own) in enumerate(zip(examples, texts, strict=True), 1):
             tokenized = list(itertools.islice(sequences, len(own)))
             row: Row = [tokens for tokens, _ in tokenized]
             try:
-                rows = self.decoder.cut(example, row, **limits, side=self.manifest["truncation_side"])
+                rows = self.decoder.cut(example, row, limits)
             except ValueError as error:
                 refused = LongTextError if isinstance(error, TooLongError) else RecordError
                 raise refused(number, error) from error

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from distill.edge.values import (
     SIZE,
     TOKENS,
     IsValid,
+    Rule,
     are_counts,
     check_count,
     check_values,
@@ -24,6 +25,26 @@ from distill.edge.values import (
 )
 
 Floats = NDArray[np.floating]
+
+
+MOST_BEAMS = 64
+
+
+def _optional(is_valid: IsValid, expected: str) -> Mapping[str, Rule]:
+    """Returns the metadata of a field that bundle.json may lack."""
+    return {"rule": (is_null_or(is_valid), expected)}
+
+
+_COUNT = _optional(is_count, "a whole number of at least 0")
+_TOKEN = _optional(is_count, "a token or null")
+_TOKENS = _optional(are_counts, "a list of tokens")
+_WORDS = _optional(
+    lambda value: isinstance(value, list) and all(of and are_counts(of) for of in value), "lists of tokens"
+)
+_ENDS = _optional(lambda value: is_count(value) or (value and are_counts(value)), "a token or null")
+_EARLY = _optional(lambda value: value in (True, False, "never"), "true, false or never")
+_BEAMS = _optional(lambda value: is_size(value) and value <= MOST_BEAMS, f"from 1 to {MOST_BEAMS}")
+_PENALTY = _optional(lambda value: is_number(value) and value > 0, "a number above 0")
 
 
 @dataclass(frozen=True)
@@ -39,25 +60,31 @@ class TokenRules:
         begin_suppress_tokens: tokens that no text begins with, behind a forced one.
     """
 
-    min_length: int = 0
-    min_new_tokens: int = 0
-    no_repeat_ngram_size: int = 0
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()
+    min_length: int = field(default=0, metadata=_COUNT)
+    min_new_tokens: int = field(default=0, metadata=_COUNT)
+    no_repeat_ngram_size: int = field(default=0, metadata=_COUNT)
+    bad_words_ids: tuple[tuple[int, ...], ...] = field(default=(), metadata=_WORDS)
+    suppress_tokens: tuple[int, ...] = field(default=(), metadata=_TOKENS)
+    begin_suppress_tokens: tuple[int, ...] = field(default=(), metadata=_TOKENS)
 
-    def before_forced(self, tokens: Sequence[int], length: int, eos: Collection[int]) -> set[int]:
-        """Returns the tokens that may not follow, unless one is forced.
+    def before_forced(self, tokens: Sequence[int], length: int, eos: Collection[int]) -> Iterator[int]:
+        """Yields the tokens that may not follow, unless one is forced.
 
         Args:
             tokens: so far, those of the prompt too.
             length: tokens without those of the prompt.
             eos: tokens that end a text.
         """
-        found = set(self._repeating(tokens)) | set(self._completing(tokens, eos))
+        size = self.no_repeat_ngram_size
+        for begin in range(len(tokens) + 1 - size) if size else ():
+            *before, token = tokens[begin : begin + size]
+            if before == list(tokens[len(tokens) + 1 - size :]):
+                yield token
+        for *before, token in self.bad_words_ids:
+            if list(tokens[-len(before) :]) == before if before else token not in eos:
+                yield token
         if len(tokens) < self.min_length or length < self.min_new_tokens:
-            found |= set(eos)
-        return found
+            yield from eos
 
     def after_forced(self, length: int, *, is_begun: bool) -> set[int]:
         """Returns the tokens that may not follow in any case.
@@ -69,25 +96,6 @@ class TokenRules:
         begins = length == int(is_begun)
         return {*self.suppress_tokens, *(self.begin_suppress_tokens if begins else ())}
 
-    def _repeating(self, tokens: Sequence[int]) -> Iterable[int]:
-        """Yields the tokens that would repeat a sequence."""
-        size = self.no_repeat_ngram_size
-        if not size or len(tokens) < size:
-            return
-        last = list(tokens[len(tokens) + 1 - size :])
-        for begin in range(len(tokens) + 1 - size):
-            if list(tokens[begin : begin + size - 1]) == last:
-                yield tokens[begin + size - 1]
-
-    def _completing(self, tokens: Sequence[int], eos: Collection[int]) -> Iterable[int]:
-        """Yields the tokens that would complete a sequence which may not occur."""
-        for *before, token in self.bad_words_ids:
-            if before:
-                if list(tokens[-len(before) :]) == before:
-                    yield token
-            elif token not in eos:
-                yield token
-
 
 def forbid(scores: Floats, row: int, tokens: Iterable[int]) -> None:
     """Sets scores `[rows, V]` of a row to minus infinity; tokens beyond the vocabulary have none."""
@@ -97,7 +105,6 @@ def forbid(scores: Floats, row: int, tokens: Iterable[int]) -> None:
 
 Side = Literal["left", "right"]
 SIDES: tuple[Side, ...] = ("left", "right")
-MOST_BEAMS = 64
 # Options with their least and largest values.
 _COUNTS = (
     ("max_new_tokens", 1, 2**20), ("top_k", 1, 2**20), ("beams", 1, MOST_BEAMS), ("seed", 0, 2**63 - 1),
@@ -198,17 +205,17 @@ class GenerationSettings:
         rules: the tokens that a text may not have, whose names are keys of `generation` too.
     """
 
-    eos: tuple[int, ...]
-    start: int | None
-    max_new_tokens: int
-    positions: int | None
-    forced_bos: int | None = None
-    forced_eos: int | tuple[int, ...] | None = None
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    renormalizes: bool = False
-    beams: int = 1
-    repetition_penalty: float = 1.0
+    eos: tuple[int, ...] = field(metadata={"rule": TOKENS})
+    start: int | None = field(metadata=_TOKEN)
+    max_new_tokens: int = field(metadata={"rule": SIZE})
+    positions: int | None = field(metadata=_optional(is_size, "a whole number of at least 1, or null"))
+    forced_bos: int | None = field(default=None, metadata=_TOKEN)
+    forced_eos: int | tuple[int, ...] | None = field(default=None, metadata=_ENDS)
+    length_penalty: float = field(default=1.0, metadata=_optional(is_number, "a number"))
+    early_stopping: EarlyStopping = field(default=False, metadata=_EARLY)
+    renormalizes: bool = field(default=False, metadata=_optional(lambda value: value in (True, False), "true or false"))
+    beams: int = field(default=1, metadata=_BEAMS)
+    repetition_penalty: float = field(default=1.0, metadata=_PENALTY)
     rules: TokenRules = field(default_factory=TokenRules)
 
     @classmethod
@@ -216,10 +223,8 @@ class GenerationSettings:
         """Returns the settings of bundle.json; raises UserError for a value that is missing or invalid."""
         if not isinstance(values, Mapping):
             raise UserError(f"generation is {shorten(values)}, expected the rules by which texts begin and end")
-        check_values("generation", values, _VALUES)
-        given = {name: _freeze(values[name]) for name in _VALUES if values.get(name) is not None}
-        rules = TokenRules(**{rule.name: given.pop(rule.name) for rule in fields(TokenRules) if rule.name in given})
-        return cls(**{"start": None, "positions": None} | given, rules=rules)
+        own, of_rules = (_read_fields(kind, values) for kind in (cls, TokenRules))
+        return cls(**{"start": None, "positions": None} | own, rules=TokenRules(**of_rules))
 
     def complete(self, options: GenerationOptions) -> GenerationOptions:
         """Returns the options of a call with the beams and the penalty of the bundle where it gives none."""
@@ -228,36 +233,18 @@ class GenerationSettings:
         return replace(options, beams=beams, repetition_penalty=self.repetition_penalty if given is None else given)
 
 
+def _read_fields(kind: type[GenerationSettings | TokenRules], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a class that bundle.json has; raises UserError for one that is missing or invalid."""
+    rules = {each.name: each.metadata["rule"] for each in fields(kind) if each.metadata}
+    check_values("generation", values, rules)
+    return {name: _freeze(values[name]) for name in rules if values.get(name) is not None}
+
+
 def _freeze(value: Any) -> Any:
     """Returns a value of JSON with tuples for its lists."""
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
-_COUNT_OR_NONE = (is_null_or(is_count), "a whole number of at least 0")
-_TOKEN_OR_NONE = (is_null_or(is_count), "a token or null")
-_TOKENS_OR_NONE = (is_null_or(are_counts), "a list of tokens")
-_VALUES: Mapping[str, tuple[IsValid, str]] = {
-    "eos": TOKENS,
-    "start": _TOKEN_OR_NONE,
-    "max_new_tokens": SIZE,
-    "positions": (is_null_or(is_size), "a whole number of at least 1, or null"),
-    "forced_bos": _TOKEN_OR_NONE,
-    "forced_eos": (is_null_or(lambda value: is_count(value) or (value and are_counts(value))), "a token or null"),
-    "length_penalty": (is_null_or(is_number), "a number"),
-    "early_stopping": (lambda value: value in (None, True, False, "never"), "true, false or never"),
-    "renormalizes": (lambda value: value in (None, True, False), "true or false"),
-    "beams": (is_null_or(lambda value: is_size(value) and value <= MOST_BEAMS), f"from 1 to {MOST_BEAMS}"),
-    "repetition_penalty": (is_null_or(lambda value: is_number(value) and value > 0), "a number above 0"),
-    "min_length": _COUNT_OR_NONE,
-    "min_new_tokens": _COUNT_OR_NONE,
-    "no_repeat_ngram_size": _COUNT_OR_NONE,
-    "bad_words_ids": (
-        is_null_or(lambda value: isinstance(value, list) and all(of and are_counts(of) for of in value)),
-        "lists of tokens",
-    ),
-    "suppress_tokens": _TOKENS_OR_NONE,
-    "begin_suppress_tokens": _TOKENS_OR_NONE,
-}
 Following = tuple[list[int], list[int]]  # The rows that a step goes on from, and the next token of each.
 FEW = 1024  # Tokens that mostly have the probability `top_p`, so that the others need not be sorted.
 

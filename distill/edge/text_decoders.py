@@ -1,13 +1,12 @@
 """Decoders of models that write texts or fill masks, token by token, in one pass, or in rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge.bundle_files import Session, encoder_file, session
@@ -16,6 +15,7 @@ from distill.edge.decoder import (
     Example,
     Floats,
     Items,
+    Limits,
     MaskedTokens,
     Prediction,
     Record,
@@ -28,6 +28,7 @@ from distill.edge.decoder import (
     softmax,
 )
 from distill.edge.generation import PAST, Writing, pad_rows, run_model
+from distill.edge.values import COUNT, SIZE_OR_NONE, TOKENS, Rule, is_null_or, is_size
 
 TARGET = "decoder_input_ids"  # An input of an encoder-decoder here: the tokens that its decoder reads.
 TARGET_MASK = "decoder_attention_mask"  # An input of one that fills targets, which reads them from both sides.
@@ -129,11 +130,10 @@ class Masks(Decoder):
     classes_are_tokens = True
     at_positions = True
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
-        self.size = tokenizer.get_vocab_size()
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        self.size = self.tokenizer.get_vocab_size()
         mask_token = decoding.get("mask_token")
-        mask_id = tokenizer.token_to_id(mask_token) if isinstance(mask_token, str) else None
+        mask_id = self.tokenizer.token_to_id(mask_token) if isinstance(mask_token, str) else None
         if mask_id is None:
             raise UserError(f"decoding has mask_token {shorten(mask_token)}, expected a token of tokenizer.json")
         self.mask_token, self.mask_id = str(mask_token), int(mask_id)
@@ -142,7 +142,7 @@ class Masks(Decoder):
             raise UserError(f"decoding has top_k {shorten(self.top_k)}, expected {self._numbers()}")
 
     def _is_number(self, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= self.size
+        return is_size(value) and cast(int, value) <= self.size
 
     def _numbers(self) -> str:
         return f"a whole number from 1 to {self.size}, the tokens of the vocabulary"
@@ -163,13 +163,14 @@ class Masks(Decoder):
             raise UserError(f"got {shorten(text)} without a mask, expected {self.mask_token} at each place to fill")
         return Example(check_text(text), top_k=top_k)  # type: ignore[arg-type]  # It is a number.
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         if example.tokens is not None:
             return [[example.tokens]]
         [encoding] = row
         tokens = MaskedTokens.find(encoding, example.text, self.mask_id)
         if not tokens.positions:
-            raise TooLongError(f"its masks are beyond the {max_length} tokens that the bundle reads: shorten the text")
+            most = limits.max_length
+            raise TooLongError(f"its masks are beyond the {most} tokens that the bundle reads: shorten the text")
         return [[tokens]]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
@@ -225,7 +226,7 @@ class Continuations(Decoder):
             raise UserError(f"got {shorten(record)}, expected a text")
         return Example(self.complete(check_text(record)))
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         return [row if example.tokens is None else [example.tokens]]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
@@ -252,15 +253,13 @@ class Targets(Continuations):
     """
 
     targets = True
+    rules: Mapping[str, Rule] = {"prefix": (is_null_or(lambda value: isinstance(value, str)), "a text")}
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
+    def configure(self, decoding: Mapping[str, Any]) -> None:
         self.start: int | None = decoding.get("start")
         self.end: int | None = decoding.get("end")
         self.max_target: int | None = decoding.get("max_target")
-        self.prefix: str = decoding.get("prefix", "")
-        if not isinstance(self.prefix, str):
-            raise UserError(f"decoding has prefix {shorten(self.prefix)}, expected a text")
+        self.prefix: str = decoding.get("prefix") or ""
 
     def complete(self, text: str) -> str:
         return self.prefix + text
@@ -275,7 +274,7 @@ class Targets(Continuations):
             raise UserError(f'got {shorten(record)}, expected {{"source": ..., "target": ...}}')
         return Example(self.complete(check_text(source)), target=check_text(target))
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         [source] = row or [example.tokens]
         if example.target is None and not isinstance(source, SourceTokens):
             return [row]
@@ -284,10 +283,10 @@ class Targets(Continuations):
         if example.target is None:
             ids = source.target
         else:
-            ids = self._tokenize(example.target, self.max_target, self.end, side)
+            ids = self._tokenize(example.target, self.max_target, self.end, limits.side)
         # The decoder reads each token to predict the next one.
         target = [self.start, *ids[:-1]]
-        return [[SourceTokens(source.ids, source.type_ids, source.attention_mask, target)]]
+        return [[SourceTokens.add(source, target)]]
 
     def _tokenize(self, target: str, most: int, end: int, side: str) -> list[int]:
         ends = self.tokenizer.encode("a").ids[-1:] == [end]
@@ -327,27 +326,15 @@ class TargetFrame:
 
     def describe(self) -> dict[str, Any]:
         """Returns the values of bundle.json's `decoding`."""
-        return {
-            "before": list(self.before), "after": list(self.after), "mask": self.mask, "max_target": self.max_target
-        }  # fmt: skip
+        return {**asdict(self), "before": list(self.before), "after": list(self.after)}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "TargetFrame":
-        """Returns the frame of bundle.json's `decoding`; raises UserError for a value that is missing or invalid."""
-        for name in ("before", "after"):
-            if not isinstance(values.get(name), list) or not all(map(_is_count, values[name])):
-                raise UserError(f"decoding has {name} {shorten(values.get(name))}, expected a list of tokens")
-        for name in ("mask", "max_target"):
-            if not _is_count(values.get(name)):
-                raise UserError(f"decoding has {name} {shorten(values.get(name))}, expected a whole number")
+        """Returns the frame of bundle.json's `decoding`; raises UserError for one without room for a token."""
         frame = cls(tuple(values["before"]), tuple(values["after"]), values["mask"], values["max_target"])
         if frame.most < 1:
             raise UserError(f"decoding has max_target {frame.max_target}, expected more than its special tokens")
         return frame
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def choose_masked(tokens: Sequence[int], visit: int = 0) -> list[int]:
@@ -398,29 +385,29 @@ class FilledTargets(Targets):
     axes = 2
     at_positions = True
     generates = False
+    rules: Mapping[str, Rule] = {
+        **Targets.rules, "before": TOKENS, "after": TOKENS, "mask": COUNT, "max_target": COUNT,
+        "rounds": SIZE_OR_NONE, "lengths": SIZE_OR_NONE,
+    }  # fmt: skip
 
-    def __init__(self, labels: Sequence[str], pair: bool, decoding: Mapping[str, Any], tokenizer: Tokenizer) -> None:
-        super().__init__(labels, pair, decoding, tokenizer)
-        self.frame, self.size = TargetFrame.read(decoding), tokenizer.get_vocab_size()
-        defaults = {name: decoding.get(name, 1) for name in ("rounds", "lengths")}
-        for name, value in defaults.items():
-            if not _is_count(value) or value < 1:
-                raise UserError(f"decoding has {name} {shorten(value)}, expected a whole number of at least 1")
-        self.rounds, self.lengths = int(defaults["rounds"]), int(defaults["lengths"])
+    def configure(self, decoding: Mapping[str, Any]) -> None:
+        super().configure(decoding)
+        self.frame, self.size = TargetFrame.read(decoding), self.tokenizer.get_vocab_size()
+        self.rounds, self.lengths = decoding.get("rounds") or 1, decoding.get("lengths") or 1
 
-    def cut(self, example: Example, row: Row, *, max_length: int, doc_stride: int | None, side: str) -> list[Row]:
+    def cut(self, example: Example, row: Row, limits: Limits) -> list[Row]:
         if example.target is None:
             return [row]
         [source] = row
         most = self.frame.most
         ids = self.tokenizer.encode(example.target, add_special_tokens=False).ids
-        ids = ids[-most:] if side == "left" else ids[:most]
+        ids = ids[-most:] if limits.side == "left" else ids[:most]
         places = choose_masked(ids)
         target = self.frame.put_around(ids)
         positions = [len(self.frame.before) + place for place in places]
         for position in positions:
             target[position] = self.frame.mask
-        return [[MaskedTarget(source.ids, source.type_ids, source.attention_mask, target, positions)]]
+        return [[MaskedTarget.add(source, target, positions=positions)]]
 
     def select(self, example: Example, row: Row, logits: Floats) -> Items:
         return row, logits

@@ -8,6 +8,7 @@ from typing import Any
 from distill.core.errors import UserError, shorten
 
 IsValid = Callable[[Any], bool]
+Rule = tuple[IsValid, str]  # Whether a value is valid, and the valid ones in words.
 
 
 def is_count(value: object) -> bool:
@@ -37,15 +38,16 @@ def is_null_or(is_valid: IsValid) -> IsValid:
 
 COUNT = (is_count, "a whole number")
 SIZE = (is_size, "a whole number of at least 1")
+SIZE_OR_NONE = (is_null_or(is_size), SIZE[1])
 TOKENS = (are_counts, "a list of tokens")
 
 
-def check_values(owner: str, values: Mapping[str, Any], rules: Mapping[str, tuple[IsValid, str]]) -> None:
+def check_values(owner: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
     """Raises UserError for the first value of bundle.json that is invalid.
 
     Args:
         owner: the key of bundle.json that has the values.
-        rules: whether a value is valid, None if it is missing, and the valid ones in words.
+        rules: of each value, which is None if it is missing.
     """
     for name, (is_valid, expected) in rules.items():
         if not is_valid(values.get(name)):

@@ -129,7 +129,7 @@ def test_texts_and_pairs_are_any_values_in_order(write: Write) -> None:
         ),
         (
             {"decoder": "spans", "decoding": {"n_best": 2, "max_answer_length": 2, "null_threshold": "0"}},
-            "is damaged: decoding has null_threshold 0, expected a number or null",
+            "is damaged: decoding has null_threshold '0', expected a number or null",
         ),
         ({"gates": {"fp32": 1}}, 'gates is {"fp32": 1}, expected one line for each model that did not pass its gate'),
         ({"gates": {"int9": "failed"}}, "gates has int9, expected some of fp32"),
