@@ -40,7 +40,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from distill.core.errors import DistillError, UserError, escape, find_surrogate, first_line, forget_interrupt, shorten
 from distill.edge import web
@@ -54,7 +54,6 @@ from distill.rows.formats import read_lines
 GENERATE, SEARCH = "generate", "search"  # Before the texts.
 # The options that `generate` alone has.
 GENERATION = ("max_new_tokens", "temperature", "top_p", "seed", "beams", "stop", "repetition_penalty", "truncate")
-Add = Callable[..., Any]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -66,20 +65,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="texts, or texts separated by tabs: the two of a pair, or a question and its choices; by default lines of "
         f"standard input. After {GENERATE} they are prompts, and after {SEARCH} queries",
     )  # fmt: skip
-    for title, description, add_options in (
-        ("model", None, _add_model),
-        ("input and output", None, _add_formats),
-        ("predictions", None, _add_predictions),
-        (SEARCH, f"options after BUNDLE {SEARCH}, for a bundle of vectors", _add_search),
-        (GENERATE, f"options after BUNDLE {GENERATE}, for a bundle that writes text", _add_generation),
-        ("evaluation", "metrics on labelled rows, in place of predictions", _add_evaluation),
-        ("page", "a page for browsers, in place of predictions", _add_page),
-    ):
-        add_options(parser.add_argument_group(title, description).add_argument)
+    _add_predictions(parser)
+    _add_uses(parser)
     return parser.parse_intermixed_args(arguments)  # Options may stand between the texts.
 
 
-def _add_model(add: Add) -> None:
+def _add_predictions(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of predictions."""
+    add = parser.add_argument_group("model").add_argument
     add("--model", help="such as fp32, int8 or openvino; by default the recommended one")
     add("--threads", type=int, help="number of threads; by default one for each usable core")
     add("--batch-size", type=int, help="texts in a forward pass; by default as many as the bundle recommends")
@@ -87,9 +80,7 @@ def _add_model(add: Add) -> None:
         "--max-length", type=int, metavar="N",
         help="tokens that texts are cut to, fewer than the bundle reads: a long text then takes less time and memory",
     )  # fmt: skip
-
-
-def _add_formats(add: Add) -> None:
+    add = parser.add_argument_group("input and output").add_argument
     add("--json", action="store_true", help="one JSON object a line, with all probabilities")
     add(
         "--jsonl", action="store_true",
@@ -99,9 +90,7 @@ def _add_formats(add: Add) -> None:
         "--refuse-long", action="store_true",
         help="end at a text of more tokens than the bundle reads, and do not cut it",
     )  # fmt: skip
-
-
-def _add_predictions(add: Add) -> None:
+    add = parser.add_argument_group("predictions").add_argument
     add(
         "--top-k", type=int, metavar="K",
         help=f"pieces for each mask, of a bundle that fills masks; with {GENERATE}: sample from the K best tokens; "
@@ -119,11 +108,23 @@ def _add_predictions(add: Add) -> None:
     add("--explain", action="store_true", help="what the probability of a text's class loses without each of its words")
 
 
-def _add_search(add: Add) -> None:
+def _add_uses(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of what else a bundle may do."""
+    add = parser.add_argument_group(SEARCH, f"options after BUNDLE {SEARCH}, for a bundle of vectors").add_argument
     add("--corpus", type=Path, metavar="FILE", help="the texts among which to search, one on each line")
-
-
-def _add_evaluation(add: Add) -> None:
+    add = parser.add_argument_group(
+        GENERATE, f"options after BUNDLE {GENERATE}, for a bundle that writes text"
+    ).add_argument
+    add("--max-new-tokens", type=int, metavar="N", help="tokens to write at most; by default as many as the bundle has")
+    add("--temperature", type=float, metavar="T", help="sample; by default the most probable token is taken each time")
+    add("--top-p", type=float, metavar="P", help="sample from the fewest tokens that have P of the probability")
+    add("--seed", type=int, metavar="N", help="repeat the sampled tokens")
+    add("--beams", type=int, metavar="N", help="sequences of a beam search")
+    add("--stop", action="append", metavar="TEXT", help="end before this text; again for each further one")
+    add("--repetition-penalty", type=float, metavar="X", help="more than 1 makes tokens that were there less probable")
+    add("--truncate", choices=SIDES, help="end at which to cut a prompt of more tokens than the model has positions")
+    add("--stream", action="store_true", help="write pieces as they come, with line breaks as they are")
+    add = parser.add_argument_group("evaluation", "metrics on labelled rows, in place of predictions").add_argument
     add(
         "--evaluate", type=Path, metavar="FILE",
         help="labelled rows as the task was trained from: .csv, .tsv, .jsonl, .parquet, for tags also CoNLL, and for "
@@ -138,21 +139,7 @@ def _add_evaluation(add: Add) -> None:
         "--label-column", action="append", metavar="NAME",
         help="of the label; again for each further label that has a column of 0 and 1. Columns of CoNLL are numbers",
     )  # fmt: skip
-
-
-def _add_generation(add: Add) -> None:
-    add("--max-new-tokens", type=int, metavar="N", help="tokens to write at most; by default as many as the bundle has")
-    add("--temperature", type=float, metavar="T", help="sample; by default the most probable token is taken each time")
-    add("--top-p", type=float, metavar="P", help="sample from the fewest tokens that have P of the probability")
-    add("--seed", type=int, metavar="N", help="repeat the sampled tokens")
-    add("--beams", type=int, metavar="N", help="sequences of a beam search")
-    add("--stop", action="append", metavar="TEXT", help="end before this text; again for each further one")
-    add("--repetition-penalty", type=float, metavar="X", help="more than 1 makes tokens that were there less probable")
-    add("--truncate", choices=SIDES, help="end at which to cut a prompt of more tokens than the model has positions")
-    add("--stream", action="store_true", help="write pieces as they come, with line breaks as they are")
-
-
-def _add_page(add: Add) -> None:
+    add = parser.add_argument_group("page", "a page for browsers, in place of predictions").add_argument
     add("--web", action="store_true", help="write the page; the text is the folder's name")
     add("--single-file", action="store_true", help="one HTML file in place of a folder")
     add("--libraries", type=Path, default=Path("node_modules"), help="of JavaScript, default %(default)s")
@@ -176,7 +163,7 @@ def read_chunks(texts: Sequence[str], parse: Callable[[str], Record]) -> Iterato
     Raises:
         UserError: for a text that is not UTF-8 or has no record, after the texts before it were yielded.
     """
-    for block in [_read_arguments(texts)] if texts else _read_lines():
+    for block in [map(_read_argument, itertools.count(1), texts)] if texts else _read_lines():
         chunk: list[Row] = []
         try:
             for name, text in block:
@@ -199,16 +186,15 @@ def _read_record(name: str, text: str, parse: Callable[[str], Record]) -> Record
         raise UserError(f"{name}: {error}") from error
 
 
-def _read_arguments(arguments: Sequence[str]) -> Iterator[Named]:
-    """Yields a name for each argument, and its text, which is UTF-8 whatever the locale is."""
-    for number, argument in enumerate(arguments, 1):
-        text = argument
-        if find_surrogate(argument) is not None:
-            try:
-                text = os.fsencode(argument).decode("utf-8")
-            except UnicodeError as error:
-                raise UserError(f"text {number} is not UTF-8: convert it to UTF-8") from error
-        yield f"text {number}", text
+def _read_argument(number: int, argument: str) -> Named:
+    """Returns a name for an argument, and its text, which is UTF-8 whatever the locale is."""
+    text = argument
+    if find_surrogate(argument) is not None:
+        try:
+            text = os.fsencode(argument).decode("utf-8")
+        except UnicodeError as error:
+            raise UserError(f"text {number} is not UTF-8: convert it to UTF-8") from error
+    return f"text {number}", text
 
 
 def _read_lines() -> Iterator[Iterator[Named]]:
@@ -217,7 +203,7 @@ def _read_lines() -> Iterator[Iterator[Named]]:
         return
     first = 1
     for lines in split_lines(cast(BufferedReader, sys.stdin.buffer)):
-        yield _name_lines(lines, first)
+        yield map(_read_line, itertools.count(first), lines)
         first += len(lines)
 
 
@@ -237,17 +223,16 @@ def split_lines(stream: BufferedReader) -> Iterator[list[bytes]]:
         yield [last]
 
 
-def _name_lines(lines: Iterable[bytes], first: int) -> Iterator[Named]:
-    """Yields a name for each line, and its text. Only line feeds end a line."""
-    for number, line in enumerate(lines, first):
-        content = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).removesuffix(b"\r")
-        try:
-            yield f"line {number}", content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"line {number} of standard input is not UTF-8, its byte {error.start + 1} is "
-                f"0x{content[error.start]:02x}: convert the file to UTF-8"
-            ) from error
+def _read_line(number: int, line: bytes) -> Named:
+    """Returns a name for a line, and its text. Only line feeds end a line."""
+    content = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).removesuffix(b"\r")
+    try:
+        return f"line {number}", content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"line {number} of standard input is not UTF-8, its byte {error.start + 1} is "
+            f"0x{content[error.start]:02x}: convert the file to UTF-8"
+        ) from error
 
 
 def _parse_json(line: str) -> Record:
@@ -289,7 +274,7 @@ def _predict(bundle: Bundle, options: argparse.Namespace) -> None:
             texts = [text for text, record in rows if record is not None]
             raise UserError(f"got {shorten(texts[error.number - 1])}: {error.reason}") from error
         truncated += sum(prediction.get("truncated", False) for prediction in predictions)
-        _write(_format(bundle, rows, predictions, options))
+        _write_predictions(rows, predictions, bundle, options, show=bundle.decoder.format)
     if truncated:
         length = bundle.manifest["max_length"]
         _write_notice(f"texts of more than the {length} tokens that the bundle reads were cut: {truncated:,}")
@@ -324,25 +309,27 @@ def _parse_record(text: str, bundle: Bundle, options: argparse.Namespace) -> Rec
     return record
 
 
-def _format(
-    bundle: Bundle, rows: Sequence[Row], predictions: Sequence[Prediction], options: argparse.Namespace
-) -> list[str]:
-    """Returns a line for each row. That of a blank line is blank, and in JSON all of its values are null.
+def _write_predictions(
+    rows: Sequence[Row], predictions: Sequence[Prediction], bundle: Bundle, options: argparse.Namespace,
+    *, name: str = "text", show: Callable[[Prediction], str],
+) -> None:  # fmt: skip
+    """Writes a line for each row. That of a blank line is blank, and in JSON all of its values are null.
 
     With `--jsonl` the JSON has no text of the row.
+
+    Args:
+        name: of the text in JSON.
+        show: returns a prediction in plain form.
     """
     remaining, lines = iter(predictions), []
     for text, record in rows:
         prediction = dict.fromkeys(bundle.decoder.fields) if record is None else next(remaining)
-        if options.jsonl:
-            lines.append(json.dumps(prediction, ensure_ascii=False))
-        elif options.json:
-            lines.append(json.dumps({"text": text, **prediction}, ensure_ascii=False))
-        elif record is None:
-            lines.append("")
+        if options.json or options.jsonl:
+            of_row = {} if options.jsonl else {name: text}
+            lines.append(json.dumps(of_row | prediction, ensure_ascii=False))
         else:
-            lines.append(f"{bundle.decoder.format(prediction)}\t{escape(text, tab=False)}")
-    return lines
+            lines.append("" if record is None else f"{show(prediction)}\t{escape(text, tab=False)}")
+    _write(lines)
 
 
 def _generate(bundle: Bundle, options: argparse.Namespace) -> None:
@@ -353,24 +340,16 @@ def _generate(bundle: Bundle, options: argparse.Namespace) -> None:
     texts = options.text[1:]
     truncated = 0
     for rows in read_chunks(texts, _parse_json if options.jsonl else str):
-        # A blank argument is an empty prompt, and a blank line gives a blank line.
-        prompts = [text if record is None else record for text, record in rows if texts or record is not None]
+        if texts:  # A blank argument is an empty prompt, and a blank line gives a blank line.
+            rows = [(text, text if record is None else record) for text, record in rows]
+        prompts = [record for _, record in rows if record is not None]
         if options.stream:
             for prompt in prompts:
                 _stream(bundle.generate(cast(str, prompt), **given))
             continue
         written = bundle.generate_all(cast(list[str], prompts), batch_size=options.batch_size, **given)
         truncated += sum(prediction.get("truncated", False) for prediction in written)
-        remaining = iter(written)
-        for text, record in rows:
-            is_blank = record is None and not texts
-            prediction: Prediction = dict.fromkeys(bundle.decoder.fields) if is_blank else next(remaining)
-            if options.jsonl:
-                _write([json.dumps(prediction, ensure_ascii=False)])
-            elif options.json:
-                _write([json.dumps({"prompt": text, **prediction}, ensure_ascii=False)])
-            else:
-                _write(["" if is_blank else f"{escape(prediction['text'])}\t{escape(text, tab=False)}"])
+        _write_predictions(rows, written, bundle, options, name="prompt", show=lambda of: escape(of["text"]))
     if truncated:
         _write_notice(f"prompts of more tokens than the model has positions were cut: {truncated:,}")
 
@@ -482,21 +461,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write_notice(f"{bundle.model} did not pass the gate of its export, {bundle.caution}")
         if options.web:
             _write_page(bundle, options)
-            return 0
-        if options.evaluate is not None:
+        elif options.evaluate is not None:
             _evaluate(bundle, options)
-            return 0
-        if generates:
+        elif generates:
             _generate(bundle, options)
-            return 0
-        if searches:
+        elif searches:
             _search(bundle, options)
-            return 0
-        _refuse_corpus(bundle, options)
-        if options.explain:
-            _explain(bundle, options)
-            return 0
-        _predict(bundle, options)
+        else:
+            _refuse_corpus(bundle, options)
+            (_explain if options.explain else _predict)(bundle, options)
     except BrokenPipeError:  # The reader has seen enough, as `head` does.
         _discard_output()
     except DistillError as error:

@@ -24,7 +24,7 @@ from distill.edge.index import (
     similarity,
     take_dimensions,
 )
-from distill.edge.opening import ModelFiles, list_inputs
+from distill.edge.opening import ModelFiles
 from distill.edge.prediction import (
     Encoded,
     MaskRefiner,
@@ -122,7 +122,7 @@ class Bundle(Shown):
     @property
     def input_names(self) -> list[str]:
         """The names of the model's inputs."""
-        return list_inputs(self.decoder, self.manifest)
+        return [*self.manifest["inputs"], *self.decoder.list_inputs()]
 
     def item_logits(
         self, records: Iterable[Record], *, batch_size: int | None = None, report: Callable[[float], None] | None = None

@@ -334,8 +334,9 @@ class Truncation:
         counts = list(map(len, known))
         if len(parts) == 2 and room % 2 and min(counts) > room and not _is_order_known(counts, parts):
             return None
-        kept = [_keep(tokens, n, self.side) for tokens, n in zip(known, cut_lengths(counts, room), strict=True)]
-        chosen = {token for tokens in kept for token in tokens}
+        chosen = set[int]()
+        for own, number in zip(known, cut_lengths(counts, room), strict=True):
+            chosen.update(own[len(own) - number :] if self.side == "left" else own[:number])
         tokens = [token for token, owner in enumerate(owners) if owner is None or token in chosen]
         return self._select(encoding, tokens, parts), len(tokens) < len(owners)
 
@@ -392,10 +393,6 @@ def _is_order_known(counts: Sequence[int], parts: Sequence[Part]) -> bool:
     return second.is_whole and counts[0] > counts[1]
 
 
-def _keep(tokens: list[int], number: int, side: str) -> list[int]:
-    return tokens[len(tokens) - number :] if side == "left" else tokens[:number]
-
-
 def _is_local(step: Any) -> bool:
     """Returns whether a step, as tokenizer.json has it, looks only at the characters around a place."""
     if isinstance(step, list):
@@ -415,15 +412,26 @@ def chunk_texts(inputs: Sequence[T], count_characters: Callable[[T], int]) -> It
     Args:
         count_characters: returns the number of characters of an input.
     """
+    return split_inputs(inputs, count_characters, most=CHARACTERS_PER_CALL, number=TEXTS_PER_CALL)
+
+
+def split_inputs(
+    inputs: Iterable[T], count: Callable[[T], int], *, most: int, number: int = sys.maxsize
+) -> Iterator[list[T]]:
+    """Yields the inputs in their order, together at most `number` of them whose sizes sum to at most `most`, or one.
+
+    Args:
+        count: returns the size of an input.
+    """
     chunk: list[T] = []
-    characters = 0
+    total = 0
     for each in inputs:
-        size = count_characters(each)
-        if chunk and (characters + size > CHARACTERS_PER_CALL or len(chunk) == TEXTS_PER_CALL):
+        size = count(each)
+        if chunk and (total + size > most or len(chunk) == number):
             yield chunk
-            chunk, characters = [], 0
+            chunk, total = [], 0
         chunk.append(each)
-        characters += size
+        total += size
     if chunk:
         yield chunk
 
@@ -515,6 +523,10 @@ class Limits(NamedTuple):
     side: str
 
 
+# Inputs of a model besides those of its sequences.
+POSITIONS = "positions"  # Of tokens that are predicted.
+TARGET = "decoder_input_ids"  # The tokens that the decoder of an encoder-decoder reads.
+TARGET_MASK = "decoder_attention_mask"  # Of one that fills targets, which reads them from both sides.
 SEVERAL = range(2, sys.maxsize)  # The numbers of labels of a task with classes.
 
 
@@ -567,6 +579,13 @@ class Decoder:
 
     def configure(self, decoding: Mapping[str, Any]) -> None:
         """Takes the values that the decoder needs; raises UserError for one that `rules` cannot judge."""
+
+    def list_inputs(self) -> list[str]:
+        """Returns the names of the model's inputs besides those of its sequences."""
+        own = {
+            POSITIONS: self.at_positions, TARGET: self.targets, TARGET_MASK: self.at_positions and self.targets
+        }  # fmt: skip
+        return [name for name, is_input in own.items() if is_input]
 
     def parse(self, line: str) -> Record:
         """Returns the record of a line of plain text; raises UserError if it has another form."""

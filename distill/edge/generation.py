@@ -201,13 +201,13 @@ def _is_of_source(name: str) -> bool:
     return ".encoder." in name
 
 
-def pad_rows(rows: Sequence[Sequence[int]], *, on_left: bool) -> tuple[Array, Array]:
-    """Returns tokens `[B, S]` padded with 0, which is masked, and the mask."""
+def pad_rows(rows: Sequence[Sequence[int]], *, on_left: bool, filler: int = 0) -> tuple[Array, Array]:
+    """Returns tokens `[B, S]` padded with a filler, which is masked, and the mask."""
     lengths = np.array(list(map(len, rows)))[:, None]
     size = int(lengths.max())
     place = np.arange(size)
     mask = place >= size - lengths if on_left else place < lengths
-    tokens = np.zeros(mask.shape, dtype=np.int64)
+    tokens = np.full(mask.shape, filler, dtype=np.int64)
     tokens[mask] = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     return tokens, mask
 

@@ -23,11 +23,10 @@ from distill.edge.bundle_files import (
     shared_file,
     this_target,
 )
-from distill.edge.decoder import Decoder
+from distill.edge.decoder import POSITIONS, Decoder
 from distill.edge.generation import CachedModel
-from distill.edge.prediction import POSITIONS
 from distill.edge.sampling import GenerationSettings
-from distill.edge.text_decoders import TARGET, TARGET_MASK, FilledTargets, MaskPredictor, WholeTexts, open_model
+from distill.edge.text_decoders import FilledTargets, MaskPredictor, WholeTexts, open_model
 from distill.edge.values import check_count
 
 
@@ -168,7 +167,8 @@ class ModelFiles:
 
     def _check_model(self, model: Session, decoder: Decoder, tokenizer: Tokenizer) -> None:
         """Raises UserError if inputs or outputs of the model are not those of bundle.json."""
-        names, expected = [value.name for value in model.get_inputs()], list_inputs(decoder, self.manifest)
+        names = [value.name for value in model.get_inputs()]
+        expected = [*self.manifest["inputs"], *decoder.list_inputs()]
         if set(names) != set(expected):
             raise UserError(f"{self.path} has the inputs {', '.join(names)}, bundle.json has {', '.join(expected)}")
         for value in model.get_inputs():
@@ -214,10 +214,3 @@ class ModelFiles:
             raise self._damaged(f"{self.path.name} has no encoder")
         self._check_weights(self.encoder)
         return MaskPredictor(model.encoder, model.decoder, decoder.frame, decoder.size)
-
-
-def list_inputs(decoder: Decoder, manifest: Mapping[str, Any]) -> list[str]:
-    """Returns the names of a model's inputs."""
-    positions, targets = decoder.at_positions, decoder.targets
-    own = {POSITIONS: positions, TARGET: targets, TARGET_MASK: positions and targets}
-    return [*manifest["inputs"], *(name for name, is_input in own.items() if is_input)]

@@ -6,7 +6,7 @@ Examples are encoded as rows, rows of similar length share a batch, and each has
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from tokenizers import Tokenizer
 
 from distill.core.errors import UserError
 from distill.edge.decoder import (
+    POSITIONS,
+    TARGET,
+    TARGET_MASK,
     Decoder,
     Example,
     Items,
@@ -27,13 +30,12 @@ from distill.edge.decoder import (
     chunk_texts,
 )
 from distill.edge.generation import pad_rows
-from distill.edge.text_decoders import TARGET, TARGET_MASK, FilledTargets, MaskPredictor, Masks, refine_masks
+from distill.edge.text_decoders import FilledTargets, MaskPredictor, Masks, locate_positions, refine_masks
 from distill.edge.values import check_count
 
 MOST_LOGITS = 2**26  # Of a model that writes text in a forward pass, 268 MB.
 # Pairs of tokens of the rows of a batch, of which attention has a number for each head: 1.7 GB in 6 layers of 12 heads.
 MOST_PAIRS = 2**24
-POSITIONS = "positions"  # The input of a decoder with `at_positions`.
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -114,34 +116,19 @@ class RowEncoder:
         only one.
         """
         sequences = list(itertools.chain.from_iterable(batch))
-        lengths = np.array(list(map(len, sequences)))[:, None]
-        length = int(lengths.max())
-        place = np.arange(length)
-        is_token = place >= length - lengths if self.manifest["padding_side"] == "left" else place < lengths
-        inputs = {}
+        length, inputs = max(map(len, sequences)), {}
         for name in self.manifest["inputs"]:
-            array = np.full((len(sequences), length), self.manifest["padding"][name], dtype=np.int64)
-            values = itertools.chain.from_iterable(getattr(sequence, SOURCES[name]) for sequence in sequences)
-            array[is_token] = np.fromiter(values, dtype=np.int64, count=int(lengths.sum()))
+            rows = [getattr(sequence, SOURCES[name]) for sequence in sequences]
+            on_left, filler = self.manifest["padding_side"] == "left", self.manifest["padding"][name]
+            array, _ = pad_rows(rows, on_left=on_left, filler=filler)
             inputs[name] = array if self.decoder.input_axes == 2 else array[:, None]
         if self.decoder.targets:
             inputs[TARGET], is_read = pad_rows([sequence.target for sequence in sequences], on_left=False)
             if self.decoder.at_positions:
                 inputs[TARGET_MASK], length = is_read.astype(np.int64), is_read.shape[1]
         if self.decoder.at_positions:
-            inputs[POSITIONS] = self._locate(sequences, length)
+            inputs[POSITIONS] = locate_positions(sequences, length, on_left=self._is_left)
         return inputs
-
-    def _locate(self, sequences: Sequence[Any], length: int) -> NDArray[np.int64]:
-        """Returns the positions `[n]` of the predicted tokens, counted over the batch `[B * L]` or `[B * T]`."""
-        return np.array(
-            [
-                place * length + (length - len(sequence.ids) if self._is_left else 0) + position
-                for place, sequence in enumerate(sequences)
-                for position in sequence.positions
-            ],
-            dtype=np.int64,
-        )
 
     def count_outputs(self, row: Row) -> int:
         """Returns how many of the logits' first axis belong to a row."""
@@ -215,19 +202,19 @@ class Predictor:
     subject: str
     options: PredictionOptions
 
+    fills_masks: ClassVar[bool] = False
+    predicts_lengths: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        if self.options.rounds is not None:
-            self._check_rounds(self.options.rounds)
-        if self.options.lengths is not None:
-            self._check_lengths(self.options.lengths)
-
-    def _check_rounds(self, rounds: int) -> None:
-        check_count("rounds", rounds)
-        if rounds > 1:
-            raise UserError(f"got rounds={rounds}, and {self.subject}, which fills no masks: use 1")
-
-    def _check_lengths(self, lengths: int) -> None:
-        raise UserError(f"got lengths={lengths}, and {self.subject}, which predicts no lengths: leave it out")
+        rounds, lengths = self.options.rounds, self.options.lengths
+        if rounds is not None:
+            check_count("rounds", rounds)
+            if rounds > 1 and not self.fills_masks:
+                raise UserError(f"got rounds={rounds}, and {self.subject}, which fills no masks: use 1")
+        if lengths is not None:
+            if not self.predicts_lengths:
+                raise UserError(f"got lengths={lengths}, and {self.subject}, which predicts no lengths: leave it out")
+            check_count("lengths", lengths)
 
     def predict(self, records: Sequence[Record]) -> list[Prediction]:
         """Returns the prediction for each record; raises what `Bundle.predict` does."""
@@ -261,8 +248,7 @@ class Predictor:
 class MaskRefiner(Predictor):
     """Predicts the masks of texts, in several rounds if asked to."""
 
-    def _check_rounds(self, rounds: int) -> None:
-        check_count("rounds", rounds)
+    fills_masks = True
 
     def _find_outputs(self, encoded: Sequence[Encoded]) -> list[list[Items]]:
         outputs = super()._find_outputs(encoded)
@@ -292,13 +278,9 @@ class TargetFiller(Predictor):
         filler: the model.
     """
 
+    fills_masks = True
+    predicts_lengths = True
     filler: MaskPredictor
-
-    def _check_rounds(self, rounds: int) -> None:
-        check_count("rounds", rounds)
-
-    def _check_lengths(self, lengths: int) -> None:
-        check_count("lengths", lengths)
 
     def _find_outputs(self, encoded: Sequence[Encoded]) -> list[list[Items]]:
         """Returns the target of each source. Its logits are no longer read."""

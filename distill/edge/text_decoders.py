@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distill.core.errors import UserError, check_text, escape, shorten
-from distill.edge.bundle_files import Session, encoder_file, session
+from distill.edge.bundle_files import Session, Value, encoder_file, session
 from distill.edge.decoder import (
+    POSITIONS,
+    TARGET,
+    TARGET_MASK,
     Decoder,
     Example,
     Floats,
@@ -26,18 +29,12 @@ from distill.edge.decoder import (
     fill_masks,
     show_piece,
     softmax,
+    split_inputs,
 )
 from distill.edge.generation import PAST, Writing, pad_rows, run_model
 from distill.edge.values import COUNT, SIZE_OR_NONE, TOKENS, Rule, is_null_or, is_size
 
-TARGET = "decoder_input_ids"  # An input of an encoder-decoder here: the tokens that its decoder reads.
-TARGET_MASK = "decoder_attention_mask"  # An input of one that fills targets, which reads them from both sides.
 STATES = "encoder_hidden_states"  # The input of a decoder with an encoder.
-
-
-class _Input(NamedTuple):
-    name: str
-    shape: Sequence[Any]
 
 
 class WholeTexts:
@@ -84,13 +81,13 @@ class WholeTexts:
     def get_inputs(self) -> Sequence[Any]:
         """Returns the inputs that `run` takes."""
         if self.encoder is None:
-            return [_Input(name, self.shapes[name]) for name in ("input_ids", "attention_mask")]
-        own = [_Input(name, self.shapes[given]) for given, name in self._own_inputs().items()]
-        return [*self.encoder.get_inputs(), _Input(TARGET, self.shapes["input_ids"]), *own]
+            return [Value(name, self.shapes[name]) for name in ("input_ids", "attention_mask")]
+        own = [Value(name, self.shapes[given]) for given, name in self._own_inputs().items()]
+        return [*self.encoder.get_inputs(), Value(TARGET, self.shapes["input_ids"]), *own]
 
     def _own_inputs(self) -> dict[str, str]:
         """Returns the further inputs of a decoder that fills targets, and their names in `run`."""
-        names = {"attention_mask": TARGET_MASK, "positions": "positions"}
+        names = {"attention_mask": TARGET_MASK, POSITIONS: POSITIONS}
         return {own: name for own, name in names.items() if own in self.shapes}
 
     def get_outputs(self) -> Sequence[Any]:
@@ -481,13 +478,8 @@ def _mask_again(row: MaskedTokens, best: NDArray[np.integer], which: NDArray[np.
 MOST_LOGITS = 2**25  # Of the targets that are filled together, 134 MB.
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """The states `[B, L, H]` of sources, the mask `[B, L]` of their tokens, and logits `[B, M+1]` of lengths from 0."""
-
-    states: Floats
-    mask: NDArray[np.int64]
-    lengths: Floats
+# The states `[B, L, H]` of sources, and the mask `[B, L]` of their tokens.
+_Sources = tuple[Floats, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -517,38 +509,23 @@ class MaskPredictor:
         Raises:
             UserError: if the model cannot be run, or its logits are not finite.
         """
-        read = self._read(sources)
+        tokens, is_token = pad_rows(sources, on_left=False)
+        inputs = {"input_ids": tokens, "attention_mask": is_token.astype(np.int64)}
+        states, length_logits = _run(self.encoder, ["last_hidden_state", "length_logits"], inputs)
+        read = states, inputs["attention_mask"]
         candidates = [
             (source, length)
-            for source, logits in enumerate(read.lengths)
+            for source, logits in enumerate(length_logits)
             for length in likely_lengths(logits, lengths, most=self.frame.most)
         ]
         best: list[Filled | None] = [None] * len(sources)
-        for first, last in self._split([length for _, length in candidates]):
-            chunk = candidates[first:last]
+        # The logits of a chunk fit into memory.
+        for chunk in split_inputs(candidates, lambda candidate: candidate[1] * self.tokens, most=MOST_LOGITS):
             for (source, _), filled in zip(chunk, self._fill(read, chunk, rounds), strict=True):
                 before = best[source]
                 if before is None or filled.score > before.score:
                     best[source] = filled
         return [filled for filled in best if filled is not None]
-
-    def _read(self, sources: Sequence[Sequence[int]]) -> _Sources:
-        tokens, is_token = pad_rows(sources, on_left=False)
-        mask = is_token.astype(np.int64)
-        states, lengths = _run(
-            self.encoder, ["last_hidden_state", "length_logits"], {"input_ids": tokens, "attention_mask": mask}
-        )
-        return _Sources(states, mask, lengths)
-
-    def _split(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns the first and the last (exclusive) candidate of each part whose logits fit into memory."""
-        parts, first, size = list[tuple[int, int]](), 0, 0
-        for number, length in enumerate(lengths):
-            if number > first and (size + length) * self.tokens > MOST_LOGITS:
-                parts.append((first, number))
-                first, size = number, 0
-            size += length
-        return [*parts, (first, len(lengths))]
 
     def _fill(self, read: _Sources, candidates: Sequence[tuple[int, int]], rounds: int) -> list[Filled]:
         """Returns a target for each source and length."""
@@ -573,15 +550,24 @@ class MaskPredictor:
         chosen = [(owner, row) for owner, row in zip(owners, masked, strict=True) if row is not None]
         sources, rows = [owner for owner, _ in chosen], [row for _, row in chosen]
         tokens, is_token = pad_rows([row.ids for row in rows], on_left=False)
-        places = [number * tokens.shape[1] + place for number, row in enumerate(rows) for place in row.positions]
         inputs = {
             "input_ids": tokens, "attention_mask": is_token.astype(np.int64),
-            "encoder_hidden_states": read.states[sources], "encoder_attention_mask": read.mask[sources],
-            "positions": np.array(places, dtype=np.int64),
+            STATES: read[0][sources], "encoder_attention_mask": read[1][sources],
+            POSITIONS: locate_positions(rows, tokens.shape[1], on_left=False),
         }  # fmt: skip
         [logits] = _run(self.decoder, ["logits"], inputs)
         counts = [0 if row is None else len(row.positions) for row in masked]
         return np.split(logits, np.cumsum(counts)[:-1])
+
+
+def locate_positions(rows: Sequence[Any], length: int, *, on_left: bool) -> NDArray[np.int64]:
+    """Returns the `positions` of rows `[n]`, counted over a batch `[B * length]` with padding on the left or right."""
+    places = [
+        number * length + (length - len(row.ids) if on_left else 0) + position
+        for number, row in enumerate(rows)
+        for position in row.positions
+    ]
+    return np.array(places, dtype=np.int64)
 
 
 def likely_lengths(logits: Floats, number: int, *, most: int) -> list[int]:

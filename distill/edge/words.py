@@ -54,9 +54,7 @@ def split_words(text: str) -> tuple[Span, ...]:
 
 def _continues(character: str, first: str) -> bool:
     """Returns whether a character right behind a word that begins with `first` belongs to it: a mark, or a letter."""
-    if unicodedata.category(character).startswith("M"):
-        return True
-    return all(each.isalnum() or each == "_" for each in (character, first))
+    return _is_mark(character) or all(each.isalnum() or each == "_" for each in (character, first))
 
 
 def locate_words(words: Sequence[str]) -> tuple[Span, ...]:
@@ -283,24 +281,17 @@ class Splitter:
         ]
         parts = [word for word in counts if _ENDING.fullmatch(word) or _BEGINNING.fullmatch(word)]
         first = cls("edges", frozenset(parts), *attached)
-        cut = [word for word in counts if word not in first.whole and _is_cut(first, word)]
+        single = (word for word in counts if word not in first.whole and len(word.split()) == 1)
+        cut = [word for word in single if len(first.split(word)) > 1]
         chosen = sorted(parts + cut, key=lambda word: (-counts[word], word))[:MOST]
         return cls("edges", frozenset(chosen), *attached)
 
 
-def _is_cut(splitter: Splitter, word: str) -> bool:
-    return len(word.split()) == 1 and len(splitter.split(word)) > 1
-
-
-def _split_punctuation(splitter: Splitter, text: str) -> Iterable[Span]:
-    return split_words(text)
-
-
-def _split_spaces(splitter: Splitter, text: str) -> Iterable[Span]:
+def _split_spaces(text: str) -> list[Span]:
     return [match.span() for match in re.finditer(r"\S+", text)]
 
 
-def _split_characters(splitter: Splitter, text: str) -> Iterable[Span]:
+def split_characters(text: str) -> list[Span]:
     spans: list[Span] = []
     for first, last in split_words(text):
         start = first
@@ -318,8 +309,7 @@ def _split_edges(splitter: Splitter, text: str) -> Iterable[Span]:
         return last - first <= splitter.longest and text[first:last] in splitter.whole
 
     spans: list[Span] = []
-    for match in re.finditer(r"\S+", text):
-        first, last = match.span()
+    for first, last in _split_spaces(text):
         behind: list[Span] = []
         while first < last and not is_whole(first, last):
             if end := _leading_mark(text, first, last, splitter.leading, is_whole):
@@ -383,8 +373,11 @@ def _split_apostrophe(text: str, first: int, last: int, is_whole: IsWhole) -> It
 
 
 SPLITTERS: Mapping[str, Callable[[Splitter, str], Iterable[Span]]] = {
-    "punctuation": _split_punctuation, "edges": _split_edges, "characters": _split_characters, "spaces": _split_spaces,
-}  # fmt: skip
+    "punctuation": lambda _, text: split_words(text),
+    "edges": _split_edges,
+    "characters": lambda _, text: split_characters(text),
+    "spaces": lambda _, text: _split_spaces(text),
+}
 
 
 def _is_mark(character: str) -> bool:
@@ -399,7 +392,7 @@ def split_letters(word: str) -> list[str]:
     """Returns the letters of a word of a language without spaces, and what is between them."""
     if not UNSPACED.search(word):
         return [word]
-    return [word[start:end] for start, end in SPLITTERS["characters"](Splitter(), word)]
+    return [word[start:end] for start, end in split_characters(word)]
 
 
 def write_text(words: Sequence[str], *, attach: bool = False) -> tuple[str, tuple[Span, ...]]:

@@ -13,7 +13,8 @@ from distill.core.console import print_line
 from distill.core.errors import UserError, find_cause, first_line
 from distill.core.files import is_full_disk
 from distill.edge.bundle_files import session
-from distill.edge.text_decoders import TARGET, open_model
+from distill.edge.decoder import TARGET
+from distill.edge.text_decoders import open_model
 from distill.export.onnx import export_model
 from distill.models.architectures import modeling_local
 from distill.models.forward import POSITIONS, exported_inputs, predicts_tokens, run_exported, takes_choices

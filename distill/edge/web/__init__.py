@@ -56,20 +56,25 @@ def write_page(bundle: Bundle, target: Path, *, libraries: Path, single_file: bo
     models = _find_models(bundle)
     if target.exists():
         raise UserError(f"{target} exists already, expected a new name")
-    contents = {name: _text(name) for name in SCRIPTS}
-    description = describe(bundle)
-    if single_file:
-        write_text(target, _render_single_file(contents, sources | models, description, bundle))
+    copied = {**sources, **models, "tokenizer.json": bundle.directory / "tokenizer.json"}
+    written = {name: _text(name) for name in SCRIPTS}
+    written["description.json"] = json.dumps(describe(bundle), ensure_ascii=False)
+    if single_file:  # Modules are loaded from blobs, which `file://` allows.
+        data = {name: path.read_bytes() for name, path in copied.items()}
+        data |= {name: text.encode() for name, text in written.items()}
+        scripts = [
+            f'<script type="text/plain" id="{name}">{base64.b64encode(content).decode()}</script>'
+            for name, content in data.items()
+        ]
+        scripts.append(f"<script>{_text('embedded.js')}</script>")
+        write_text(target, _render(bundle, "\n".join(scripts)))
         return target
     with atomic_directory(target) as directory:
-        for name, source in (sources | models).items():
+        for name, source in copied.items():
             shutil.copyfile(source, directory / name)
-        for name, text in contents.items():
+        for name, text in written.items():
             write_text(directory / name, text)
-        shutil.copyfile(bundle.directory / "tokenizer.json", directory / "tokenizer.json")
-        write_text(directory / "description.json", json.dumps(description, ensure_ascii=False))
-        script = '<script type="module" src="page.mjs"></script>'
-        write_text(directory / PAGE, _fill(_text("page.html"), {"title": _title(bundle), "scripts": script}))
+        write_text(directory / PAGE, _render(bundle, '<script type="module" src="page.mjs"></script>'))
     return target / PAGE
 
 
@@ -153,28 +158,7 @@ def _text(name: str) -> str:
     return files("distill.edge.web").joinpath(name).read_text(encoding="utf-8")
 
 
-def _title(bundle: Bundle) -> str:
-    return html.escape(str(bundle.manifest.get("task") or bundle.directory.name))
-
-
-def _fill(template: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        template = template.replace(f"<!-- {name} -->", value)
-    return template
-
-
-def _render_single_file(
-    contents: Mapping[str, str], sources: Mapping[str, Path], description: Mapping[str, Any], bundle: Bundle
-) -> str:
-    """Returns one HTML file with everything in it; modules are loaded from blobs, which `file://` allows."""
-    data: dict[str, bytes] = {name: path.read_bytes() for name, path in sources.items()}
-    data |= {name: text.encode() for name, text in contents.items()}
-    data["tokenizer.json"] = (bundle.directory / "tokenizer.json").read_bytes()
-    data["description.json"] = json.dumps(description, ensure_ascii=False).encode()
-    scripts = [_embed(name, content) for name, content in data.items()]
-    scripts.append(f"<script>{_text('embedded.js')}</script>")
-    return _fill(_text("page.html"), {"title": _title(bundle), "scripts": "\n".join(scripts)})
-
-
-def _embed(name: str, content: bytes) -> str:
-    return f'<script type="text/plain" id="{name}">{base64.b64encode(content).decode()}</script>'
+def _render(bundle: Bundle, scripts: str) -> str:
+    """Returns the HTML of the page with its scripts."""
+    title = html.escape(str(bundle.manifest.get("task") or bundle.directory.name))
+    return _text("page.html").replace("<!-- title -->", title).replace("<!-- scripts -->", scripts)
