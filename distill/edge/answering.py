@@ -19,10 +19,11 @@ import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 
 from distill.core.errors import UserError, check_text, escape, shorten
 from distill.edge.decoder import (
@@ -110,22 +111,6 @@ NO_CLASS = -2  # Of a token that no answer can start or end at: of the question,
 _CHUNK = 2048  # Windows whose spans are in memory at once.
 
 
-class EncodedPair(Protocol):
-    """The attributes of an encoding of `tokenizers` that windows are made of."""
-
-    @property
-    def ids(self) -> list[int]: ...
-
-    @property
-    def type_ids(self) -> list[int]: ...
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]: ...
-
-    @property
-    def sequence_ids(self) -> list[int | None]: ...
-
-
 @dataclass(frozen=True)
 class Window:
     """One row of the model: the question and a part of the context.
@@ -148,7 +133,7 @@ class Window:
         return np.ones_like(self.ids)
 
 
-def cut_windows(encoding: EncodedPair, *, max_length: int, doc_stride: int) -> list[Window]:
+def cut_windows(encoding: Encoding, *, max_length: int, doc_stride: int) -> list[Window]:
     """Cuts a question and its whole context into windows.
 
     A window has at most `max_length` tokens, the whole question and special tokens among them, and neighbouring windows
@@ -271,13 +256,6 @@ class Candidates:
         mass = self.best().mass
         total = mass if threshold is None else np.logaddexp(mass, self.null_score - threshold)
         return np.asarray(np.exp(self.score - total[self.of]))
-
-
-def find_answers(
-    logits: Floats, characters: Integers, question: Integers, *, n_best: int, max_answer_length: int
-) -> Answers:
-    """Returns the best of the spans that `find_candidates` returns for each question."""
-    return find_candidates(logits, characters, question, n_best=n_best, max_answer_length=max_answer_length).best()
 
 
 def find_candidates(

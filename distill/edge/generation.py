@@ -90,8 +90,8 @@ class CachedRows:
         self.caches: dict[str, Array] = {
             name: np.zeros((rows, heads, 0, width), dtype=np.float32) for name, (heads, width) in model.caches.items()
         }
-        self.states = np.zeros((0, 0, 0), dtype=np.float32)  # Of the encoder, [B, L, H].
-        self.source_mask = np.zeros((0, 0), dtype=bool)  # [B, L]
+        self.states = np.zeros((rows, 0, 0), dtype=np.float32)  # Of the encoder, [B, L, H].
+        self.source_mask = np.zeros((rows, 0), dtype=bool)  # [B, L]
 
     def __len__(self) -> int:
         return len(self.mask)
@@ -132,24 +132,15 @@ class CachedRows:
         """Takes these rows in this order; a row may be taken several times."""
         if list(rows) == list(range(len(self))):
             return
-        self.mask = self.mask[rows]
-        # Places that only the rows had that are left out.
-        begin = int(self.mask.any(axis=0).argmax()) if len(rows) else self.mask.shape[1]
-        self.mask = self.mask[:, begin:]
+        mask, source_mask = self.mask[rows], self.source_mask[rows]
+        # Places that only left out rows had are left out: the first ones of texts, and the last ones of sources.
+        begin = int(mask.any(axis=0).argmax()) if len(rows) else mask.shape[1]
+        end = int(source_mask.any(axis=0).sum())
+        self.mask, self.source_mask = mask[:, begin:], source_mask[:, :end]
+        self.states = np.ascontiguousarray(self.states[rows][:, :end])
         for name, cache in self.caches.items():
-            if not _is_of_source(name):
-                self.caches[name] = np.ascontiguousarray(cache[rows][:, :, begin:])
-        if self.model.encoder is not None:
-            self._select_sources(rows)
-
-    def _select_sources(self, rows: Sequence[int]) -> None:
-        """Takes the sources of these rows, without the last places that only left out sources had."""
-        mask = self.source_mask[rows]
-        end = int(mask.any(axis=0).sum())
-        self.states, self.source_mask = np.ascontiguousarray(self.states[rows][:, :end]), mask[:, :end]
-        for name, cache in self.caches.items():
-            if _is_of_source(name):
-                self.caches[name] = np.ascontiguousarray(cache[rows][:, :, :end])
+            places = slice(end) if _is_of_source(name) else slice(begin, None)
+            self.caches[name] = np.ascontiguousarray(cache[rows][:, :, places])
 
     def _read_prompts(self, tokens: Array, mask: Array) -> Array:
         """Reads tokens `[B, S]` in as many passes as their logits need."""
@@ -162,7 +153,10 @@ class CachedRows:
 
     def _read(self, tokens: Array, mask: Array) -> Array:
         """Reads tokens `[B, S]`, and returns the logits `[B, V]` behind them."""
-        names = [name for name in self.caches if not self._is_full(name)]
+        # The caches of the source have all of its tokens after the first pass.
+        sources = self.states.shape[1]
+        is_full = {name: _is_of_source(name) and cache.shape[2] == sources > 0 for name, cache in self.caches.items()}
+        names = [name for name, has_all in is_full.items() if not has_all]
         self.mask = np.concatenate([self.mask, mask], axis=1)
         places = (self.mask.cumsum(axis=1) - 1).clip(min=0)[:, -tokens.shape[1] :]
         possible = {
@@ -179,10 +173,6 @@ class CachedRows:
             raise UserError("the model has logits that are not finite")
         return logits
 
-    def _is_full(self, name: str) -> bool:
-        """Returns whether a cache of the source has all of its tokens."""
-        return _is_of_source(name) and self.caches[name].shape[2] == self.states.shape[1] > 0
-
     def _join(self, new: "CachedRows") -> None:
         """Puts the rows of `new` behind these."""
         if not len(self):
@@ -191,9 +181,8 @@ class CachedRows:
         self.mask = _stack(self.mask, new.mask, axis=1, on_left=True)
         for name, cache in self.caches.items():
             self.caches[name] = _stack(cache, new.caches[name], axis=2, on_left=not _is_of_source(name))
-        if self.model.encoder is not None:
-            self.states = _stack(self.states, new.states, axis=1, on_left=False)
-            self.source_mask = _stack(self.source_mask, new.source_mask, axis=1, on_left=False)
+        self.states = _stack(self.states, new.states, axis=1, on_left=False)
+        self.source_mask = _stack(self.source_mask, new.source_mask, axis=1, on_left=False)
 
 
 def _is_of_source(name: str) -> bool:
@@ -345,18 +334,15 @@ class Prompts:
                 raise UserError(f"got {shorten(text)}, expected a source with text")
             return self._cut_source(text, self.complete(text), options)
         if is_empty:
-            return Prompt([self._find_start(text)])
+            starts = [token for token in (self.settings.start, *self.settings.eos) if token is not None]
+            if not starts:
+                raise UserError(
+                    f"got {shorten(text)} as a prompt, and the model has no token that begins a text: give it a text"
+                )
+            return Prompt(starts[:1])
         own = [token for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True) if not added]
         is_started = encoding.special_tokens_mask[0] == 1 and encoding.ids[0] == self.settings.start
         return self._cut_prompt(text, encoding.ids[:1] if is_started else [], own, options)
-
-    def _find_start(self, text: str) -> int:
-        for token in (self.settings.start, *self.settings.eos):
-            if token is not None:
-                return token
-        raise UserError(
-            f"got {shorten(text)} as a prompt, and the model has no token that begins a text: give it a text"
-        )
 
     def _cut_prompt(self, text: str, first: list[int], tokens: list[int], options: GenerationOptions) -> Prompt:
         """Returns the tokens of a prompt behind those that stay first.

@@ -206,15 +206,11 @@ class Index:
         check_count("k", k)
         vectors = normalize(vectors[:, : self.dimensions])
         if self._bits is None:
-            return select_best(self._compare_rows(vectors), len(vectors), k)
+            scaled = np.asarray(vectors * self._scale, dtype=np.float32)
+            parts = (scaled @ rows.astype(np.float32, copy=False).T for rows in _parts(self._rows, len(vectors)))
+            return select_best(parts, len(vectors), k)
         found = select_best(self._compare_bits(vectors, self._bits), len(vectors), k * max(1, rescore))
         return found if rescore == 0 else self._rescore(vectors, found[1], k)
-
-    def _compare_rows(self, queries: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
-        """Yields the cosines of the queries and parts of the corpus, `[queries, n]`."""
-        scaled = queries * self._scale
-        for rows in _parts(self._rows, len(queries)):
-            yield np.asarray(scaled @ rows.astype(np.float32, copy=False).T, dtype=np.float32)
 
     def _compare_bits(self, queries: NDArray[np.float32], corpus: NDArray[np.uint64]) -> Iterator[NDArray[np.float32]]:
         """Yields the cosines of the signs, `1 - 2 h / D` with the Hamming distance `h`, of parts of the corpus."""

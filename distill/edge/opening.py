@@ -9,20 +9,8 @@ from tokenizers import Tokenizer
 
 from distill.core.errors import UserError, first_line
 from distill.core.files import hash_file
-from distill.edge import decode
-from distill.edge.bundle_files import (
-    ABOVE,
-    ANY,
-    Session,
-    data_file,
-    encoder_file,
-    find_weight_files,
-    list_model_files,
-    needs_openvino,
-    runs,
-    shared_file,
-    this_target,
-)
+from distill.edge import bundle_files, decode
+from distill.edge.bundle_files import ABOVE, ANY, Session
 from distill.edge.decoder import POSITIONS, Decoder
 from distill.edge.generation import CachedModel
 from distill.edge.sampling import GenerationSettings
@@ -57,7 +45,7 @@ class ModelFiles:
         self._check_target()
         if manifest["thresholds"].get(chosen) is not None and "probability" not in self.decoder.fields:
             raise self._damaged(f"the decoder {manifest['decoder']} has no thresholds")
-        self.encoder = encoder_file(self.path) if self.decoder.targets else None
+        self.encoder = bundle_files.encoder_file(self.path) if self.decoder.targets else None
         self._check_files()
 
     def _damaged(self, reason: object) -> UserError:
@@ -77,10 +65,10 @@ class ModelFiles:
 
     def _check_target(self) -> None:
         """Raises UserError for a model that gives wrong answers on this processor, with the one to take instead."""
-        targets, device = self.manifest["targets"], this_target()
-        if runs(targets.get(self.name, ANY), device):
+        targets, device = self.manifest["targets"], bundle_files.this_target()
+        right = [name for name in self.manifest["models"] if bundle_files.runs(targets.get(name, ANY), device)]
+        if self.name in right:
             return
-        right = [name for name in self.manifest["models"] if runs(targets.get(name, ANY), device)]
         # The smallest file is named last.
         instead = f"choose {' or '.join(reversed(right))}" if right else "export it with export.target=avx2"
         raise UserError(
@@ -92,7 +80,8 @@ class ModelFiles:
         """Raises UserError for a file of the model or the tokenizer that is missing or damaged."""
         checksums = self.manifest["files"]
         files = [self.path] if self.encoder is None else [self.path, self.encoder]
-        data = {name for file in files for name in (data_file(file).name, f"{ABOVE}{shared_file(file).name}")}
+        data = {bundle_files.data_file(file).name for file in files}
+        data |= {f"{ABOVE}{bundle_files.shared_file(file).name}" for file in files}
         for name in (*(file.name for file in files), *sorted(checksums.keys() & data), "tokenizer.json"):
             path = self.directory / name
             if name not in checksums:
@@ -108,15 +97,15 @@ class ModelFiles:
 
     def _check_weights(self, model: Path) -> None:
         """Raises UserError if a model reads weights from a file that bundle.json does not list."""
-        if needs_openvino(model):  # Its one file of weights is listed.
+        if bundle_files.needs_openvino(model):  # Its one file of weights is listed.
             return
         try:
-            names = find_weight_files(model)
+            names = bundle_files.find_weight_files(model)
         except (OSError, ValueError) as error:
             raise UserError(f"{model} cannot be loaded by onnxruntime: {first_line(error)}") from error
         if not names:
             return
-        expected, used = data_file(model), list_model_files(model)[-1]
+        expected, used = bundle_files.data_file(model), bundle_files.list_model_files(model)[-1]
         if strange := sorted(names - {expected.name}):
             raise UserError(f"{model} reads weights from {strange[0]!r}, expected {expected.name} as in bundle.json")
         listed = used.name if used == expected else f"{ABOVE}{used.name}"

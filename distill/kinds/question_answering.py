@@ -54,7 +54,7 @@ class AnswerScores(Scoring):
     Args:
         max_length: tokens of a window.
         doc_stride: tokens of the context that neighbouring windows share.
-        limits: of spans, as `edge.answering.find_answers` takes them.
+        limits: of spans, as `edge.answering.find_candidates` takes them.
         scored: the questions of all scored splits in turn; None before the data is read.
         may_be_unanswerable: whether a split has a question without an answer, so that the rules of SQuAD 2.0 hold.
     """
@@ -107,7 +107,8 @@ class AnswerScores(Scoring):
 
     def _find_answers(self, scores: Scores) -> answering.Answers:
         columns = scores.columns
-        return answering.find_answers(columns["logits"], columns["characters"], columns["question"][::2], **self.limits)
+        logits, characters, questions = (columns[name] for name in ("logits", "characters", "question"))
+        return answering.find_candidates(logits, characters, questions[::2], **self.limits).best()
 
     def _threshold(self, scores: Scores) -> np.ndarray | float | None:
         """Returns the threshold of each question `[Q]` in ascending order, or that of all of them."""

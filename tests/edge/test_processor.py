@@ -54,7 +54,7 @@ def test_numpy_names_the_features_where_linux_does_not() -> None:
 def test_a_file_for_another_processor_is_refused_with_the_one_to_take(write: Write, monkeypatch: Patch) -> None:
     models = {"fp32": "model.onnx", "int8": "model.onnx", "int8-avx2": "model.onnx"}
     directory = write(models=models, recommended="int8", targets={"int8": "vnni", "int8-avx2": "avx2"})
-    monkeypatch.setattr("distill.edge.opening.this_target", lambda: "avx2")
+    monkeypatch.setattr("distill.edge.bundle_files.this_target", lambda: "avx2")
     with pytest.raises(UserError) as error:
         Bundle(directory)
     assert str(error.value) == (
@@ -62,7 +62,7 @@ def test_a_file_for_another_processor_is_refused_with_the_one_to_take(write: Wri
         "it overflow: choose int8-avx2 or fp32"
     )
     assert len(Bundle(directory, model="int8-avx2").predict(["a"])) == 1
-    monkeypatch.setattr("distill.edge.opening.this_target", lambda: "arm64")
+    monkeypatch.setattr("distill.edge.bundle_files.this_target", lambda: "arm64")
     assert len(Bundle(directory).predict(["a"])) == 1
 
 

@@ -328,7 +328,7 @@ def test_the_best_spans_are_those_of_a_search_over_all(n_best: int, longest: int
         characters[2 * window + 1, 3 : 3 + length] = 4 * np.arange(begin, begin + length) + 3
     logits = answering.mask_classes(generator.normal(0, 3, characters.shape), characters)
     question = np.array([5, 2, 5, 9, 2, 5, 2, 9])
-    found = answering.find_answers(logits, characters, question, n_best=n_best, max_answer_length=longest)
+    found = answering.find_candidates(logits, characters, question, n_best=n_best, max_answer_length=longest).best()
     expected = brute_force(logits, characters, question, n_best, longest)
     assert found.question.tolist() == sorted(expected)
     rows = zip(found.score, found.start, found.end, found.null_score, found.mass, strict=True)
