@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distill.core.errors import Overview, Shown, UserError, describe_call, first_line, shorten
-from distill.edge import bundle_files
+from distill.edge import bundle_files, prediction
 from distill.edge.bundle_files import count_bytes, fingerprint, read_manifest
 from distill.edge.decode import Explanation, explain
 from distill.edge.decoder import Items, MaskedTokens, Prediction, Record
@@ -25,15 +25,6 @@ from distill.edge.index import (
     take_dimensions,
 )
 from distill.edge.opening import ModelFiles
-from distill.edge.prediction import (
-    Encoded,
-    MaskRefiner,
-    PredictionOptions,
-    Predictor,
-    RowEncoder,
-    TargetFiller,
-    split_batches,
-)
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import Continuations, FilledTargets, MaskPredictor, describe_writing
 from distill.edge.values import check_count
@@ -93,7 +84,7 @@ class Bundle(Shown):
                 )
             self.manifest = {**self.manifest, "max_length": int(max_length)}
         self.decoder = files.create_decoder(self.tokenizer, top_k)
-        self._rows = RowEncoder(self.tokenizer, self.decoder, self.manifest)
+        self._rows = prediction.RowEncoder(self.tokenizer, self.decoder, self.manifest)
         self.threads = bundle_files.count_cores() if threads is None else int(threads)
         self.session = files.load_model(self.threads, self.decoder, self.tokenizer)
         self._writer = files.load_writer(self.session) if self.decoder.generates else None
@@ -152,7 +143,7 @@ class Bundle(Shown):
         """
         encoded = self._rows.encode(self._records(records, None))
         rows = list(itertools.chain.from_iterable(one.rows for one in encoded))
-        for batch in split_batches(rows, batch_size):
+        for batch in prediction.split_batches(rows, batch_size):
             yield self._rows.make_inputs([rows[i] for i in batch])
 
     def logits(
@@ -383,15 +374,15 @@ class Bundle(Shown):
 
     def _create_predictor(
         self, batch_size: int | None, truncate: bool, most_rows: int | None, rounds: int | None, lengths: int | None
-    ) -> Predictor:
-        options = PredictionOptions(self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths)
+    ) -> prediction.Predictor:
+        options = prediction.PredictionOptions(self._check_batch_size(batch_size), truncate, most_rows, rounds, lengths)
         subject = f"{self.directory} is of a {self.manifest.get('kind')}"
         if self._filler is not None:
-            return TargetFiller(self._rows, self._run_finite, self.threshold, subject, options, self._filler)
-        predictor = MaskRefiner if self.decoder.at_positions else Predictor
+            return prediction.TargetFiller(self._rows, self._run_finite, self.threshold, subject, options, self._filler)
+        predictor = prediction.MaskRefiner if self.decoder.at_positions else prediction.Predictor
         return predictor(self._rows, self._run_finite, self.threshold, subject, options)
 
-    def _predict(self, records: list[Record], predictor: Predictor) -> list[Prediction]:
+    def _predict(self, records: list[Record], predictor: prediction.Predictor) -> list[Prediction]:
         if not self.generates:
             return predictor.predict(records)
         side = self.truncation_side if predictor.options.truncate else None
@@ -404,7 +395,10 @@ class Bundle(Shown):
         return batch_size
 
     def _run(
-        self, encoded: Sequence[Encoded], batch_size: int | None, report: Callable[[float], None] | None = None
+        self,
+        encoded: Sequence[prediction.Encoded],
+        batch_size: int | None,
+        report: Callable[[float], None] | None = None,
     ) -> list[list[Items]]:
         """Returns the items of each row of each record with their logits; `report` is as in `item_logits`."""
         batch_size = self._check_batch_size(batch_size)
@@ -412,24 +406,22 @@ class Bundle(Shown):
         if self.decoder.generates or self.decoder.targets:
             batch_size = self._rows.limit_logits(rows, batch_size, self._width())
         owners = [one.example for one in encoded for _ in one.rows]
-        outputs: list[Any] = [None] * len(rows)
-        done = 0
-        for batch in split_batches(rows, batch_size):
+        outputs = dict[int, Items]()
+        for batch in prediction.split_batches(rows, batch_size):
             try:
                 logits = self.session.run(["logits"], self._rows.make_inputs([rows[i] for i in batch]))[0]
             except Exception as error:  # The errors of onnxruntime have no class in common.
                 reason = first_line(error)
                 raise UserError(f"{self.directory}: the model {self.model} cannot be run: {reason}") from error
-            sizes = [self._rows.count_outputs(rows[i]) for i in batch]
-            for i, size, end in zip(batch, sizes, itertools.accumulate(sizes), strict=True):
-                outputs[i] = self._rows.select_items(owners[i], rows[i], logits[end - size : end])
-            done += len(batch)
+            ends = np.cumsum([self._rows.count_outputs(rows[i]) for i in batch])
+            for i, of_row in zip(batch, np.split(logits, ends[:-1]), strict=True):
+                outputs[i] = self._rows.select_items(owners[i], rows[i], of_row)
             if report is not None:
-                report(done / len(rows))
-        remaining = iter(outputs)
+                report(len(outputs) / len(rows))
+        remaining = map(outputs.__getitem__, range(len(rows)))
         return [list(itertools.islice(remaining, len(one.rows))) for one in encoded]
 
-    def _run_finite(self, encoded: Sequence[Encoded], batch_size: int | None) -> list[list[Items]]:
+    def _run_finite(self, encoded: Sequence[prediction.Encoded], batch_size: int | None) -> list[list[Items]]:
         """Returns the result of `_run`; raises UserError if a logit is not finite."""
         outputs = self._run(encoded, batch_size)
         for number, rows in enumerate(outputs, 1):

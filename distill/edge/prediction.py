@@ -65,6 +65,7 @@ class Encoded:
     is_truncated: bool
 
 
+@dataclass(frozen=True)
 class RowEncoder:
     """Encodes examples as rows of a model, and makes the inputs of batches of rows.
 
@@ -73,10 +74,14 @@ class RowEncoder:
         manifest: bundle.json.
     """
 
-    def __init__(self, tokenizer: Tokenizer, decoder: Decoder, manifest: Mapping[str, Any]) -> None:
-        self.tokenizer, self.decoder, self.manifest = tokenizer, decoder, manifest
-        # Of the logits of tokens: those of a target are padded on the right.
-        self._is_left = manifest["padding_side"] == "left" and not decoder.targets
+    tokenizer: Tokenizer
+    decoder: Decoder
+    manifest: Mapping[str, Any]
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the logits of tokens are padded on the left: those of a target are on the right."""
+        return self.manifest["padding_side"] == "left" and not self.decoder.targets
 
     def encode(self, records: Iterable[Record]) -> list[Encoded]:
         """Returns the rows of each record, cut as in training or else by the decoder."""
@@ -137,18 +142,20 @@ class RowEncoder:
     def select_items(self, example: Example, row: Row, logits: NDArray[np.floating]) -> Items:
         """Returns the items of a row, from logits `[K, C]` of its sequences or `[K, L, C]` of their tokens."""
         if self.decoder.axes == 3:  # The logits of tokens have padding.
-            tokens = max(len(sequence.target if self.decoder.targets else sequence.ids) for sequence in row)
+            tokens = max(len(_scored_tokens(sequence)) for sequence in row)
             logits = logits[:, logits.shape[1] - tokens :] if self._is_left else logits[:, :tokens]
         return self.decoder.select(example, row, logits)
 
     def limit_logits(self, rows: Sequence[Row], batch_size: int, width: int) -> int:
         """Returns the number of rows whose logits `[tokens, width]` fit into memory at once, at most `batch_size`."""
-        if not rows:
-            return batch_size
-        longest = max(
-            len(row) * len(sequence.target if self.decoder.targets else sequence) for row in rows for sequence in row
-        )
+        longest = max((len(row) * len(_scored_tokens(sequence)) for row in rows for sequence in row), default=1)
         return max(1, min(batch_size, MOST_LOGITS // (longest * width)))
+
+
+def _scored_tokens(sequence: Any) -> Sequence[int]:
+    """Returns the tokens of a sequence that have logits: those of its target, if it has one."""
+    tokens: Sequence[int] = getattr(sequence, "target", sequence.ids)
+    return tokens
 
 
 def split_batches(rows: Sequence[Row], batch_size: int) -> Iterator[list[int]]:
