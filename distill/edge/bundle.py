@@ -14,16 +14,7 @@ from distill.edge.bundle_files import count_bytes, fingerprint, read_manifest
 from distill.edge.decode import Explanation, explain
 from distill.edge.decoder import Items, MaskedTokens, Prediction, Record
 from distill.edge.generation import Generator, Writing
-from distill.edge.index import (
-    RESCORED,
-    Index,
-    Precision,
-    check_dimensions,
-    check_precision,
-    find_nearest,
-    similarity,
-    take_dimensions,
-)
+from distill.edge.index import RESCORED, Index, Precision, check_dimensions, find_nearest, similarity, take_dimensions
 from distill.edge.opening import ModelFiles
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import Continuations, FilledTargets, MaskPredictor, describe_writing
@@ -456,7 +447,7 @@ class Bundle(Shown):
         Raises:
             UserError: as `encode` and `Index` do.
         """
-        check_precision(precision)
+        Index.check_precision(precision)
         if self.decoder.encodes:
             check_dimensions(dimensions, self._width())
         vectors = self.encode(texts, batch_size=batch_size)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from distill.core.errors import UserError, find_surrogate, first_line
 from distill.core.files import CHECKSUMS, read_checksums
-from distill.edge.values import IsValid, Rule, is_count, is_null_or, is_share
+from distill.edge.values import IsValid, Rule, is_count, is_share, null_or
 
 if TYPE_CHECKING:
     import numpy as np
@@ -584,7 +584,7 @@ FIELDS: Mapping[str, Rule] = {
     ),
     "pair": (lambda value: isinstance(value, bool), "true or false"),
     "max_length": (_is_size, "a whole number of at least 1"),
-    "doc_stride": (is_null_or(_is_count), "null, or the tokens that neighbouring windows share"),
+    "doc_stride": null_or(_is_count, "null, or the tokens that neighbouring windows share"),
     "decoding": (lambda value: isinstance(value, dict), "the values that the decoder needs, by name"),
     "truncation_side": (lambda value: value in SIDES, "left or right"),
     "inputs": (
@@ -594,7 +594,7 @@ FIELDS: Mapping[str, Rule] = {
     "padding": (_each(_is_count), "a whole number of at least 0 for each input"),
     "padding_side": (lambda value: value in SIDES, "left or right"),
     "models": (_are_files, "the name of a file of the bundle for each model"),
-    "recommended": (is_null_or(lambda value: isinstance(value, str)), "null or the name of a model"),
+    "recommended": null_or(lambda value: isinstance(value, str), "null or the name of a model"),
     "metrics": (_each(lambda metrics: isinstance(metrics, dict)), "the metrics of each model, by name"),
     "thresholds": (_each(is_share), "a probability for each model that abstains"),
     "targets": (

@@ -30,17 +30,8 @@ from distill.edge.decoder import (
     split_pair,
 )
 from distill.edge.text_decoders import Continuations, FilledTargets, Masks, Targets
-from distill.edge.values import SIZE, Rule, check_count, is_null_or, is_number, is_share
-from distill.edge.words import (
-    OUTSIDE,
-    CutEncoding,
-    Splitter,
-    TagScheme,
-    cut_between_words,
-    join_words,
-    locate_words,
-    split_words,
-)
+from distill.edge.values import SIZE, Rule, check_count, is_number, is_share, null_or
+from distill.edge.words import OUTSIDE, CutEncoding, Splitter, TagScheme, cut_between_words, join_words, locate_words
 
 if TYPE_CHECKING:
     from distill.edge.bundle import Bundle
@@ -80,7 +71,7 @@ def explain(bundle: "Bundle", text: str, *, batch_size: int | None = None) -> Ex
         raise UserError(
             f"a {bundle.manifest['kind']} bundle has no words to explain: expected one that gives single texts a class"
         )
-    spans = split_words(text)
+    spans = Splitter().split(text)
     texts = [text, *(f"{text[:start]}{text[end:]}".strip() or " " for start, end in spans)]
     predictions = bundle.predict(texts, batch_size=batch_size)
     whole, *others = (prediction["probabilities"] for prediction in predictions)
@@ -239,7 +230,7 @@ class Spans(Decoder):
     cuts = True
     classes_are_tokens = True
     rules: Mapping[str, Rule] = {
-        "n_best": SIZE, "max_answer_length": SIZE, "null_threshold": (is_null_or(is_number), "a number or null"),
+        "n_best": SIZE, "max_answer_length": SIZE, "null_threshold": null_or(is_number, "a number or null"),
     }  # fmt: skip
 
     def configure(self, decoding: Mapping[str, Any]) -> None:

@@ -156,7 +156,7 @@ class Index:
         dimensions: int | None = None,
         source: str | None = None,
     ) -> None:
-        check_precision(precision)
+        self.check_precision(precision)
         corpus = check_vectors(vectors, "vectors")
         self.dimensions = check_dimensions(dimensions, corpus.shape[-1])
         self.precision, self.source = precision, source
@@ -168,6 +168,12 @@ class Index:
             largest = np.abs(rows).max(axis=0, initial=0)
             self._scale = np.where(largest > 0, largest / _LARGEST, 1).astype(np.float32)
             self._rows = np.rint(rows / self._scale).astype(np.int8)
+
+    @staticmethod
+    def check_precision(precision: str) -> None:
+        """Raises UserError for a precision that an index cannot have."""
+        if precision not in PRECISIONS:
+            raise UserError(f"got precision={shorten(precision)}, expected one of {', '.join(PRECISIONS)}")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -283,12 +289,6 @@ class Index:
         """Returns the arrays of the index by the name of their file."""
         bits = {} if self._bits is None else {"bits.npy": self._bits}
         return {"rows.npy": self._rows, "scale.npy": self._scale, **bits}
-
-
-def check_precision(precision: str) -> None:
-    """Raises UserError for a precision that an index cannot have."""
-    if precision not in PRECISIONS:
-        raise UserError(f"got precision={shorten(precision)}, expected one of {', '.join(PRECISIONS)}")
 
 
 def check_dimensions(dimensions: int | None, width: int) -> int:

@@ -13,15 +13,13 @@ from distill.core.errors import UserError, check_text, shorten
 from distill.edge.values import (
     SIZE,
     TOKENS,
-    IsValid,
-    Rule,
     are_counts,
     check_count,
     check_values,
     is_count,
-    is_null_or,
     is_number,
     is_size,
+    null_or,
 )
 
 Floats = NDArray[np.floating]
@@ -30,21 +28,21 @@ Floats = NDArray[np.floating]
 MOST_BEAMS = 64
 
 
-def _optional(is_valid: IsValid, expected: str) -> Mapping[str, Rule]:
-    """Returns the metadata of a field that bundle.json may lack."""
-    return {"rule": (is_null_or(is_valid), expected)}
-
-
-_COUNT = _optional(is_count, "a whole number of at least 0")
-_TOKEN = _optional(is_count, "a token or null")
-_TOKENS = _optional(are_counts, "a list of tokens")
-_WORDS = _optional(
-    lambda value: isinstance(value, list) and all(of and are_counts(of) for of in value), "lists of tokens"
-)
-_ENDS = _optional(lambda value: is_count(value) or (value and are_counts(value)), "a token or null")
-_EARLY = _optional(lambda value: value in (True, False, "never"), "true, false or never")
-_BEAMS = _optional(lambda value: is_size(value) and value <= MOST_BEAMS, f"from 1 to {MOST_BEAMS}")
-_PENALTY = _optional(lambda value: is_number(value) and value > 0, "a number above 0")
+_COUNT = {"rule": null_or(is_count, "a whole number of at least 0")}
+_TOKEN = {"rule": null_or(is_count, "a token or null")}
+_TOKENS = {"rule": null_or(are_counts, "a list of tokens")}
+_WORDS = {
+    "rule": null_or(
+        lambda value: isinstance(value, list) and all(of and are_counts(of) for of in value), "lists of tokens"
+    )
+}
+_ENDS = {"rule": null_or(lambda value: is_count(value) or (value and are_counts(value)), "a token or null")}
+_EARLY = {"rule": null_or(lambda value: value in (True, False, "never"), "true, false or never")}
+_FLAG = {"rule": null_or(lambda value: value in (True, False), "true or false")}
+_NUMBER = {"rule": null_or(is_number, "a number")}
+_POSITIONS = {"rule": null_or(is_size, "a whole number of at least 1, or null")}
+_BEAMS = {"rule": null_or(lambda value: is_size(value) and value <= MOST_BEAMS, f"from 1 to {MOST_BEAMS}")}
+_PENALTY = {"rule": null_or(lambda value: is_number(value) and value > 0, "a number above 0")}
 
 
 @dataclass(frozen=True)
@@ -208,12 +206,12 @@ class GenerationSettings:
     eos: tuple[int, ...] = field(metadata={"rule": TOKENS})
     start: int | None = field(metadata=_TOKEN)
     max_new_tokens: int = field(metadata={"rule": SIZE})
-    positions: int | None = field(metadata=_optional(is_size, "a whole number of at least 1, or null"))
+    positions: int | None = field(metadata=_POSITIONS)
     forced_bos: int | None = field(default=None, metadata=_TOKEN)
     forced_eos: int | tuple[int, ...] | None = field(default=None, metadata=_ENDS)
-    length_penalty: float = field(default=1.0, metadata=_optional(is_number, "a number"))
+    length_penalty: float = field(default=1.0, metadata=_NUMBER)
     early_stopping: EarlyStopping = field(default=False, metadata=_EARLY)
-    renormalizes: bool = field(default=False, metadata=_optional(lambda value: value in (True, False), "true or false"))
+    renormalizes: bool = field(default=False, metadata=_FLAG)
     beams: int = field(default=1, metadata=_BEAMS)
     repetition_penalty: float = field(default=1.0, metadata=_PENALTY)
     rules: TokenRules = field(default_factory=TokenRules)

@@ -32,7 +32,7 @@ from distill.edge.decoder import (
     split_inputs,
 )
 from distill.edge.generation import PAST, Writing, pad_rows, run_model
-from distill.edge.values import COUNT, SIZE_OR_NONE, TOKENS, Rule, is_null_or, is_size
+from distill.edge.values import COUNT, SIZE_OR_NONE, TOKENS, Rule, is_size, null_or
 
 STATES = "encoder_hidden_states"  # The input of a decoder with an encoder.
 
@@ -250,7 +250,7 @@ class Targets(Continuations):
     """
 
     targets = True
-    rules: Mapping[str, Rule] = {"prefix": (is_null_or(lambda value: isinstance(value, str)), "a text")}
+    rules: Mapping[str, Rule] = {"prefix": null_or(lambda value: isinstance(value, str), "a text")}
 
     def configure(self, decoding: Mapping[str, Any]) -> None:
         self.start: int | None = decoding.get("start")

@@ -31,14 +31,14 @@ def is_share(value: Any) -> bool:
     return is_number(value) and 0 <= value <= 1
 
 
-def is_null_or(is_valid: IsValid) -> IsValid:
-    """Returns a function that says whether a value is None or valid."""
-    return lambda value: value is None or is_valid(value)
+def null_or(is_valid: IsValid, expected: str) -> Rule:
+    """Returns the rule of a value that may be None or missing."""
+    return lambda value: value is None or is_valid(value), expected
 
 
 COUNT = (is_count, "a whole number")
 SIZE = (is_size, "a whole number of at least 1")
-SIZE_OR_NONE = (is_null_or(is_size), SIZE[1])
+SIZE_OR_NONE = null_or(*SIZE)
 TOKENS = (are_counts, "a list of tokens")
 
 
