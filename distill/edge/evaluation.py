@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from distill.core.errors import UserError, shorten
 from distill.edge import decoder, metrics
-from distill.edge.answering import TASK, LabelWords, average_scores, normalize_references, score_answer
+from distill.edge.answering import average_scores, normalize_references, score_answer
 from distill.edge.bundle import Bundle
+from distill.edge.decode import TASK, LabelWords
 from distill.edge.decoder import Prediction, Record
 from distill.edge.index import match_pairs
 from distill.edge.metrics import count_pairs, describe_absent, score_rankings

@@ -30,7 +30,7 @@ from distill.core.options import check_arguments, show_value
 from distill.data.batches import TokenizedExamples
 from distill.data.splits import LabelledData, Split, compute_digest, text_split
 from distill.data.tokenization import tokenize_split
-from distill.edge.answering import TASK, WordTask
+from distill.edge.decode import TASK, WordTask
 from distill.edge.decoder import MASKED
 from distill.kinds import labelled_rows
 from distill.kinds.classification import Classification, OneClass

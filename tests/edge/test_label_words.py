@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, normalizers
 from distill.core.contracts import IGNORED
 from distill.core.errors import UserError
 from distill.core.files import write_json
-from distill.edge.answering import LabelWords
 from distill.edge.bundle import Bundle
+from distill.edge.decode import LabelWords
 from distill.edge.evaluation import Columns, evaluate
 from distill.models.decoding import score_words
 from tests.edge.test_text_bundles import END, START, make_tokenizer, write_text_bundle

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from distill.core.contracts import IGNORED, Batch, Outputs, Scores
 from distill.core.errors import OptionError, UserError
 from distill.data.splits import LabelledData
-from distill.edge.answering import WordTask
+from distill.edge.decode import WordTask
 from distill.edge.decoder import MASKED
 from distill.kinds import Classification, Regression, TextLabels
 from distill.kinds.verbalizer import NUMBER, WORDS, WordScores, choose_words, encode_words
