@@ -3,6 +3,7 @@
 `Bundle` and `Index` are imported when they are first used, because the light modules beside them need none of these.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,12 +15,6 @@ __all__ = ["Bundle", "Index"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Bundle":
-        from distill.edge.bundle import Bundle
-
-        return Bundle
-    if name == "Index":
-        from distill.edge.index import Index
-
-        return Index
-    raise AttributeError(f"module 'distill.edge' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'distill.edge' has no attribute {name!r}")
+    return getattr(import_module(f"distill.edge.{name.lower()}"), name)

@@ -330,15 +330,12 @@ class Session(Protocol):
 
     def run(self, names: Sequence[str], inputs: "Mapping[str, NDArray[np.int64]]") -> "list[NDArray[np.floating]]":
         """Returns the outputs of these names."""
-        ...
 
     def get_inputs(self) -> Sequence[Any]:
         """Returns the inputs."""
-        ...
 
     def get_outputs(self) -> Sequence[Any]:
         """Returns the outputs."""
-        ...
 
 
 def input_names(session: Session) -> set[str]:

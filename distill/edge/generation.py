@@ -435,8 +435,7 @@ class _Batch:
     """Texts whose rows are read together; the rows of a text follow those of the text before it."""
 
     rows: CachedRows
-    writings: list[Writing] = field(default_factory=list)
-    tokens: list[list[int]] = field(default_factory=list)  # The next token of each row of a text.
+    texts: list[tuple[Writing, list[int]]] = field(default_factory=list)  # With the next token of each row of a text.
 
 
 class Generator:
@@ -464,7 +463,7 @@ class Generator:
     @property
     def running(self) -> list[Writing]:
         """The texts that have not ended."""
-        return [writing for batch in self._batches for writing in batch.writings]
+        return [writing for batch in self._batches for writing, _ in batch.texts]
 
     def start(
         self, prompts: Sequence[str | Prompt], options: GenerationOptions, *, numbers: Sequence[int] | None = None
@@ -499,19 +498,18 @@ class Generator:
     def step(self) -> None:
         """Reads the last token of every running text and chooses the next one. Texts that end are left out then."""
         for batch in self._batches:
-            logits = batch.rows.step([token for own in batch.tokens for token in own])
-            running = [(writing, len(own)) for writing, own in zip(batch.writings, batch.tokens, strict=True)]
-            batch.writings, batch.tokens = [], []
+            logits = batch.rows.step([token for _, own in batch.texts for token in own])
+            running = [(writing, len(own)) for writing, own in batch.texts]
+            batch.texts = []
             self._go_on(batch, [], running, logits)
         self._leave_out_empty()
 
     def drop(self, writing: Writing) -> None:
         """Ends a running text before its time; does nothing for one that has ended."""
         for batch in self._batches:
-            owners = [other for other, own in zip(batch.writings, batch.tokens, strict=True) for _ in own]
+            owners = [other for other, own in batch.texts for _ in own]
             if writing in owners:
-                place = batch.writings.index(writing)
-                del batch.writings[place], batch.tokens[place]
+                batch.texts = [text for text in batch.texts if text[0] is not writing]
                 batch.rows.select([row for row, other in enumerate(owners) if other is not writing])
         self._leave_out_empty()
 
@@ -531,14 +529,13 @@ class Generator:
             if following is not None:
                 sources, tokens = following
                 rows += [len(kept) + begin + source for source in sources]
-                batch.writings.append(writing)
-                batch.tokens.append(tokens)
+                batch.texts.append((writing, tokens))
             begin += count
         batch.rows.select(rows)
         self._leave_out_empty()
 
     def _leave_out_empty(self) -> None:
-        self._batches = [batch for batch in self._batches if batch.writings]
+        self._batches = [batch for batch in self._batches if batch.texts]
 
     def _create(self, prompt: Prompt, options: GenerationOptions, number: int) -> Writing:
         """Returns the text that begins after a prompt, or of a source."""

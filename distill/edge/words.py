@@ -247,10 +247,8 @@ class Splitter:
 
     def describe(self) -> dict[str, Any]:
         """Returns the values in the form of bundle.json."""
-        if self.name != "edges":
-            return {"name": self.name}
-        lists = {name: sorted(getattr(self, name)) for name in ("whole", "leading", "trailing")}
-        return {"name": self.name, **lists}
+        lists = ("whole", "leading", "trailing") if self.name == "edges" else ()
+        return {"name": self.name, **{name: sorted(getattr(self, name)) for name in lists}}
 
     @classmethod
     def parse(cls, decoding: Mapping[str, Any]) -> "Splitter":
