@@ -161,7 +161,7 @@ def serve(directory: Path, accepted: Path) -> None:
     tokens = [accounts.add(Account("ada")), accounts.add(Account("bo", jobs=50, disk=10**8))]
     (directory / "teachers" / "small").mkdir(parents=True)
     service = Service(
-        directory, Queue(directory / "jobs.sqlite"), LocalEngine(directory),
+        directory, Queue(directory / "jobs.sqlite"), LocalEngine(),
         settings=Settings(upload=10**6, teachers=directory / "teachers"), accounts=accounts, hosts=(),
         limits=Limits(body=100_000), log=lambda line: print(json.dumps([line, *tokens]), flush=True),
     )  # fmt: skip

@@ -69,7 +69,7 @@ def build_stand_in(job: QueuedJob, attempt: Attempt, *, seconds: float) -> tuple
 def serve(directory: Path, *, workers: int, seconds: float) -> None:
     """Runs the jobs of a directory until SIGTERM."""
     dispatcher = Dispatcher(
-        Queue(directory / "jobs.sqlite"), LocalEngine(directory), directory, workers,
+        Queue(directory / "jobs.sqlite"), LocalEngine(), directory, workers,
         build_command=lambda job, attempt: build_stand_in(job, attempt, seconds=seconds),
     )  # fmt: skip
     dispatcher.start()

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ENGINES = {"local": "LocalEngine", "ray": "RayEngine", "slurm": "SlurmEngine", "kubernetes": "KubernetesEngine"}
 
 
-def create_engine(name: str, directory: Path) -> AttemptEngine:
-    """Returns the engine of a name for the directory of a service.
+def create_engine(name: str) -> AttemptEngine:
+    """Returns the engine of a name.
 
     Raises:
         UserError: if there is no such engine, its package is not installed, or there is no cluster.
@@ -34,7 +34,7 @@ def create_engine(name: str, directory: Path) -> AttemptEngine:
         raise UserError(f"got --engine {name}, expected one of {', '.join(ENGINES)}")
     from distill.serve.jobs import engines
 
-    engine: AttemptEngine = getattr(engines, ENGINES[name])(directory)
+    engine: AttemptEngine = getattr(engines, ENGINES[name])()
     return engine
 
 
@@ -152,7 +152,7 @@ def _serve(options: argparse.Namespace) -> None:
     hosts = {host.lower() for host in (options.host, *options.allow_host)} if is_local or options.allow_host else None
     service = Service(
         options.directory, Queue(options.directory / "jobs.sqlite", limit=options.queue),
-        create_engine(options.engine, options.directory), settings=_read_settings(options), accounts=accounts,
+        create_engine(options.engine), settings=_read_settings(options), accounts=accounts,
         is_local=is_local, hosts=hosts, log=write_log,
     )  # fmt: skip
     run(service, create_app(service), host=options.host, port=options.port)

@@ -18,8 +18,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,98 +32,41 @@ EngineState = Literal["waiting", "running", "finished", "failed", "lost"]
 MARKER = "DISTILL_SERVICE_JOB"  # The environment variable with the id of the job, which all of its processes inherit.
 
 
-@dataclass(frozen=True)
-class AttemptWork:
-    """One attempt of a job.
-
-    Args:
-        job: id of the job.
-        attempt: its number, from 1.
-        command: the program and its arguments.
-        directory: that of the service.
-        environment: variables that the command gets in addition.
-        grace_seconds: time for a checkpoint after a cancel, before its processes are killed.
-    """
-
-    job: str
-    attempt: int
-    command: tuple[str, ...]
-    directory: Path
-    environment: Mapping[str, str]
-    grace_seconds: float
-
-    @property
-    def name(self) -> str:
-        """The name of the attempt."""
-        return Attempt(self.directory, self.job, self.attempt).name
-
-
-@dataclass(frozen=True)
 class Attempt:
     """The files of one attempt: `DIRECTORY/jobs/ID/attempts/N`.
 
     An attempt with a file `exit.json` is over, and a runner that finds one does not begin.
+
+    Args:
+        directory: that of the service.
+        job: id of the job.
+        number: of the attempt, from 1.
+
+    Attributes:
+        name: the id of the job and the number of the attempt, `ID/N`, by which engines know it.
+        job_directory: the directory of the job.
+        lock: the lock of the job, which only one attempt holds at a time.
+        path: the directory of the files.
+        log: the output of the command.
+        events: the events of the command, one JSON object a line.
+        exit: how the attempt ended: `code`, None where the command did not run or was lost, and `error`.
+        process: the `pid` of the runner, which locks this file for as long as it lives.
+        work: the `command`, its `environment`, and the `grace_seconds` for a checkpoint after a cancel.
+        stop: a file on which the runner stops its command, as on SIGTERM, whatever machine it is on.
     """
 
-    directory: Path
-    job: str
-    number: int
-
-    @classmethod
-    def find(cls, directory: Path, name: str) -> "Attempt":
-        """Returns the attempt of a name."""
-        job, _, number = name.partition("/")
-        return cls(directory, job, int(number))
-
-    @property
-    def name(self) -> str:
-        """The id of the job and the number of the attempt: `ID/N`."""
-        return f"{self.job}/{self.number}"
-
-    @property
-    def path(self) -> Path:
-        """The directory of the files."""
-        return self.job_directory / "attempts" / str(self.number)
-
-    @property
-    def job_directory(self) -> Path:
-        """The directory of the job."""
-        return job_directory(self.directory, self.job)
-
-    @property
-    def log(self) -> Path:
-        """The output of the command."""
-        return self.path / "log"
-
-    @property
-    def events(self) -> Path:
-        """The events of the command, one JSON object a line."""
-        return self.path / "events.jsonl"
-
-    @property
-    def exit(self) -> Path:
-        """How the attempt ended: `code`, None where the command did not run or was lost, and `error`."""
-        return self.path / "exit.json"
-
-    @property
-    def process(self) -> Path:
-        """The `pid` of the runner, which locks this file for as long as it lives."""
-        return self.path / "pid.json"
-
-    @property
-    def work(self) -> Path:
-        """The `command` and its `environment`."""
-        return self.path / "work.json"
-
-    @property
-    def stop(self) -> Path:
-        """A file on which the runner stops its command, as on SIGTERM, whatever machine it is on."""
-        return self.path / "stop"
-
-    @property
-    def lock(self) -> Path:
-        """The lock of the job, which only one attempt holds at a time."""
-        return self.job_directory / "lock"
+    def __init__(self, directory: Path, job: str, number: int) -> None:
+        self.directory, self.job, self.number = directory, job, number
+        self.name = f"{job}/{number}"
+        self.job_directory = job_directory(directory, job)
+        self.lock = self.job_directory / "lock"
+        self.path = self.job_directory / "attempts" / str(number)
+        self.log = self.path / "log"
+        self.events = self.path / "events.jsonl"
+        self.exit = self.path / "exit.json"
+        self.process = self.path / "pid.json"
+        self.work = self.path / "work.json"
+        self.stop = self.path / "stop"
 
     def is_alive(self) -> bool:
         """Returns whether the runner of this attempt runs."""
@@ -169,20 +111,6 @@ def job_directory(directory: Path, job: str) -> Path:
     return directory / "jobs" / job
 
 
-def prepare_attempt(work: AttemptWork) -> tuple[str, ...]:
-    """Writes the files of an attempt, and returns the command of its runner."""
-    attempt = Attempt(work.directory, work.job, work.attempt)
-    attempt.path.mkdir(parents=True, exist_ok=True)
-    write_json(
-        attempt.work,
-        {
-            "command": list(work.command), "environment": dict(work.environment), "grace_seconds": work.grace_seconds
-        },
-    )  # fmt: skip
-    runner = (sys.executable, "-m", "distill.serve.jobs.engines")
-    return (*_find_package(), *runner, str(work.directory.absolute()), work.job, str(work.attempt))
-
-
 def _read_json(path: Path) -> JsonObject | None:
     """Returns the content of a file, None if it is missing or is being written."""
     try:
@@ -203,10 +131,7 @@ def _find_package() -> tuple[str, ...]:
 class AttemptEngine(ABC):
     """Runs attempts: what their files show comes first, and then what the machine or cluster says that has them.
 
-    The handle of an attempt is its name, also after a restart of the service.
-
-    Args:
-        directory: that of the service.
+    An engine knows an attempt by its name, also after a restart of the service.
 
     Attributes:
         seconds_between_checks: of the state of an attempt.
@@ -214,42 +139,46 @@ class AttemptEngine(ABC):
 
     seconds_between_checks = 1.0
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    @abstractmethod
+    def start(self, attempt: Attempt, runner: tuple[str, ...]) -> None:
+        """Starts the command of an attempt's runner, or hands it to the cluster."""
 
     @abstractmethod
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
-        """Starts the runner of an attempt, or hands it to the cluster."""
-
-    @abstractmethod
-    def ask(self, handle: str) -> EngineState | None:
+    def ask(self, attempt: Attempt) -> EngineState | None:
         """Returns whether the cluster lets an attempt wait or run, None for one that it does not."""
 
     @abstractmethod
-    def take_back(self, handle: str) -> None:
+    def take_back(self, attempt: Attempt) -> None:
         """Removes an attempt that waits."""
 
-    def submit(self, work: AttemptWork) -> str:
-        """Starts an attempt, or hands it to a cluster, and returns its handle."""
-        self.start(work, prepare_attempt(work))
-        return work.name
+    def submit(
+        self, attempt: Attempt, command: Sequence[str], environment: Mapping[str, str], grace_seconds: float
+    ) -> None:
+        """Writes the files of an attempt and starts it, or hands it to a cluster.
 
-    def state(self, handle: str) -> EngineState:
+        Args:
+            command: the program and its arguments.
+            environment: variables that the command gets in addition.
+            grace_seconds: time for a checkpoint after a cancel, before its processes are killed.
+        """
+        attempt.path.mkdir(parents=True, exist_ok=True)
+        work = {"command": list(command), "environment": dict(environment), "grace_seconds": grace_seconds}
+        write_json(attempt.work, work)
+        module = (sys.executable, "-m", "distill.serve.jobs.engines")
+        self.start(
+            attempt, (*_find_package(), *module, str(attempt.directory.absolute()), attempt.job, str(attempt.number))
+        )
+
+    def state(self, attempt: Attempt) -> EngineState:
         """Returns whether the attempt waits, runs or has ended; `lost` if neither its files nor the cluster know it."""
-        attempt = self.find(handle)
-        return attempt.state() or self.ask(handle) or attempt.state() or "lost"
+        return attempt.state() or self.ask(attempt) or attempt.state() or "lost"
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, attempt: Attempt) -> None:
         """Begins to end all processes of the attempt, and does not wait for them. It may be called repeatedly."""
-        attempt = self.find(handle)
         if attempt.is_alive():
             attempt.stop.touch()
-        elif self.ask(handle) is not None:
-            self.take_back(handle)
-
-    def find(self, handle: str) -> Attempt:
-        """Returns the files of an attempt."""
-        return Attempt.find(self.directory, handle)
+        elif self.ask(attempt) is not None:
+            self.take_back(attempt)
 
 
 def read_log(directory: Path, job: str, offset: int = 0, limit: int = 1_000_000) -> bytes:
@@ -298,9 +227,13 @@ def build_command(job: QueuedJob, attempt: Attempt) -> tuple[str, ...]:
     places = {"output_dir": runs, "cache_dir": attempt.directory / "cache"}
     if is_sweep:
         places["hydra.sweep.dir"] = runs / "sweep"
-    given = {option.partition("=")[0] for option in job.overrides}
-    added = [f"{name}={path.absolute()}" for name, path in places.items() if name not in given]
-    return (*program, *job.overrides, *added, *(["resume=true"] if begun else []))
+    return (*program, *add_places(job.overrides, places), *(["resume=true"] if begun else []))
+
+
+def add_places(overrides: Sequence[str], places: Mapping[str, Path]) -> tuple[str, ...]:
+    """Returns overrides with those of directories that they do not name themselves."""
+    given = {override.partition("=")[0] for override in overrides}
+    return (*overrides, *(f"{name}={path.absolute()}" for name, path in places.items() if name not in given))
 
 
 class Dispatcher:
@@ -423,10 +356,8 @@ class Dispatcher:
     def _submit(self, job: QueuedJob) -> None:
         attempt = Attempt(self.directory, job.id, job.attempt)
         environment = {EVENTS_VARIABLE: str(attempt.events.absolute()), "PYTHONUNBUFFERED": "1"}
-        command = self._build_command(job, attempt)
-        work = AttemptWork(job.id, job.attempt, command, self.directory, environment, self._grace_seconds)
         try:
-            self.engine.submit(work)
+            self.engine.submit(attempt, self._build_command(job, attempt), environment, self._grace_seconds)
         except UserError as error:  # The engine will never take it.
             attempt.close()
             self.queue.finish(job.id, job.attempt, State.FAILED, str(error))
@@ -440,9 +371,9 @@ class Dispatcher:
             self._end(job, exit, begun=attempt.process.exists())
             return
         is_alive = attempt.is_alive()
-        is_lost = not is_alive and self.engine.state(attempt.name) not in ("waiting", "running")
+        is_lost = not is_alive and self.engine.state(attempt) not in ("waiting", "running")
         if is_lost or job.state == State.CANCELLING:
-            self.engine.cancel(attempt.name)  # A lost attempt may have left processes.
+            self.engine.cancel(attempt)  # A lost attempt may have left processes.
             if not is_alive:
                 attempt.close()
 

@@ -32,7 +32,7 @@ from distill.core import files
 from distill.core.errors import UserError, first_line
 from distill.core.options import require_package
 from distill.jobs.command_line import check_cluster
-from distill.serve.jobs.attempts import MARKER, Attempt, AttemptEngine, AttemptWork, EngineState
+from distill.serve.jobs.attempts import MARKER, Attempt, AttemptEngine, EngineState
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # Of prctl(2).
 
@@ -81,9 +81,9 @@ def kill_process(processes: Iterable[psutil.Process]) -> None:
 PREFIX = "distill-"  # Of the jobs of a service, among those of others.
 
 
-def to_id(handle: str) -> str:
+def to_id(attempt: Attempt) -> str:
     """Returns the name of an attempt in the cluster, where a name has no slash."""
-    return PREFIX + handle.replace("/", "-")
+    return PREFIX + attempt.name.replace("/", "-")
 
 
 @contextmanager
@@ -99,47 +99,44 @@ class LocalEngine(AttemptEngine):
     """Starts a runner for each attempt, in a session of its own, which goes on when the service is killed.
 
     Args:
-        directory: that of the service.
         patience: seconds after which a runner that has not ended its command is killed itself.
     """
 
     seconds_between_checks = 0.2
 
-    def __init__(self, directory: Path, *, patience: float = 120.0) -> None:
-        super().__init__(directory)
+    def __init__(self, *, patience: float = 120.0) -> None:
         self.patience = patience
         self._runners: dict[str, subprocess.Popen[bytes]] = {}
         self._cancelled: dict[str, float] = {}
 
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
-        with open(self.find(work.name).path / "runner.log", "ab") as log:
-            self._runners[work.name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    def start(self, attempt: Attempt, runner: tuple[str, ...]) -> None:
+        with open(attempt.path / "runner.log", "ab") as log:
+            self._runners[attempt.name] = subprocess.Popen(
+                runner, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
-    def ask(self, handle: str) -> EngineState | None:
-        runner = self._runners.get(handle)
+    def ask(self, attempt: Attempt) -> EngineState | None:
+        runner = self._runners.get(attempt.name)
         if runner is not None and runner.poll() is None:
             return "waiting"  # It has just been started.
-        self._runners.pop(handle, None)
+        self._runners.pop(attempt.name, None)
         return None
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, attempt: Attempt) -> None:
         """Stops the runner, which ends all of its processes; kills those whose runner has been killed."""
-        attempt = self.find(handle)
         runner = _find_runner(attempt)
         if runner is None:
-            self.take_back(handle)
+            self.take_back(attempt)
             return
         now = time.monotonic()
-        if now - self._cancelled.setdefault(handle, now) > self.patience:
+        if now - self._cancelled.setdefault(attempt.name, now) > self.patience:
             kill_process([*find_descendants(runner.pid), runner])
         else:
             with contextlib.suppress(psutil.NoSuchProcess):
                 runner.terminate()
 
-    def take_back(self, handle: str) -> None:
-        kill_process(find_marked(self.find(handle).job))
+    def take_back(self, attempt: Attempt) -> None:
+        kill_process(find_marked(attempt.job))
 
 
 def _find_runner(attempt: Attempt) -> psutil.Process | None:
@@ -157,7 +154,6 @@ class RayEngine(AttemptEngine):
     """Submits each attempt to Ray's Jobs API. Ray does not try a job again; the service does.
 
     Args:
-        directory: that of the service.
         address: `http://HOST:PORT` of the cluster's dashboard; None: of RAY_API_SERVER_ADDRESS or of this machine.
         num_cpus: cores that an attempt reserves.
         num_gpus: GPUs that an attempt reserves.
@@ -168,13 +164,10 @@ class RayEngine(AttemptEngine):
 
     states: Mapping[str, EngineState] = MappingProxyType({"PENDING": "waiting", "RUNNING": "running"})
 
-    def __init__(
-        self, directory: Path, *, address: str | None = None, num_cpus: float = 1, num_gpus: float = 0
-    ) -> None:
+    def __init__(self, *, address: str | None = None, num_cpus: float = 1, num_gpus: float = 0) -> None:
         require_package("ray", "--engine ray", extra="ray", name="Ray")
         from ray.job_submission import JobSubmissionClient
 
-        super().__init__(directory)
         self._reserved = {"entrypoint_num_cpus": num_cpus, "entrypoint_num_gpus": num_gpus}
         try:
             self._client = JobSubmissionClient(address)
@@ -184,31 +177,30 @@ class RayEngine(AttemptEngine):
                 "RAY_API_SERVER_ADDRESS to http://HOST:8265"
             ) from error
 
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
+    def start(self, attempt: Attempt, runner: tuple[str, ...]) -> None:
         try:
-            self._client.submit_job(entrypoint=shlex.join(command), submission_id=to_id(work.name), **self._reserved)
+            self._client.submit_job(entrypoint=shlex.join(runner), submission_id=to_id(attempt), **self._reserved)
         except RuntimeError as error:
             raise UserError(f"Ray refuses the job: {first_line(error)}") from error
 
-    def ask(self, handle: str) -> EngineState | None:
+    def ask(self, attempt: Attempt) -> EngineState | None:
         with expecting_replies("Ray"):
             try:
-                return self.states.get(str(self._client.get_job_status(to_id(handle)).value))
+                return self.states.get(str(self._client.get_job_status(to_id(attempt)).value))
             except RuntimeError as error:
                 if "does not exist" in str(error):
                     return None
                 raise
 
-    def take_back(self, handle: str) -> None:
+    def take_back(self, attempt: Attempt) -> None:
         with expecting_replies("Ray"):
-            self._client.stop_job(to_id(handle))
+            self._client.stop_job(to_id(attempt))
 
 
 class SlurmEngine(AttemptEngine):
     """Submits each attempt as a job of SLURM, with the partition and account of its variables SBATCH_*.
 
     Args:
-        directory: that of the service.
         cluster: `slurm`, or `local` for processes of this machine, as submitit has them.
         minutes: the limit of a job, after which the service submits the next attempt, which resumes.
         cpus: cores of a job.
@@ -224,46 +216,44 @@ class SlurmEngine(AttemptEngine):
         **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED"), "running"),
     })  # fmt: skip
 
-    def __init__(
-        self, directory: Path, *, cluster: str = "slurm", minutes: int = 24 * 60, cpus: int = 4, gpus: int = 0
-    ) -> None:
+    def __init__(self, *, cluster: str = "slurm", minutes: int = 24 * 60, cpus: int = 4, gpus: int = 0) -> None:
         require_package("submitit", "--engine slurm", extra="slurm", name="submitit")
         if cluster == "slurm":
             check_cluster("--engine slurm", instead="leave --engine out")
-        super().__init__(directory)
         self.cluster = cluster
         self._parameters = {"timeout_min": minutes, "cpus_per_task": cpus, "gpus_per_node": gpus}
         self._jobs: dict[str, Any] = {}
 
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
+    def start(self, attempt: Attempt, runner: tuple[str, ...]) -> None:
         import submitit
 
-        executor = submitit.AutoExecutor(self._folder(work.name), cluster=self.cluster)
-        executor.update_parameters(name=f"distill-{work.job}-{work.attempt}", **self._parameters)
+        executor = submitit.AutoExecutor(_folder(attempt), cluster=self.cluster)
+        executor.update_parameters(name=to_id(attempt), **self._parameters)
         try:
-            self._jobs[work.name] = executor.submit(subprocess.call, [*command])
+            self._jobs[attempt.name] = executor.submit(subprocess.call, [*runner])
         except submitit.core.utils.FailedJobError as error:
             raise UserError(f"SLURM refuses the job: {first_line(error)}") from error
 
-    def ask(self, handle: str) -> EngineState | None:
-        job = self._find_job(handle)
+    def ask(self, attempt: Attempt) -> EngineState | None:
+        job = self._find_job(attempt)
         return None if job is None else self.states.get(str(job.state).partition(" ")[0])
 
-    def take_back(self, handle: str) -> None:
-        self._find_job(handle).cancel(check=False)
+    def take_back(self, attempt: Attempt) -> None:
+        self._find_job(attempt).cancel(check=False)
 
-    def _find_job(self, handle: str) -> Any:
+    def _find_job(self, attempt: Attempt) -> Any:
         """Returns the job of an attempt, None if it was never submitted."""
-        if handle not in self._jobs:
+        if attempt.name not in self._jobs:
             import submitit
 
             kinds = {"slurm": submitit.SlurmJob, "local": submitit.LocalJob}
-            for file in self._folder(handle).glob("*_submitted.pkl"):
-                self._jobs[handle] = kinds[self.cluster](self._folder(handle), file.name.partition("_")[0])
-        return self._jobs.get(handle)
+            for file in _folder(attempt).glob("*_submitted.pkl"):
+                self._jobs[attempt.name] = kinds[self.cluster](_folder(attempt), file.name.partition("_")[0])
+        return self._jobs.get(attempt.name)
 
-    def _folder(self, handle: str) -> Path:
-        return self.find(handle).path / "slurm"
+
+def _folder(attempt: Attempt) -> Path:
+    return attempt.path / "slurm"
 
 
 RUNTIME = "distill"  # The ClusterTrainingRuntime that an administrator has set up.
@@ -284,7 +274,6 @@ class KubernetesEngine(AttemptEngine):
     """Submits each attempt as a TrainJob of a Kubernetes cluster, by the trainer client of Kubeflow's SDK.
 
     Args:
-        directory: that of the service.
         backend: configuration of the client's backend; None: the cluster and namespace of the kubeconfig.
         runtime: the runtime of the jobs, or its name.
 
@@ -297,11 +286,10 @@ class KubernetesEngine(AttemptEngine):
         {"Created": "waiting", "Running": "running", "Suspended": "waiting"}
     )
 
-    def __init__(self, directory: Path, *, backend: Any = None, runtime: Any = RUNTIME) -> None:
+    def __init__(self, *, backend: Any = None, runtime: Any = RUNTIME) -> None:
         require_package("kubeflow", "--engine kubernetes", extra="kubernetes", name="Kubeflow's SDK")
         from kubeflow.trainer import TrainerClient
 
-        super().__init__(directory)
         try:
             self._client = TrainerClient(backend)
             self.runtime = self._client.get_runtime(runtime) if isinstance(runtime, str) else runtime
@@ -311,21 +299,21 @@ class KubernetesEngine(AttemptEngine):
                 "docs/service.md for the runtime"
             ) from error
 
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
+    def start(self, attempt: Attempt, runner: tuple[str, ...]) -> None:
         from kubeflow.trainer import CustomTrainer
         from kubeflow.trainer.options import Name
 
-        environment = {_VARIABLE: json.dumps(command), "PATH": os.environ["PATH"]}
+        environment = {_VARIABLE: json.dumps(runner), "PATH": os.environ["PATH"]}
         trainer = CustomTrainer(func=run_attempt, num_nodes=1, env=environment)
         with expecting_replies("Kubernetes"):
-            self._client.train(runtime=self.runtime, trainer=trainer, options=[Name(name=to_id(work.name))])
+            self._client.train(runtime=self.runtime, trainer=trainer, options=[Name(name=to_id(attempt))])
 
-    def ask(self, handle: str) -> EngineState | None:
-        return self.states.get(self._statuses().get(to_id(handle), ""))
+    def ask(self, attempt: Attempt) -> EngineState | None:
+        return self.states.get(self._statuses().get(to_id(attempt), ""))
 
-    def take_back(self, handle: str) -> None:
+    def take_back(self, attempt: Attempt) -> None:
         with expecting_replies("Kubernetes"):
-            self._client.delete_job(to_id(handle))
+            self._client.delete_job(to_id(attempt))
 
     def _statuses(self) -> dict[str, str]:
         """Returns the status of each TrainJob."""

@@ -15,7 +15,7 @@ from distill.core.files import write_json
 from distill.serve.http import Server
 from distill.serve.jobs import uploads
 from distill.serve.jobs.accounts import Accounts
-from distill.serve.jobs.attempts import Attempt, AttemptEngine, AttemptWork, EngineState
+from distill.serve.jobs.attempts import Attempt, AttemptEngine, EngineState
 from distill.serve.jobs.job_service import Service, Settings
 from distill.serve.jobs.paths import create_app
 from distill.serve.jobs.queue import Queue, QueuedJob, State
@@ -31,28 +31,29 @@ class FakeEngine(AttemptEngine):
     seconds_between_checks = 0.01
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.works: list[AttemptWork] = []
+        self.directory = directory
+        self.works: list[Attempt] = []
         self.lost: set[str] = set()
         self.cancelled: list[str] = []
 
-    def start(self, work: AttemptWork, command: tuple[str, ...]) -> None:
-        self.works.append(work)
+    def start(self, attempt: Attempt, runner: tuple[str, ...]) -> None:
+        self.works.append(attempt)
 
-    def ask(self, handle: str) -> EngineState | None:
-        return None if handle in self.lost else "running"
+    def ask(self, attempt: Attempt) -> EngineState | None:
+        return None if attempt.name in self.lost else "running"
 
-    def take_back(self, handle: str) -> None:
-        if self.find(handle).read_exit() is None:
-            self.end(handle, -15)
+    def take_back(self, attempt: Attempt) -> None:
+        if attempt.read_exit() is None:
+            self.end(attempt.name, -15)
 
-    def cancel(self, handle: str) -> None:
-        self.cancelled.append(handle)
-        super().cancel(handle)
+    def cancel(self, attempt: Attempt) -> None:
+        self.cancelled.append(attempt.name)
+        super().cancel(attempt)
 
-    def end(self, handle: str, code: int, error: str | None = None) -> None:
+    def end(self, name: str, code: int, error: str | None = None) -> None:
         """Lets an attempt end."""
-        write_json(self.find(handle).exit, {"code": code, "error": error})
+        job, _, number = name.partition("/")
+        write_json(Attempt(self.directory, job, int(number)).exit, {"code": code, "error": error})
 
 
 @dataclass

@@ -5,11 +5,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distill.core.errors import UserError
-from distill.serve.jobs.attempts import Attempt, AttemptWork, Dispatcher, build_command, read_log
+from distill.serve.jobs.attempts import Attempt, Dispatcher, build_command, read_log
 from distill.serve.jobs.queue import Queue, QueuedJob, State
 from tests.serve.jobs.conftest import FakeEngine
 from tests.serve.jobs.programs import run_override
@@ -68,7 +69,10 @@ def test_as_many_jobs_run_as_there_are_workers_and_a_drained_dispatcher_starts_n
 ) -> None:
     jobs, dispatcher = [queue.add("ada", [f"program {number}"]) for number in range(5)], create(2)
     assert dispatcher._step() == engine.seconds_between_checks
-    assert [work.command[-1] for work in engine.works] == ["program 0", "program 1"]
+    assert [json.loads(attempt.work.read_text())["command"][-1] for attempt in engine.works] == [
+        "program 0",
+        "program 1",
+    ]
     assert not dispatcher.drain(0.0)
     for job in jobs[:2]:
         engine.end(f"{job.id}/1", 0)
@@ -116,9 +120,9 @@ def test_a_job_is_cancelled_while_it_is_submitted(
 ) -> None:
     job, dispatcher, submit = queue.add("ada", ["program"]), create(), engine.submit
 
-    def submit_late(work: AttemptWork) -> str:
+    def submit_late(attempt: Attempt, *work: Any) -> None:
         assert queue.cancel(job.id).state == State.CANCELLING
-        return submit(work)
+        submit(attempt, *work)
 
     monkeypatch.setattr(engine, "submit", submit_late)
     for _ in range(3):
@@ -215,8 +219,8 @@ def test_a_job_that_is_never_taken_fails_and_one_whose_cluster_is_away_is_submit
 ) -> None:  # fmt: skip
     job, dispatcher = queue.add("ada", ["program"]), create()
 
-    def refuse(work: AttemptWork) -> str:
-        engine.lost.add(work.name)
+    def refuse(attempt: Attempt, *work: object) -> None:
+        engine.lost.add(attempt.name)
         raise error
 
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service_jobs import STAND_IN, run_experiment
-from distill.serve.jobs.attempts import Attempt, AttemptWork, Dispatcher, read_log
+from distill.serve.jobs.attempts import Attempt, Dispatcher, read_log
 from distill.serve.jobs.engines import LocalEngine, Runner, find_marked
 from distill.serve.jobs.queue import Queue, QueuedJob, State
 from tests.serve.jobs.programs import ESCAPING, is_running, read_pids, run_override, wait_for
@@ -22,7 +22,7 @@ WAIT = "import time; print('begun', flush=True); time.sleep(1000)"
 @pytest.fixture
 def dispatcher(tmp_path: Path, queue: Queue) -> Iterator[Dispatcher]:
     """A dispatcher that has begun, and that ends with all jobs."""
-    running = Dispatcher(queue, LocalEngine(tmp_path), tmp_path, 4, build_command=run_override)
+    running = Dispatcher(queue, LocalEngine(), tmp_path, 4, build_command=run_override)
     running.start()
     yield running
     for job in queue.jobs():
@@ -80,17 +80,18 @@ def job() -> str:
     return uuid.uuid4().hex
 
 
-def submit(engine: LocalEngine, job: str, number: int, *command: str) -> str:
-    return engine.submit(AttemptWork(job, number, command, engine.directory, {}, 1.0))
+def submit(engine: LocalEngine, attempt: Attempt, *command: str) -> Attempt:
+    engine.submit(attempt, command, {}, 1.0)
+    return attempt
 
 
 def test_two_attempts_of_a_job_never_run_at_once_and_none_leaves_a_process(tmp_path: Path, job: str) -> None:
-    engine = LocalEngine(tmp_path)
+    engine = LocalEngine()
     # It ends when a file is there, and leaves the processes that it has started.
     program = ESCAPING.removesuffix("time.sleep(1000)\n") + "while not os.path.exists('go'): time.sleep(0.01)\n"
-    first = submit(engine, job, 1, sys.executable, "-c", program)
+    first = submit(engine, Attempt(tmp_path, job, 1), sys.executable, "-c", program)
     pids = read_pids(tmp_path / "jobs" / job)
-    second = submit(engine, job, 2, sys.executable, "-c", program)
+    second = submit(engine, Attempt(tmp_path, job, 2), sys.executable, "-c", program)
     wait_for(lambda: engine.state(second) == "waiting")
     assert engine.state(first) == "running"
     assert not Attempt(tmp_path, job, 2).close()
@@ -101,16 +102,19 @@ def test_two_attempts_of_a_job_never_run_at_once_and_none_leaves_a_process(tmp_p
 
 
 def test_a_command_that_cannot_be_run_is_an_error_in_words(tmp_path: Path, job: str) -> None:
-    engine = LocalEngine(tmp_path)
+    engine = LocalEngine()
     commands = {
         "no-such-program cannot be run: [Errno 2] No such file or directory: 'no-such-program'": ["no-such-program"],
         "ls cannot be run: [Errno 7] Argument list too long: 'ls'": ["ls", "x" * 200_000],
         "ls cannot be run: embedded null byte": ["ls", "a\0b"],
         "the command was ended by SIGKILL, as the kernel does when memory is full": ["sh", "-c", "kill -9 $$"],
     }
-    handles = [submit(engine, f"{job}{number}", 1, *command) for number, command in enumerate(commands.values())]
-    wait_for(lambda: all(engine.state(handle) == "failed" for handle in handles))
-    exits = [Attempt.find(tmp_path, handle).read_exit() for handle in handles]
+    attempts = [
+        submit(engine, Attempt(tmp_path, f"{job}{number}", 1), *command)
+        for number, command in enumerate(commands.values())
+    ]
+    wait_for(lambda: all(engine.state(attempt) == "failed" for attempt in attempts))
+    exits = [attempt.read_exit() for attempt in attempts]
     assert [exit and exit["error"] for exit in exits] == list(commands)
 
 
@@ -133,15 +137,15 @@ def test_the_error_of_a_command_is_a_line_of_its_log(tmp_path: Path, log: bytes,
 
 
 def test_a_runner_that_does_not_react_to_a_cancel_is_killed(tmp_path: Path, job: str) -> None:
-    engine = LocalEngine(tmp_path, patience=0.0)
-    handle = submit(engine, job, 1, sys.executable, "-c", WAIT)
+    engine = LocalEngine(patience=0.0)
+    attempt = submit(engine, Attempt(tmp_path, job, 1), sys.executable, "-c", WAIT)
     wait_for(lambda: read_log(tmp_path, job) == b"begun\n")
     pids = [process.pid for process in find_marked(job)]
-    runner = Attempt(tmp_path, job, 1).read_process()
+    runner = attempt.read_process()
     assert runner is not None
     os.kill(runner, signal.SIGSTOP)
     for _ in range(2):
-        engine.cancel(handle)
+        engine.cancel(attempt)
     wait_for(lambda: not any(map(is_running, [runner, *pids])))
     assert len(pids) == 1
 
@@ -159,12 +163,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_end_of_a_command_that_fills_the_disk_is_written(small_disk: Path, job: str) -> None:
-    engine = LocalEngine(small_disk)
+    engine = LocalEngine()
     program = "f = open('rubbish', 'wb', 0)\nwhile True: f.write(b'x' * 4096)"
-    handle = submit(engine, job, 1, sys.executable, "-c", program)
-    exit = wait_for(lambda: Attempt(small_disk, job, 1).read_exit() or {})
+    attempt = submit(engine, Attempt(small_disk, job, 1), sys.executable, "-c", program)
+    exit = wait_for(lambda: attempt.read_exit() or {})
     assert "No space left on device" in exit["error"] or exit["error"].endswith("is full")
-    wait_for(lambda: engine.state(handle) == "failed")
+    wait_for(lambda: engine.state(attempt) == "failed")
 
 
 def test_cancelled_jobs_leave_no_process_although_the_service_is_killed(tmp_path: Path) -> None:
