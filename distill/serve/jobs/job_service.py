@@ -446,7 +446,7 @@ class Service(HttpService):
                 await asyncio.to_thread(self.check_quotas, account)
                 job = await asyncio.to_thread(
                     self.queue.add, account.name, request.resolved, name=request.name, data=request.data,
-                    plan=plan.text,
+                    plan=plan.plan,
                 )  # fmt: skip
         self.dispatcher.wake()
         return job

@@ -4,10 +4,12 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from importlib.resources import files
+from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -74,238 +76,81 @@ REPORT_POLICY = (
 )
 NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-JobEndpoint = Callable[[Request, QueuedJob], Awaitable[Response]]
+# The statuses of errors that are no refusals, the narrowest class first.
+STATUSES = {FullQueueError: 503, LiveJobError: 409, UnknownJobError: 404, UserError: 422}
+
+Endpoint = Callable[..., Any]  # Of a request, and of a job where the path names one.
+Decorator = Callable[[Endpoint], Endpoint]
 
 
 def create_app(service: Service) -> FastAPI:
     """Returns the application with its paths."""
     app = http.create_app(service, "Distillations as jobs.", show_page)
     app.add_middleware(AccountMiddleware, accounts=service.accounts, is_local=service.is_local, hosts=service.hosts)
-    paths = Paths(app, service)
-    paths.add_jobs()
-    paths.add_files()
-    paths.add_data()
-    paths.add_options()
+    routes = Routes(app, service)
+    for add in (add_jobs, add_progress, add_files, add_data, add_options):
+        add(routes, service)
     return app
 
 
-class Paths:
-    """The paths of a service, each of which answers an error with its status and one line."""
+class Routes:
+    """The paths of a service, each of which answers an error with its status and one line.
+
+    Endpoints that are no coroutines run in a thread, because they read files.
+    """
 
     def __init__(self, app: FastAPI, service: Service) -> None:
         self.app, self.service = app, service
 
-    def _add(self, method: str, path: str, summary: str, endpoint: Endpoint) -> None:
-        async def answer(request: Request) -> Response:
-            response = await self._answer(request, endpoint)
-            self.service.measurements.requests[str(response.status_code)] += 1
-            return response
+    def add(self, method: str, path: str, summary: str) -> Decorator:
+        """Returns a decorator that adds an endpoint."""
 
-        self.app.add_api_route(path, answer, methods=[method], summary=summary, name=f"{method} {path}")
+        def decorate(endpoint: Endpoint) -> Endpoint:
+            async def answer(request: Request) -> Response:
+                try:
+                    response = await _call(endpoint, request)
+                except (RefusedError, UserError, OSError) as error:
+                    response = self._refuse(error)
+                self.service.measurements.requests[str(response.status_code)] += 1
+                return response
 
-    def _add_job(self, method: str, path: str, summary: str, endpoint: JobEndpoint) -> None:
-        async def answer(request: Request) -> Response:
-            found = await asyncio.to_thread(self.service.find_job, find_account(request), request.path_params["id"])
-            return await endpoint(request, found)
+            self.app.add_api_route(path, answer, methods=[method], summary=summary, name=f"{method} {path}")
+            return endpoint
 
-        self._add(method, f"/jobs/{{id}}{path}", summary, answer)
+        return decorate
 
-    async def _answer(self, request: Request, endpoint: Endpoint) -> Response:
-        try:
-            return await endpoint(request)
-        except RefusedError as error:
-            return refuse(error.status, self._rename(error))
-        except FullQueueError as error:
-            return refuse(503, str(error), {"Retry-After": "60"})
-        except LiveJobError as error:
-            return refuse(409, str(error))
-        except UnknownJobError as error:
-            return refuse(404, str(error))
-        except UserError as error:
-            return refuse(422, self._rename(error))
-        except OSError as error:
+    def add_job(self, method: str, path: str, summary: str) -> Decorator:
+        """Returns a decorator that adds an endpoint below a job of the account, which the endpoint gets."""
+
+        def decorate(endpoint: Endpoint) -> Endpoint:
+            async def answer(request: Request) -> Response:
+                account, id = find_account(request), request.path_params["id"]
+                return await _call(endpoint, request, await asyncio.to_thread(self.service.find_job, account, id))
+
+            self.add(method, f"/jobs/{{id}}{path}", summary)(answer)
+            return endpoint
+
+        return decorate
+
+    def _refuse(self, error: Exception) -> Response:
+        """Returns the answer to an error, without paths of this machine."""
+        if isinstance(error, OSError):
             if not is_full_disk(error):
-                raise
+                raise error
             return refuse(507, "the disk of the service is full: delete data sets or jobs")
+        if isinstance(error, RefusedError):
+            status = error.status
+        else:
+            status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+        reason = rename(str(error), name_directory(self.service.directory, "the service"))
+        return refuse(status, reason, {"Retry-After": "60"} if isinstance(error, FullQueueError) else None)
 
-    def _rename(self, error: Exception) -> str:
-        """Returns the text of an error without paths of this machine."""
-        return rename(str(error), name_directory(self.service.directory, "the service"))
 
-    def add_jobs(self) -> None:
-        """Adds the paths of jobs."""
-        service = self.service
-
-        async def submit(request: Request) -> Response:
-            account = find_account(request)
-            job = await service.submit(account, service.read_request(account, await self._read(request)))
-            return JSONResponse(service.describe(job), status_code=201, headers={"Location": f"/jobs/{job.id}"})
-
-        async def plan(request: Request) -> Response:
-            account = find_account(request)
-            asked = service.read_request(account, await self._read(request))
-            with service.data.hold(account.name, asked.data):
-                found = await service.plan(asked)
-            return JSONResponse({"plan": found.text, "seconds": found.seconds, "notices": found.notices})
-
-        async def list_all(request: Request) -> Response:
-            found = await asyncio.to_thread(service.queue.jobs, find_account(request).name)
-            return JSONResponse({"jobs": await asyncio.to_thread(lambda: [service.describe(job) for job in found])})
-
-        async def show(request: Request, job: QueuedJob) -> Response:
-            return await self._show(job)
-
-        async def retry(request: Request, job: QueuedJob) -> Response:
-            await asyncio.to_thread(service.check_quotas, find_account(request))
-            return await self._show(await asyncio.to_thread(service.retry, job), status=202)
-
-        async def pin(request: Request, job: QueuedJob) -> Response:
-            content = await self._read(request)
-            pinned = content.get("pinned") if isinstance(content, dict) else None
-            if not isinstance(pinned, bool) or len(content) != 1:
-                raise UserError(f'got {shorten(content)}, expected {{"pinned": true}} or {{"pinned": false}}')
-            return await self._show(await asyncio.to_thread(service.queue.pin, job.id, pinned))
-
-        self._add("POST", "/jobs", "Submits a job, after a dry run", submit)
-        self._add("POST", "/plan", "The dry run of a job", plan)
-        self._add("GET", "/jobs", "The jobs, oldest first", list_all)
-        self._add_job("GET", "", "A job with its runs and results", show)
-        self._add_job("DELETE", "", "Cancels a job, or removes one that has ended, unless cancel=1", self._remove)
-        self._add_job("POST", "/retry", "Queues a job again that failed or was cancelled", retry)
-        self._add_job("PUT", "/pin", "Keeps a job from being cleaned up", pin)
-        self._add_job("GET", "/events", "Events of a job, as they come (server-sent events)", self._follow)
-        self._add_job("GET", "/log", "The log of a job from a byte on (offset)", self._read_log)
-
-    async def _show(self, job: QueuedJob, *, status: int = 200) -> Response:
-        return JSONResponse(await asyncio.to_thread(self.service.describe, job), status_code=status)
-
-    async def _remove(self, request: Request, job: QueuedJob) -> Response:
-        if not job.state.is_end:
-            return await self._show(await asyncio.to_thread(self.service.cancel, job), status=202)
-        if request.query_params.get("cancel") == "1":  # It has ended meanwhile, and its results stay.
-            raise RefusedError(409, f"job {job.id} is {job.state} already: there is nothing to cancel")
-        await self.service.remove(job)
-        return Response(status_code=204)
-
-    async def _follow(self, request: Request, job: QueuedJob) -> Response:
-        """Streams the events after the one of Last-Event-ID; 204 if there will be none."""
-        queue = self.service.queue
-        given = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-        after = int(given) if NUMBER.fullmatch(given) else 0
-        if after and not await asyncio.to_thread(queue.events, job.id, after - 1, 1):
-            after = 0  # It is of another job.
-        if job.state.is_end and not await asyncio.to_thread(queue.events, job.id, after, 1):
-            return Response(status_code=204)  # A browser does not connect again.
-        stream = self.service.feeds.watch(job.id, after, lambda: self.service.is_ready)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-    async def _read_log(self, request: Request, job: QueuedJob) -> Response:
-        given = request.query_params.get("offset", "0")
-        if not NUMBER.fullmatch(given):
-            raise UserError(f"got offset={shorten(given)}, expected a number of bytes of at least 0")
-        content = await asyncio.to_thread(read_log, self.service.directory, job.id, int(given), LOG_BYTES)
-        return Response(content, media_type="text/plain; charset=utf-8", headers={"X-Content-Type-Options": "nosniff"})
-
-    def add_files(self) -> None:
-        """Adds the paths of what a job leaves: its bundle, its student, its report, and the use of the bundle."""
-
-        async def bundle(request: Request, job: QueuedJob) -> Response:
-            found = await asyncio.to_thread(self._find_bundle, request, job)
-            return _send_zip(found, f"{job.id}.bundle.zip")
-
-        async def student(request: Request, job: QueuedJob) -> Response:
-            run = await asyncio.to_thread(self._choose_run, request, job)
-            return _send_zip(results.find_student(run), f"{job.id}.student.zip")
-
-        async def report(request: Request, job: QueuedJob) -> Response:
-            root, name = self.service.runs_directory(job), request.query_params.get("run")
-            found = await asyncio.to_thread(results.find_report, root, name)
-            headers = {"Content-Security-Policy": REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
-            return FileResponse(found, media_type="text/html", headers=headers)
-
-        async def deploy(request: Request, job: QueuedJob) -> Response:
-            found = await asyncio.to_thread(self._find_bundle, request, job)
-            return JSONResponse(await self.service.deploy(found))
-
-        self._add_job("GET", "/bundle.zip", "The bundle of a run (run, force=1)", bundle)
-        self._add_job("GET", "/student.zip", "The student of a run in torch (run)", student)
-        self._add_job("GET", "/report", "The report of a job, or of one run (run)", report)
-        self._add_job("POST", "/deploy", "Puts the bundle into the place of the one that is served (run)", deploy)
-        for action in ACTIONS:
-            self._add_job("POST", f"/{action}", f"/{action} of the bundle, as distill.serve has it (run)", self._ask)
-
-    def _choose_run(self, request: Request, job: QueuedJob) -> Any:
-        return results.choose_run(self.service.runs_directory(job), request.query_params.get("run"))
-
-    def _find_bundle(self, request: Request, job: QueuedJob) -> Any:
-        force = request.query_params.get("force") == "1"
-        return results.find_bundle(self._choose_run(request, job), force=force)
-
-    async def _ask(self, request: Request, job: QueuedJob) -> Response:
-        body = await read_body(request, self.service.limits)
-        found = await asyncio.to_thread(self._find_bundle, request, job)
-        action = request.url.path.rpartition("/")[2]
-        reply = await self.service.children.ask(found, action, bytes(body), {"Content-Type": "application/json"})
-        return Response(reply.body, status_code=reply.status, media_type=reply.type)
-
-    def add_data(self) -> None:
-        """Adds the paths of data sets."""
-        service = self.service
-
-        async def put(request: Request) -> Response:
-            account, name = find_account(request), request.path_params["name"]
-            room = None
-            if account.disk is not None:
-                room = max(0, account.disk - await asyncio.to_thread(service.usage.disk, account.name))
-            given = request.query_params.get("format", "")
-            found = await service.data.put(account.name, name, request.stream(), given, room=room)
-            return JSONResponse(service.data.preview(account.name, found.name), status_code=201)
-
-        async def list_all(request: Request) -> Response:
-            found = await asyncio.to_thread(service.data.list, find_account(request).name)
-            return JSONResponse({"data": [one.describe() for one in found]})
-
-        async def show(request: Request) -> Response:
-            name = request.path_params["name"]
-            return JSONResponse(await asyncio.to_thread(service.data.preview, find_account(request).name, name))
-
-        async def delete(request: Request) -> Response:
-            await asyncio.to_thread(service.data.delete, find_account(request).name, request.path_params["name"])
-            return Response(status_code=204)
-
-        self._add("GET", "/data", "The data sets", list_all)
-        self._add("PUT", "/data/{name}", "Uploads a data set (format)", put)
-        self._add("GET", "/data/{name}", "A data set with its columns, first rows, labels, lengths and problems", show)
-        self._add("DELETE", "/data/{name}", "Deletes a data set that no job reads", delete)
-
-    def add_options(self) -> None:
-        """Adds what the page and machines ask for."""
-        service = self.service
-
-        async def options(request: Request) -> Response:
-            return JSONResponse(await asyncio.to_thread(offer, service.settings.teachers, service.settings.upload))
-
-        async def metrics(request: Request) -> Response:
-            content = await asyncio.to_thread(generate_latest, service.measurements.registry)
-            return Response(content, media_type=CONTENT_TYPE_LATEST)
-
-        async def health(request: Request) -> Response:
-            if not service.dispatcher.is_alive():
-                return refuse(503, "no jobs are started: restart the service")
-            return JSONResponse({"status": "ok"})
-
-        self._add("GET", "/options", "What a form offers", options)
-        self._add("GET", "/metrics", "Counters for Prometheus", metrics)
-        self._add("GET", "/healthz", "Whether jobs are run", health)
-
-    async def _read(self, request: Request) -> Any:
-        """Returns the JSON of a request."""
-        try:
-            return parse_body(await read_body(request, self.service.limits))
-        except RecursionError:
-            raise RefusedError(400, "the body has lists or objects in too many others") from None
+async def _call(endpoint: Endpoint, *arguments: Any) -> Response:
+    """Returns the answer of an endpoint."""
+    call = endpoint if iscoroutinefunction(endpoint) else partial(asyncio.to_thread, endpoint)
+    response: Response = await call(*arguments)
+    return response
 
 
 def find_account(request: Request) -> Account:
@@ -314,6 +159,174 @@ def find_account(request: Request) -> Account:
     return account
 
 
-def _send_zip(directory: Any, name: str) -> Response:
+async def _read(request: Request, service: Service) -> Any:
+    """Returns the JSON of a request."""
+    try:
+        return parse_body(await read_body(request, service.limits))
+    except RecursionError:
+        raise RefusedError(400, "the body has lists or objects in too many others") from None
+
+
+def add_jobs(routes: Routes, service: Service) -> None:
+    """Adds the paths that submit, show and change jobs."""
+
+    @routes.add("POST", "/jobs", "Submits a job, after a dry run")
+    async def submit(request: Request) -> Response:
+        account = find_account(request)
+        job = await service.submit(account, service.read_request(account, await _read(request, service)))
+        return JSONResponse(service.describe(job), status_code=201, headers={"Location": f"/jobs/{job.id}"})
+
+    @routes.add("POST", "/plan", "The dry run of a job")
+    async def plan(request: Request) -> Response:
+        account = find_account(request)
+        asked = service.read_request(account, await _read(request, service))
+        with service.data.hold(account.name, asked.data):
+            return JSONResponse(asdict(await service.plan(asked)))
+
+    @routes.add("GET", "/jobs", "The jobs, oldest first")
+    def list_jobs(request: Request) -> Response:
+        jobs = service.queue.jobs(find_account(request).name)
+        return JSONResponse({"jobs": [service.describe(job) for job in jobs]})
+
+    @routes.add_job("GET", "", "A job with its runs and results")
+    def show(request: Request, job: QueuedJob) -> Response:
+        return JSONResponse(service.describe(job))
+
+    @routes.add_job("DELETE", "", "Cancels a job, or removes one that has ended, unless cancel=1")
+    async def remove(request: Request, job: QueuedJob) -> Response:
+        if not job.state.is_end:
+            return await asyncio.to_thread(cancel, job)
+        if request.query_params.get("cancel") == "1":  # It has ended meanwhile, and its results stay.
+            raise RefusedError(409, f"job {job.id} is {job.state} already: there is nothing to cancel")
+        await service.remove(job)
+        return Response(status_code=204)
+
+    def cancel(job: QueuedJob) -> Response:
+        return JSONResponse(service.describe(service.cancel(job)), status_code=202)
+
+    @routes.add_job("POST", "/retry", "Queues a job again that failed or was cancelled")
+    def retry(request: Request, job: QueuedJob) -> Response:
+        service.check_quotas(find_account(request))
+        return JSONResponse(service.describe(service.retry(job)), status_code=202)
+
+    @routes.add_job("PUT", "/pin", "Keeps a job from being cleaned up")
+    async def pin(request: Request, job: QueuedJob) -> Response:
+        content = await _read(request, service)
+        pinned = content.get("pinned") if isinstance(content, dict) else None
+        if not isinstance(pinned, bool) or len(content) != 1:
+            raise UserError(f'got {shorten(content)}, expected {{"pinned": true}} or {{"pinned": false}}')
+        return JSONResponse(await asyncio.to_thread(lambda: service.describe(service.queue.pin(job.id, pinned))))
+
+
+def add_progress(routes: Routes, service: Service) -> None:
+    """Adds the paths of the events and the log of a job."""
+    queue = service.queue
+
+    @routes.add_job("GET", "/events", "Events of a job, as they come (server-sent events)")
+    def follow(request: Request, job: QueuedJob) -> Response:
+        """Streams the events after the one of Last-Event-ID; 204 if there will be none."""
+        given = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+        after = int(given) if NUMBER.fullmatch(given) else 0
+        if after and not queue.events(job.id, after - 1, 1):
+            after = 0  # It is of another job.
+        if job.state.is_end and not queue.events(job.id, after, 1):
+            return Response(status_code=204)  # A browser does not connect again.
+        stream = service.feeds.watch(job.id, after, lambda: service.is_ready)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+    @routes.add_job("GET", "/log", "The log of a job from a byte on (offset)")
+    def show_log(request: Request, job: QueuedJob) -> Response:
+        given = request.query_params.get("offset", "0")
+        if not NUMBER.fullmatch(given):
+            raise UserError(f"got offset={shorten(given)}, expected a number of bytes of at least 0")
+        content = read_log(service.directory, job.id, int(given), LOG_BYTES)
+        return Response(content, media_type="text/plain; charset=utf-8", headers={"X-Content-Type-Options": "nosniff"})
+
+
+def add_files(routes: Routes, service: Service) -> None:
+    """Adds the paths of what a job leaves: its bundle, its student, its report, and the use of the bundle."""
+
+    def choose_run(request: Request, job: QueuedJob) -> Path:
+        return results.choose_run(service.runs_directory(job), request.query_params.get("run"))
+
+    def find_bundle(request: Request, job: QueuedJob) -> Path:
+        return results.find_bundle(choose_run(request, job), force=request.query_params.get("force") == "1")
+
+    @routes.add_job("GET", "/bundle.zip", "The bundle of a run (run, force=1)")
+    def send_bundle(request: Request, job: QueuedJob) -> Response:
+        return _send_zip(find_bundle(request, job), f"{job.id}.bundle.zip")
+
+    @routes.add_job("GET", "/student.zip", "The student of a run in torch (run)")
+    def send_student(request: Request, job: QueuedJob) -> Response:
+        return _send_zip(results.find_student(choose_run(request, job)), f"{job.id}.student.zip")
+
+    @routes.add_job("GET", "/report", "The report of a job, or of one run (run)")
+    def send_report(request: Request, job: QueuedJob) -> Response:
+        report = results.find_report(service.runs_directory(job), request.query_params.get("run"))
+        headers = {"Content-Security-Policy": REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
+        return FileResponse(report, media_type="text/html", headers=headers)
+
+    @routes.add_job("POST", "/deploy", "Puts the bundle into the place of the one that is served (run)")
+    async def deploy(request: Request, job: QueuedJob) -> Response:
+        return JSONResponse(await service.deploy(await asyncio.to_thread(find_bundle, request, job)))
+
+    async def ask(request: Request, job: QueuedJob) -> Response:
+        body = await read_body(request, service.limits)
+        bundle = await asyncio.to_thread(find_bundle, request, job)
+        action = request.url.path.rpartition("/")[2]
+        reply = await service.children.ask(bundle, action, bytes(body), {"Content-Type": "application/json"})
+        return Response(reply.body, status_code=reply.status, media_type=reply.type)
+
+    for action in ACTIONS:
+        routes.add_job("POST", f"/{action}", f"/{action} of the bundle, as distill.serve has it (run)")(ask)
+
+
+def _send_zip(directory: Path, name: str) -> Response:
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(results.stream_zip(directory), media_type="application/zip", headers=headers)
+
+
+def add_data(routes: Routes, service: Service) -> None:
+    """Adds the paths of data sets."""
+    data = service.data
+
+    @routes.add("GET", "/data", "The data sets")
+    def list_data(request: Request) -> Response:
+        return JSONResponse({"data": [one.describe() for one in data.list(find_account(request).name)]})
+
+    @routes.add("PUT", "/data/{name}", "Uploads a data set (format)")
+    async def put(request: Request) -> Response:
+        account, name = find_account(request), request.path_params["name"]
+        room = None
+        if account.disk is not None:
+            room = max(0, account.disk - await asyncio.to_thread(service.usage.disk, account.name))
+        await data.put(account.name, name, request.stream(), request.query_params.get("format", ""), room=room)
+        return JSONResponse(data.preview(account.name, name), status_code=201)
+
+    @routes.add("GET", "/data/{name}", "A data set with its columns, first rows, labels, lengths and problems")
+    def show(request: Request) -> Response:
+        return JSONResponse(data.preview(find_account(request).name, request.path_params["name"]))
+
+    @routes.add("DELETE", "/data/{name}", "Deletes a data set that no job reads")
+    def delete(request: Request) -> Response:
+        data.delete(find_account(request).name, request.path_params["name"])
+        return Response(status_code=204)
+
+
+def add_options(routes: Routes, service: Service) -> None:
+    """Adds what the page and machines ask for."""
+
+    @routes.add("GET", "/options", "What a form offers")
+    def options(request: Request) -> Response:
+        return JSONResponse(offer(service.settings.teachers, service.settings.upload))
+
+    @routes.add("GET", "/metrics", "Counters for Prometheus")
+    def metrics(request: Request) -> Response:
+        return Response(generate_latest(service.measurements.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.add("GET", "/healthz", "Whether jobs are run")
+    def health(request: Request) -> Response:
+        if not service.dispatcher.is_alive():
+            return refuse(503, "no jobs are started: restart the service")
+        return JSONResponse({"status": "ok"})

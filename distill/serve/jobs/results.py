@@ -35,7 +35,7 @@ from distill.records.verdict import (
 )
 from distill.serve.http import RefusedError
 from distill.serve.jobs.allowed_options import MULTIRUN, Scalar, Value, ValueKind, find_verdict, parse_override
-from distill.serve.jobs.attempts import job_directory
+from distill.serve.jobs.attempts import add_places, job_directory
 from distill.serve.jobs.queue import JobEvent, Queue, QueuedJob, State
 
 # A job resumes by itself, so that its owner has no command to which `resume` could be added.
@@ -121,12 +121,12 @@ class DryRun:
     """The result of a dry run.
 
     Args:
-        text: the summary before training.
+        plan: the summary before training.
         seconds: that all runs of the job will take; None where that is not known.
         notices: of the dry run.
     """
 
-    text: str
+    plan: str
     seconds: float | None
     notices: tuple[str, ...]
 
@@ -165,12 +165,10 @@ class Planner:
     async def _run(self, overrides: Sequence[str], names: Mapping[str, str]) -> DryRun:
         with tempfile.TemporaryDirectory() as directory:
             events = Path(directory, "events.jsonl")
-            given = {override.partition("=")[0] for override in overrides}
-            places = {"output_dir": Path(directory, "runs"), "cache_dir": self.cache.absolute()}
-            added = [f"{name}={path}" for name, path in places.items() if name not in given]
+            options = add_places(overrides, {"output_dir": Path(directory, "runs"), "cache_dir": self.cache})
             names = {**names, **name_directory(Path(directory), "the check")}
             names |= name_directory(self.cache.absolute().parent, "the service")
-            command = (sys.executable, "-m", "distill", *overrides, *added, "dry_run=true")
+            command = (sys.executable, "-m", "distill", *options, "dry_run=true")
             code, output, errors = await _run_command(command, {**os.environ, VARIABLE: str(events)})
             if code != 0:
                 raise RefusedError(422, rename(_find_error(errors), names))
