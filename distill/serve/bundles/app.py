@@ -24,19 +24,19 @@ from distill.edge.generation import Writing
 from distill.edge.prediction import LongTextError, RecordError
 from distill.serve import http
 from distill.serve.bundles.requests import (
+    Form,
     Generation,
     Order,
-    PlainForm,
     RequestMetrics,
     create_order,
     find_ranking,
     read_flag,
     read_keys,
     read_records,
-    wait_for_disconnect,
+    wait_for,
 )
 from distill.serve.bundles.served_models import FullError, Piece, ServedModel, only
-from distill.serve.http import GONE, AccessMiddleware, HttpService, RefusedError, refuse
+from distill.serve.http import AccessMiddleware, HttpService, RefusedError, refuse
 from distill.serve.limits import Limits
 
 MOST_TOKENS = 16  # Where the request has no max_tokens.
@@ -48,13 +48,12 @@ FIXED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-class CompletionForm:
-    """The form of one request and its answer."""
+class CompletionForm(Form):
+    """The form of OpenAI's completions."""
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits) -> None:
         self.models, self.limits = models, limits
-        first = only(models)
-        self.name = first.name if first is not None else "unknown"
+        self.name = next(iter(models)) if len(models) == 1 else "unknown"
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self._has_usage = False
 
@@ -100,9 +99,12 @@ class CompletionForm:
         return options
 
     def refuse(self, status: int, reason: str) -> Response:
-        return refuse_completion(status, reason)
+        """Returns an error of this form. What is wrong with a request has the status 400."""
+        headers = {"Retry-After": "1"} if status == 503 else None
+        content = self.describe_error(status, reason)
+        return JSONResponse(content, status_code=400 if status == 422 else status, headers=headers)
 
-    def whole(self, order: Order, writings: Sequence[Writing]) -> object:
+    def whole(self, order: Order, writings: Sequence[Writing]) -> dict[str, Any]:
         choices = [self._choice(number, writing.text, writing) for number, writing in enumerate(writings)]
         return self._object(choices, usage=count_usage(order, writings))
 
@@ -114,8 +116,11 @@ class CompletionForm:
         usage = [json.dumps(self._object([], usage=count_usage(order, writings)))] if self._has_usage else []
         return [*usage, "[DONE]"]
 
-    def failure(self, reason: str) -> object:
-        return describe_error(500, reason)
+    def describe_error(self, status: int, reason: str) -> dict[str, Any]:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        code = "model_not_found" if status == 404 else None
+        words = reason.encode("utf-8", "backslashreplace").decode()  # Half of a character is escaped.
+        return {"error": {"message": words, "type": kind, "param": None, "code": code}}
 
     def _object(self, choices: Sequence[object], **more: Any) -> dict[str, Any]:
         return {
@@ -136,22 +141,6 @@ def count_usage(order: Order, writings: Sequence[Writing]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def refuse_completion(status: int, reason: str) -> Response:
-    """Returns an error of this form. What is wrong with a request has the status 400."""
-    response = JSONResponse(describe_error(status, reason), status_code=400 if status == 422 else status)
-    if status == 503:
-        response.headers["Retry-After"] = "1"
-    return response
-
-
-def describe_error(status: int, reason: str) -> dict[str, Any]:
-    """Returns the content of an error; half of a character is escaped in it."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    code = "model_not_found" if status == 404 else None
-    words = reason.encode("utf-8", "backslashreplace").decode()
-    return {"error": {"message": words, "type": kind, "param": None, "code": code}}
-
-
 def _describe_body(
     description: str, properties: dict[str, Any], example: dict[str, Any], *, required: list[str] | None = None
 ) -> dict[str, Any]:
@@ -162,59 +151,44 @@ def _describe_body(
     return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
+STRING, NUMBER, INTEGER, FLAG = ({"type": kind} for kind in ("string", "number", "integer", "boolean"))
+STRINGS = {"type": "array", "items": STRING}
+STRING_OR_STRINGS = {"description": "a text, or a list of texts"}
 BODY = _describe_body(
     "One of texts, pairs and inputs.",
     {
-        "texts": {"type": "array", "items": {"type": "string"}},
-        "pairs": {
-            "type": "array",
-            "items": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
-        },
+        "texts": STRINGS,
+        "pairs": {"type": "array", "items": {**STRINGS, "minItems": 2, "maxItems": 2}},
         "inputs": {"type": "array", "items": {}, "description": "records, as distill.edge reads them"},
     },
     {"texts": ["a lovely film"]},
 )
 RANKING_BODY = _describe_body(
     "A query and the documents to rank.",
-    {"query": {"type": "string"}, "documents": {"type": "array", "items": {"type": "string"}}},
+    {"query": STRING, "documents": STRINGS},
     {"query": "heat transfer to a wing", "documents": ["the flow over a wing", "a heated wing"]},
     required=["query", "documents"],
 )
 TEXT_BODY = _describe_body(
     "A prompt with the options of Bundle.generate. With stream (the default), the answer is server-sent events.",
     {
-        "prompt": {"type": "string"},
-        "stream": {"type": "boolean"},
-        "max_new_tokens": {"type": "integer"},
-        "temperature": {"type": "number"},
-        "top_k": {"type": "integer"},
-        "top_p": {"type": "number"},
-        "seed": {"type": "integer"},
-        "beams": {"type": "integer"},
-        "stop": {"type": "array", "items": {"type": "string"}},
-        "repetition_penalty": {"type": "number"},
-        "truncate": {"type": "string"},
+        "prompt": STRING, "stream": FLAG, "max_new_tokens": INTEGER, "temperature": NUMBER, "top_k": INTEGER,
+        "top_p": NUMBER, "seed": INTEGER, "beams": INTEGER, "stop": STRINGS, "repetition_penalty": NUMBER,
+        "truncate": STRING,
     },
     {"prompt": "Once upon a time", "max_new_tokens": 40},
     required=["prompt"],
-)
+)  # fmt: skip
 COMPLETION_BODY = _describe_body(
     "As OpenAI's completions.",
     {
-        "model": {"type": "string"},
-        "prompt": {"description": "a text, or a list of texts"},
-        "max_tokens": {"type": "integer"},
-        "temperature": {"type": "number"},
-        "top_p": {"type": "number"},
-        "seed": {"type": "integer"},
-        "stop": {"description": "a text, or a list of texts"},
-        "stream": {"type": "boolean"},
-        "stream_options": {"type": "object"},
+        "model": STRING, "prompt": STRING_OR_STRINGS, "max_tokens": INTEGER, "temperature": NUMBER, "top_p": NUMBER,
+        "seed": INTEGER, "stop": STRING_OR_STRINGS, "stream": FLAG, "stream_options": {"type": "object"},
     },
     {"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0},
     required=["prompt"],
-)
-NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+)  # fmt: skip
+NAME = {"name": "name", "in": "path", "required": True, "schema": STRING}
 # What models do, by the last part of the path: its body, and its summary for the only model and for one of several.
 ACTIONS: Mapping[str, tuple[dict[str, Any], str, str]] = {
     "predict": (BODY, "Predictions of the only model", "Predictions of one of several models"),
@@ -300,7 +274,7 @@ class BundleService(HttpService):
 
     async def generate(self, model: ServedModel, request: Request) -> Response:
         """Answers with the text that follows a prompt, or its pieces as they come."""
-        return await self._generation.answer(request, PlainForm(model, self.limits))
+        return await self._generation.answer(request, Form(model, self.limits))
 
     async def complete(self, request: Request) -> Response:
         """Answers with texts in the form of OpenAI's completions."""
@@ -335,16 +309,11 @@ class BundleService(HttpService):
             answer = model.batcher.submit(records, costs)
         except FullError:
             raise RefusedError(503, f"{self.limits.waiting} requests wait already: try again in a second") from None
-        gone = asyncio.ensure_future(wait_for_disconnect(request))
-        either: set[asyncio.Future[Any]] = {answer, gone}
-        await asyncio.wait(either, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
-        has_gone = gone.done()
-        gone.cancel()
-        if not answer.done():
-            answer.cancel()
-            if has_gone:
-                raise RefusedError(GONE, "the client has gone")
-            raise RefusedError(504, f"no answer within {self.limits.seconds:g} s: send fewer or shorter texts")
+        reason = f"no answer within {self.limits.seconds:g} s: send fewer or shorter texts"
+        try:
+            await wait_for(answer, request, self.limits.seconds, reason)
+        finally:
+            answer.cancel()  # One that is done stays.
         error = answer.exception()
         if isinstance(error, RecordError):
             raise RefusedError(413 if isinstance(error, LongTextError) else 422, str(error))

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -27,6 +27,7 @@ from distill.serve.limits import Limits
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 @dataclass
@@ -42,25 +43,17 @@ class RequestMetrics:
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "distill_requests", "Requests by model and status", ("model", "status"), registry=self.registry
-        )
-        self._seconds = Histogram(
-            "distill_request_seconds", "Time from a request to its answer in s", ("model",), buckets=SECONDS,
-            registry=self.registry,
-        )  # fmt: skip
-        sizes = Histogram(
-            "distill_batch_records", "Records that ran together", ("model",), buckets=SIZES, registry=self.registry
-        )
-        waiting = Gauge(
-            "distill_waiting_requests", "Requests and texts to write in the queue", ("model",), registry=self.registry
-        )
-        running = Gauge("distill_running_texts", "Texts that are written", ("model",), registry=self.registry)
-        steps = Histogram(
-            "distill_step_texts", "Texts of a step, which adds a token to each", ("model",), buckets=SIZES,
-            registry=self.registry,
-        )  # fmt: skip
-        tokens = Counter("distill_tokens", "Tokens of texts that have ended", ("model",), registry=self.registry)
+
+        def create(kind: type[M], name: str, words: str, labels: Sequence[str] = ("model",), **options: Any) -> M:
+            return kind(f"distill_{name}", words, labels, registry=self.registry, **options)
+
+        self._requests = create(Counter, "requests", "Requests by model and status", ("model", "status"))
+        self._seconds = create(Histogram, "request_seconds", "Time from a request to its answer in s", buckets=SECONDS)
+        sizes = create(Histogram, "batch_records", "Records that ran together", buckets=SIZES)
+        waiting = create(Gauge, "waiting_requests", "Requests and texts to write in the queue")
+        running = create(Gauge, "running_texts", "Texts that are written")
+        steps = create(Histogram, "step_texts", "Texts of a step, which adds a token to each", buckets=SIZES)
+        tokens = create(Counter, "tokens", "Tokens of texts that have ended")
         for name, model in models.items():
             waiting.labels(name).set_function(model.waiting)
             model.batcher.sizes.append(sizes.labels(name).observe)
@@ -162,24 +155,29 @@ def _check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[
 def find_ranking(content: object) -> list[Any]:
     """Returns the one record of a request to rank documents."""
     if not isinstance(content, dict) or set(content) != set(RANKING):
-        names = ", ".join(map(show_name, content)) or "nothing" if isinstance(content, dict) else "no object"
-        raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with {' and '.join(RANKING)}")
+        raise RefusedError(422, f"got {_list_keys(content)}, expected an object with {' and '.join(RANKING)}")
     return [content]
 
 
 def _find_records(content: object) -> list[Any]:
     given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
     if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
-        names = ", ".join(map(show_name, content)) or "nothing" if isinstance(content, dict) else "no object"
-        raise RefusedError(422, f"got {names[:SHOWN]}, expected an object with one of {', '.join(FORMS)}")
+        raise RefusedError(422, f"got {_list_keys(content)}, expected an object with one of {', '.join(FORMS)}")
     records = content[given[0]]
     if not isinstance(records, list):
         raise RefusedError(422, f"got {given[0]}={shorten(records)}, expected a list")
     return records
 
 
-def show_name(name: str) -> str:
-    return name[:SHOWN].encode("utf-8", "backslashreplace").decode()
+def _list_keys(content: object) -> str:
+    """Returns the keys of an object in words."""
+    if not isinstance(content, dict):
+        return "no object"
+    return ", ".join(map(_show_key, content))[:SHOWN] or "nothing"
+
+
+def _show_key(key: str) -> str:
+    return key[:SHOWN].encode("utf-8", "backslashreplace").decode()
 
 
 def _simplify(record: Any, number: int, limits: Limits) -> Any:
@@ -238,6 +236,21 @@ async def wait_for_disconnect(request: Request) -> None:
         pass
 
 
+async def wait_for(future: "asyncio.Future[Any]", request: Request, seconds: float, reason: str) -> None:
+    """Waits until a future is done.
+
+    Raises:
+        RefusedError: 504 with the reason if that takes longer than some seconds, and if the client has gone.
+    """
+    gone = asyncio.ensure_future(wait_for_disconnect(request))
+    try:
+        await asyncio.wait({future, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            raise RefusedError(GONE, "the client has gone") if gone.done() else RefusedError(504, reason)
+    finally:
+        gone.cancel()
+
+
 OPTIONS = tuple(field.name for field in fields(GenerationOptions))
 
 
@@ -257,61 +270,43 @@ class Order:
     is_streamed: bool
 
 
-class Form(Protocol):
-    """The form of a request and of its answer."""
+class Form:
+    """The form of a request to write texts and of its answer; this one is that of `/generate`.
 
-    name: str  # Of the model in the metrics until the request is read.
+    The answer is the prediction, or events: pieces of the text, and then the prediction.
 
-    def read(self, content: object) -> Order:
-        """Returns what a request wants; raises RefusedError for a content that is none."""
-        ...
-
-    def refuse(self, status: int, reason: str) -> Response:
-        """Returns the answer of a request that is refused, or has failed."""
-        ...
-
-    def whole(self, order: Order, writings: Sequence[Writing]) -> object:
-        """Returns the answer with all texts."""
-        ...
-
-    def piece(self, piece: Piece) -> list[object]:
-        """Returns the data of the events of a piece."""
-        ...
-
-    def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
-        """Returns the last events' data as text, once all texts have ended."""
-        ...
-
-    def failure(self, reason: str) -> object:
-        """Returns the data of the event that ends a stream early."""
-        ...
-
-
-class PlainForm:
-    """The form of `/generate`: a prompt with options; pieces of the text, then the prediction."""
+    Attributes:
+        name: of the model in the metrics until the request is read.
+    """
 
     def __init__(self, model: ServedModel, limits: Limits) -> None:
         self.model, self.limits, self.name = model, limits, model.name
 
     def read(self, content: object) -> Order:
+        """Returns what a request wants; raises RefusedError for a content that is none."""
         given = read_keys(content, ("prompt", "stream", *OPTIONS), required="prompt")
         is_streamed = read_flag(given, "stream", default=True)
         options = {name: given[name] for name in OPTIONS if name in given}
         return create_order(self.model, [given["prompt"]], options, self.limits, is_streamed=is_streamed)
 
     def refuse(self, status: int, reason: str) -> Response:
+        """Returns the answer of a request that is refused, or has failed."""
         return refuse(status, reason)
 
-    def whole(self, order: Order, writings: Sequence[Writing]) -> object:
+    def whole(self, order: Order, writings: Sequence[Writing]) -> dict[str, Any]:
+        """Returns the answer with all texts."""
         return describe_writing(writings[0])
 
     def piece(self, piece: Piece) -> list[object]:
+        """Returns the data of the events of a piece."""
         return [{"piece": piece.text}] if piece.text else []
 
     def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
-        return [json.dumps(describe_writing(writings[0]))]
+        """Returns the last events' data as text, once all texts have ended."""
+        return [json.dumps(self.whole(order, writings))]
 
-    def failure(self, reason: str) -> object:
+    def describe_error(self, status: int, reason: str) -> dict[str, Any]:
+        """Returns the content of an answer, or of an event, with an error."""
         return {"error": reason}
 
 
@@ -319,13 +314,14 @@ class EventStream(StreamingResponse):
     """An answer of server-sent events.
 
     Args:
-        events: the data of each.
+        events: the data of each, in one line.
         resources: are closed at its end, whatever ends it.
     """
 
     def __init__(self, events: AsyncIterator[str], resources: contextlib.ExitStack) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # A proxy is to hold no piece back.
-        super().__init__(frame(events), media_type="text/event-stream", headers=headers)
+        frames = (f"data: {data}\n\n" async for data in events)
+        super().__init__(frames, media_type="text/event-stream", headers=headers)
         self.resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -373,15 +369,11 @@ class Generation:
         except FullError:
             raise RefusedError(503, f"{self.limits.waiting} texts wait already: try again in a second") from None
         resources.callback(job.cancel)
+        reason = f"no turn within {self.limits.seconds:g} s: try again later"
+        await wait_for(job.joined, request, self.limits.seconds, reason)
         gone = asyncio.ensure_future(wait_for_disconnect(request))
-        resources.callback(gone.cancel)
-        either: set[asyncio.Future[Any]] = {job.joined, gone}
-        await asyncio.wait(either, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
-            raise RefusedError(GONE, "the client has gone")
-        if not job.joined.done():
-            raise RefusedError(504, f"no turn within {self.limits.seconds:g} s: try again later")
         gone.add_done_callback(lambda _: job.cancel())
+        resources.callback(gone.cancel)
         return job
 
     async def _collect(self, order: Order, job: GenerationJob) -> list[Writing]:
@@ -411,7 +403,7 @@ class Generation:
                     writings[piece.number] = piece.writing
         except Exception as error:
             measured.status = 500
-            yield json.dumps(form.failure(self._explain(order, error)))
+            yield json.dumps(form.describe_error(500, self._explain(order, error)))
             return
         if len(writings) == len(order.prompts):
             measured.status = 200
@@ -423,19 +415,13 @@ class Generation:
         return f"the model failed: {first_line(error)}"
 
 
-async def frame(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yields server-sent events of data in one line."""
-    async for data in events:
-        yield f"data: {data}\n\n"
-
-
 def read_keys(content: object, known: Sequence[str], *, required: str) -> Mapping[str, Any]:
     """Returns the object of a request; raises RefusedError for a key that is unknown or missing."""
     if not isinstance(content, dict):
         raise RefusedError(422, f"got no object, expected one with {required}")
     for name in content:
         if name not in known:
-            raise RefusedError(422, f"got the key {show_name(name)[:SHOWN]}, expected {', '.join(known)}")
+            raise RefusedError(422, f"got the key {_show_key(name)[:SHOWN]}, expected {', '.join(known)}")
     if required not in content:
         raise RefusedError(422, f"got no {required}, expected an object with {required}")
     return content
