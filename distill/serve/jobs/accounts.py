@@ -5,6 +5,7 @@ salted hash of each token and never the token itself, which is random and 256 bi
 slow hash: the SHA-256 of each request costs microseconds.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -13,8 +14,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,8 +91,7 @@ class Accounts:
         Raises:
             UserError: for a wrong name or limit.
         """
-        check_name(account.name, "account")
-        _check_limits(account)
+        _check(account)
         token, salt = secrets.token_urlsafe(32), secrets.token_bytes(16)
         entry = {**asdict(account), "salt": salt.hex(), "hash": _hash(salt, token.encode()).hex()}
         del entry["name"]
@@ -154,8 +155,7 @@ class Accounts:
 def _read(content: Any) -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = content["accounts"]
     for name, entry in entries.items():
-        check_name(name, "account")
-        _check_limits(Account(name, entry["jobs"], entry["disk"], entry["hours"]))
+        _check(Account(name, entry["jobs"], entry["disk"], entry["hours"]))
         bytes.fromhex(entry["salt"]), bytes.fromhex(entry["hash"])
     return entries
 
@@ -164,7 +164,9 @@ def _hash(salt: bytes, token: bytes) -> bytes:
     return hmac.digest(salt, token, hashlib.sha256)
 
 
-def _check_limits(account: Account) -> None:
+def _check(account: Account) -> None:
+    """Raises UserError for a wrong name or limit."""
+    check_name(account.name, "account")
     for name in ("jobs", "disk", "hours"):
         value = getattr(account, name)
         kinds = int | float if name == "hours" else int
@@ -222,20 +224,15 @@ class AccountMiddleware:
             return refuse(
                 403, f"a page of {show_escaped(headers.get('origin') or 'another site')} may not use the service"
             )
-        account = self._find_account(scope)
-        if isinstance(account, UserError):
-            return refuse(503, str(account))
+        try:
+            is_open = self.is_local and not len(self.accounts)
+            account = Account(LOCAL) if is_open else self.accounts.find(read_bearer(scope["headers"]))
+        except UserError as error:
+            return refuse(503, str(error))
         if account is None and scope["path"] not in OPEN_PATHS:
             return refuse(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
         scope["account"] = account
         return self.app
-
-    def _find_account(self, scope: Scope) -> Account | UserError | None:
-        try:
-            is_open = self.is_local and not len(self.accounts)
-            return Account(LOCAL) if is_open else self.accounts.find(read_bearer(scope["headers"]))
-        except UserError as error:
-            return error
 
 
 def is_foreign(headers: Headers, method: str) -> bool:
@@ -353,6 +350,21 @@ class Keeping:
     bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A job or a data set that may be removed.
+
+    Args:
+        moment: since which nobody needs it, in seconds since 1970.
+        remove: removes it.
+    """
+
+    moment: float
+    bytes: int
+    title: str
+    remove: Callable[[], None]
+
+
 class Cleanup:
     """Removes jobs and data sets.
 
@@ -378,65 +390,42 @@ class Cleanup:
         removed = self._remove_leftovers()
         oldest = time.time() - (keeping.days or 0.0) * DAY_SECONDS
         total = self._total() if keeping.bytes is not None else 0
-        for moment, size, remove, title in sorted(self._candidates(), key=lambda candidate: candidate[0]):
-            is_old = keeping.days is not None and moment < oldest
+        for found in sorted(self._candidates(), key=lambda candidate: candidate.moment):
+            is_old = keeping.days is not None and found.moment < oldest
             if not is_old and not (keeping.bytes is not None and total > keeping.bytes):
                 continue
-            if remove():
-                total -= size
-                removed.append(title)
+            with contextlib.suppress(LiveJobError, UnknownJobError, RefusedError):  # Needed or gone meanwhile.
+                found.remove()
+                total -= found.bytes
+                removed.append(found.title)
         return removed
 
     def _total(self) -> int:
-        owners = self._owners()
-        data = sum(self._data.used(owner) for owner in owners)
+        data = sum(map(self._data.used, self._owners()))
         return data + sum(map(self._usage.job_bytes, self._queue.jobs()))
 
     def _owners(self) -> list[str]:
         return sorted(path.name for path in self._data.directory.iterdir() if not path.name.startswith("."))
 
-    def _candidates(self) -> list[tuple[float, int, Callable[[], bool], str]]:
-        """Returns everything that may be removed: since when nobody needs it, its bytes, its removal, and its name."""
-        jobs = self._queue.jobs()
+    def _candidates(self) -> Iterator[Candidate]:
+        """Yields the jobs that have ended and the data sets that none reads which runs, waits or is pinned."""
         used: dict[tuple[str, str], float] = {}
         read: set[tuple[str, str]] = set()
-        for job in jobs:
-            for name in job.data:
-                used[job.owner, name] = max(job.ended or job.created, used.get((job.owner, name), 0.0))
-                if job.pinned or not job.state.is_end:
-                    read.add((job.owner, name))
-        candidates = [
-            (job.ended or job.created, self._usage.job_bytes(job), self._removal(job), f"job {job.id}")
-            for job in jobs
-            if job.state.is_end and not job.pinned
-        ]
+        for job in self._queue.jobs():
+            moment = job.ended or job.created
+            keys = [(job.owner, name) for name in job.data]
+            used |= {key: max(moment, used.get(key, 0.0)) for key in keys}
+            if job.pinned or not job.state.is_end:
+                read.update(keys)
+            else:
+                yield Candidate(moment, self._usage.job_bytes(job), f"job {job.id}", partial(self.remove, job))
         for owner in self._owners():
             for found in self._data.list(owner):
                 key = (owner, found.name)
                 if key not in read:
                     moment = max(found.created, used.get(key, 0.0))
-                    candidates.append((moment, found.bytes, self._deletion(*key), f"data set {found.name} of {owner}"))
-        return candidates
-
-    def _removal(self, job: QueuedJob) -> Callable[[], bool]:
-        def remove() -> bool:
-            try:
-                self.remove(job)
-            except (LiveJobError, UnknownJobError):  # Tried again or removed meanwhile.
-                return False
-            return True
-
-        return remove
-
-    def _deletion(self, owner: str, name: str) -> Callable[[], bool]:
-        def delete() -> bool:
-            try:
-                self._data.delete(owner, name)
-            except RefusedError:  # A job reads it.
-                return False
-            return True
-
-        return delete
+                    title = f"data set {found.name} of {owner}"
+                    yield Candidate(moment, found.bytes, title, partial(self._data.delete, *key))
 
     def _remove_leftovers(self) -> list[str]:
         """Removes directories of jobs whose removal was interrupted."""

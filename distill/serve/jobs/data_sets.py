@@ -21,12 +21,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from starlette.requests import ClientDisconnect
 
 from distill.core.errors import UserError
-from distill.core.files import is_full_disk, write_json
+from distill.core.files import write_json
 from distill.serve.http import GONE, RefusedError
 from distill.serve.jobs.allowed_options import check_name, is_name, show_escaped
 
@@ -56,6 +56,7 @@ class DataSet:
         created: in seconds since 1970.
         digest: the SHA-256 of the upload.
         path: of the file or directory for `task.data_dir`, below the data set's own directory.
+        preview: its first rows, labels, lengths and problems.
     """
 
     name: str
@@ -66,16 +67,14 @@ class DataSet:
     created: float
     digest: str
     path: str
+    preview: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
         """Returns the data set as the service answers it."""
-        return {key: value for key, value in asdict(self).items() if key != "path"}
+        return {key: value for key, value in vars(self).items() if key not in ("path", "preview")}
 
 
-class IsRead(Protocol):
-    """Tells whether a job that has not ended reads a data set of an owner."""
-
-    def __call__(self, owner: str, name: str) -> bool: ...
+IsRead = Callable[[str, str], bool]  # Returns whether a job that has not ended reads a data set of an owner.
 
 
 class DataSets:
@@ -118,8 +117,7 @@ class DataSets:
         self._arriving.add((owner, name))
         staging = self.directory / UPLOADS / uuid.uuid4().hex
         try:
-            with _naming_full_disk():
-                return await self._put(staging, owner, name, stream, format, room)
+            return await self._put(staging, owner, name, stream, format, room)
         finally:
             self._arriving.discard((owner, name))
             await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
@@ -143,18 +141,10 @@ class DataSets:
         if "error" in about:
             raise UserError(about["error"])
         size = sum(file.stat().st_size for file in content.rglob("*") if file.is_file())
-        place = about["path"]
-        found = DataSet(
-            name,
-            format,
-            size,
-            about["rows"],
-            tuple(about["preview"]["columns"]),
-            time.time(),
-            digest,
-            f"content/{place}",
-        )
-        write_json(staging / "about.json", {**asdict(found), "preview": about["preview"]})
+        preview, place = about["preview"], f"content/{about['path']}"
+        columns = tuple(preview["columns"])
+        found = DataSet(name, format, size, about["rows"], columns, time.time(), digest, place, preview)
+        write_json(staging / "about.json", asdict(found))
         self._directory(owner, name).parent.mkdir(exist_ok=True)
         os.rename(staging, self._directory(owner, name))
         return found
@@ -199,7 +189,11 @@ class DataSets:
         Raises:
             RefusedError: if the owner has none of that name.
         """
-        about = self._read(owner, name)
+        try:
+            text = (self._directory(owner, name) / "about.json").read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise RefusedError(404, f"there is no data set {name}") from None
+        about = json.loads(text)
         values = {field.name: about[field.name] for field in fields(DataSet)}
         return DataSet(**{**values, "columns": tuple(values["columns"])})
 
@@ -209,7 +203,8 @@ class DataSets:
         Raises:
             RefusedError: if the owner has none of that name.
         """
-        return {**self.get(owner, name).describe(), **self._read(owner, name)["preview"]}
+        found = self.get(owner, name)
+        return {**found.describe(), **found.preview}
 
     def path(self, owner: str, name: str) -> Path:
         """Returns the file or directory of a data set, for `task.data_dir`.
@@ -248,14 +243,6 @@ class DataSets:
 
     def _directory(self, owner: str, name: str) -> Path:
         return self.directory / check_name(owner, "account") / check_name(name, "data set")
-
-    def _read(self, owner: str, name: str) -> dict[str, Any]:
-        try:
-            text = (self._directory(owner, name) / "about.json").read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            raise RefusedError(404, f"there is no data set {name}") from None
-        about: dict[str, Any] = json.loads(text)
-        return about
 
 
 async def _receive(stream: AsyncIterator[bytes], path: Path, limit: int, too_large: RefusedError) -> str:
@@ -300,13 +287,3 @@ async def _join(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         if len(parts) >= _PART:
             yield bytes(parts)
             parts.clear()
-
-
-@contextlib.contextmanager
-def _naming_full_disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if is_full_disk(error):
-            raise RefusedError(507, "the disk of the service is full: delete data sets or jobs") from error
-        raise

@@ -15,16 +15,18 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from starlette.responses import Response
 
 from distill.core.errors import UserError
 from distill.core.files import hash_file, read_checksums
 from distill.edge.bundle_files import NAME, fingerprint, read_manifest
 from distill.serve.__main__ import main
+from distill.serve.client import Connection
 from distill.serve.http import RefusedError
 
 IDLE_SECONDS = 120.0
@@ -33,15 +35,6 @@ MOST = 2  # Children, each with a model in memory; the one that has been idle lo
 LINE = 1_000_000  # Bytes of the last lines of a child that could not start.
 TOKEN = "DISTILL_SERVE_TOKEN"
 ACTIONS = ("predict", "rank", "generate")
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a child answered."""
-
-    status: int
-    body: bytes
-    type: str
 
 
 class Child:
@@ -80,25 +73,26 @@ class Child:
         reason = last.decode(errors="replace").strip().removeprefix("error: ")
         raise RefusedError(409, f"the bundle cannot be served: {reason.replace(str(bundle), 'it')}")
 
-    async def ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def ask(self, path: str, body: bytes) -> Response:
         """Returns what the child answers to a request."""
         self.requests += 1
         try:
-            return await asyncio.to_thread(self._ask, path, body, headers)
+            return await asyncio.to_thread(self._ask, path, body)
         finally:
             self.requests -= 1
             self.idle_since = asyncio.get_running_loop().time()
 
-    def _ask(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)
-        try:
-            connection.request("POST", path, body, {**headers, "Authorization": f"Bearer {self.token}"})
-            response = connection.getresponse()
-            return Reply(response.status, response.read(), response.getheader("content-type") or "application/json")
-        except (OSError, http.client.HTTPException):
-            return Reply(503, b'{"error": "the child that predicts has ended: try again"}', "application/json")
-        finally:
-            connection.close()
+    def _ask(self, path: str, body: bytes) -> Response:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_SECONDS)) as connection:
+            try:
+                connection.request("POST", path, body, headers)
+                answer = connection.getresponse()
+                kind = answer.getheader("content-type") or "application/json"
+                return Response(answer.read(), answer.status, media_type=kind)
+            except (OSError, http.client.HTTPException):
+                content = b'{"error": "the child that predicts has ended: try again"}'
+                return Response(content, 503, media_type="application/json")
 
     async def stop(self) -> None:
         """Ends the child, after the requests that it has."""
@@ -130,7 +124,7 @@ class Children:
         """The number of children."""
         return len(self._children)
 
-    async def ask(self, bundle: Path, action: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+    async def ask(self, bundle: Path, action: str, body: bytes) -> Response:
         """Returns what the bundle answers, as `distill.serve` does.
 
         Args:
@@ -140,7 +134,7 @@ class Children:
             RefusedError: if the bundle cannot be served.
         """
         child = await self._find(bundle)
-        return await child.ask(f"/{action}", body, headers)
+        return await child.ask(f"/{action}", body)
 
     async def _find(self, bundle: Path) -> Child:
         async with self._starting:  # One after the other, because each loads a model.
@@ -275,18 +269,14 @@ class Target:
 
     def _list_models(self) -> list[dict[str, object]]:
         """Returns the models of the server; none if it does not answer."""
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
-        token = os.environ.get(TOKEN, "").strip()
+        parts, token = urlsplit(self.url), os.environ.get(TOKEN, "").strip()
+        url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            connection.request("GET", f"{parts.path}/models", headers=headers)
-            models = json.loads(connection.getresponse().read()).get("models")
-        except (OSError, http.client.HTTPException, ValueError, AttributeError):
+            with Connection(url, None, timeout=ANSWER_SECONDS).open("GET", "/models", headers=headers) as answer:
+                models = json.loads(answer.read()).get("models")
+        except (UserError, OSError, ValueError, AttributeError):
             return []
-        finally:
-            connection.close()
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
 

@@ -275,8 +275,7 @@ def add_files(routes: Routes, service: Service) -> None:
         body = await read_body(request, service.limits)
         bundle = await asyncio.to_thread(find_bundle, request, job)
         action = request.url.path.rpartition("/")[2]
-        reply = await service.children.ask(bundle, action, bytes(body), {"Content-Type": "application/json"})
-        return Response(reply.body, status_code=reply.status, media_type=reply.type)
+        return await service.children.ask(bundle, action, bytes(body))
 
     for action in ACTIONS:
         routes.add_job("POST", f"/{action}", f"/{action} of the bundle, as distill.serve has it (run)")(ask)

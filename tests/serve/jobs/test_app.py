@@ -1,6 +1,8 @@
 """Tests of the paths of the service: jobs, their limits, and what is refused."""
 
+import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -299,3 +301,13 @@ def test_a_second_service_on_a_directory_is_refused(start: Start) -> None:
     with pytest.raises(UserError, match="is in use by another service: stop it, or give another directory"):
         Service(service.directory, service.queue, running.engine, settings=Settings(), accounts=service.accounts)
     assert upload.is_dir()  # Of the first one, which has not lost it.
+
+
+def test_a_full_disk_is_answered_with_what_to_delete(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    running = start()
+    monkeypatch.setattr(running.service.data, "put", refuse)
+    answer = running.ask("PUT", "/data/films?format=csv", FILMS)
+    assert (answer.status, answer.body) == (507, {"error": "the disk of the service is full: delete data sets or jobs"})
