@@ -17,22 +17,8 @@ from distill.core.errors import DistillError, UserError, forget_interrupt, insta
 from distill.serve.limits import Limits, is_loopback
 
 TOKEN = "DISTILL_SERVE_TOKEN"
-# The options of limits, each with its description.
-LIMITS = {
-    "batch_records": "records of all requests that run together",
-    "waiting": "requests that may wait; others get the status 503",
-    "records": "most records in a request",
-    "characters": "most characters in a text",
-    "total": "most characters of all texts in a request",
-    "rows": "most windows, choices, masks, documents, or texts of a list, in a record, and most prompts in a request",
-    "new_tokens": "most tokens of a text that is written",
-    "body": "most bytes in a request",
-    "seconds": "most for a body to arrive, for an answer, and for a client to read it",
-    "held": "most bytes of requests and answers in memory; others get the status 503",
-    "connections": "most connections that are open",
-    "head": "most bytes of the headers of a request",
-    "head_seconds": "most for headers to arrive",
-}
+# The limits that are options, each with its description.
+LIMITS = {field.name: field.metadata["description"] for field in fields(Limits) if field.metadata}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,8 +97,7 @@ def _serve(options: argparse.Namespace) -> None:
         raise UserError(f"distill.serve needs {error.name}: {install_command('serve')}") from error
     token = read_token()
     check_options(options, token)
-    names = {field.name for field in fields(Limits)}
-    limits = Limits(**{name: value for name, value in vars(options).items() if name in names})
+    limits = Limits(**{name: getattr(options, name) for name in ("batch_size", "refuse_long", *LIMITS)})
     models = load_models(options.bundles, model=options.model, threads=options.threads, limits=limits)
     for model in models.values():
         if model.bundle.caution is not None:

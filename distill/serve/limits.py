@@ -2,7 +2,8 @@
 
 import ipaddress
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 def is_known_host(host: str | None, hosts: Collection[str] | None) -> bool:
@@ -27,46 +28,46 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _limit(default: Any, description: str) -> Any:
+    """Returns a field of limits that is an option of the command."""
+    return field(default=default, metadata={"description": description})
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits of a request and of a connection; one that exceeds a limit is refused, and nothing of it is computed.
 
+    Those with a description are options of the command too, by their names.
+
     Args:
-        body: bytes of a request.
-        records: number of records in a request.
-        characters: of a text.
+        batch_records: the limit of a forward pass over several requests.
+        waiting: requests of a model that wait for their turn, and likewise texts to write.
         total: characters of all texts of a request, as `cost` counts them.
-        rows: of the model for a record: windows of a context, choices, masks, documents, or texts of a list; and for a
-            request to write texts: prompts, or beams of all prompts.
-        new_tokens: of a text that is written.
-        waiting: requests of a model that wait for their turn, and likewise texts to write; one more gets the status
-            503.
+        rows: of the model for a record, and for a request to write texts prompts, or beams of all prompts.
         seconds: for the body of a request to arrive, again for its answer, or for a text to write to begin, and again
             for the client to read it.
+        connections: the one that has waited longest for a request makes room for another.
         batch_size: records in a forward pass, or texts that are written together; None for as many as the bundle
             recommends.
-        batch_records: records of all requests that run together.
         batch_characters: of all requests that run together, or those of one record.
         refuse_long: whether to refuse a record of more tokens than the bundle reads, which is cut otherwise.
-        held: bytes of the bodies and answers of all requests that are in memory at once.
-        connections: that are open at once; the one that has waited longest for a request makes room for another.
-        head: bytes of the headers of a request.
-        head_seconds: for the headers to arrive.
     """
 
-    body: int = 4_000_000
-    records: int = 1_000
-    characters: int = 20_000
-    total: int = 1_000_000
-    rows: int = 100
-    new_tokens: int = 1_024
-    waiting: int = 256
-    seconds: float = 30.0
+    batch_records: int = _limit(256, "records of all requests that run together")
+    waiting: int = _limit(256, "requests that may wait; others get the status 503")
+    records: int = _limit(1_000, "most records in a request")
+    characters: int = _limit(20_000, "most characters in a text")
+    total: int = _limit(1_000_000, "most characters of all texts in a request")
+    rows: int = _limit(
+        100, "most windows, choices, masks, documents, or texts of a list, in a record, and most prompts in a request"
+    )
+    new_tokens: int = _limit(1_024, "most tokens of a text that is written")
+    body: int = _limit(4_000_000, "most bytes in a request")
+    seconds: float = _limit(30.0, "most for a body to arrive, for an answer, and for a client to read it")
+    held: int = _limit(32_000_000, "most bytes of requests and answers in memory; others get the status 503")
+    connections: int = _limit(512, "most connections that are open")
+    head: int = _limit(32_768, "most bytes of the headers of a request")
+    head_seconds: float = _limit(10.0, "most for headers to arrive")
     batch_size: int | None = None
-    batch_records: int = 256
     batch_characters: int = 32_000
     refuse_long: bool = False
-    held: int = 32_000_000
-    connections: int = 512
-    head: int = 32_768
-    head_seconds: float = 10.0
