@@ -24,15 +24,17 @@ from distill.edge.generation import Writing
 from distill.edge.prediction import LongTextError, RecordError
 from distill.serve import http
 from distill.serve.bundles.requests import (
+    BodyReader,
     Form,
     Generation,
     Order,
     RequestMetrics,
+    check_records,
     create_order,
     find_ranking,
+    find_records,
     read_flag,
     read_keys,
-    read_records,
     wait_for,
 )
 from distill.serve.bundles.served_models import FullError, Piece, ServedModel, only
@@ -228,8 +230,8 @@ class BundleService(HttpService):
         super().__init__(limits=limits, hosts=hosts, log=log)
         self.models, self.token, self.reload_seconds = models, token, reload_seconds
         self.measurements = RequestMetrics(models)
-        self._reader = ThreadPoolExecutor(max_workers=1)
-        self._generation = Generation(limits, self.measurements, thread=self._reader, log=log)
+        self._reader = BodyReader(limits)
+        self._generation = Generation(self._reader, self.measurements, log)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -246,7 +248,7 @@ class BundleService(HttpService):
         for model in self.models.values():
             await model.batcher.stop(self.limits.seconds)
             await model.scheduler.stop(self.limits.seconds)
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        self._reader.stop()
 
     @property
     def title(self) -> str:
@@ -264,7 +266,7 @@ class BundleService(HttpService):
         """Answers with the predictions, in the order of the records."""
         if model.generator is not None:
             return refuse(422, f"the model {model.name} writes text: post to /generate")
-        return await self._answer(model, request, None, lambda predictions: {"predictions": predictions})
+        return await self._answer(model, request, find_records, lambda predictions: {"predictions": predictions})
 
     async def rank(self, model: ServedModel, request: Request) -> Response:
         """Answers with the order of the documents of a query and their scores."""
@@ -284,12 +286,14 @@ class BundleService(HttpService):
         self,
         model: ServedModel,
         request: Request,
-        find: Callable[[object], list[Any]] | None,
+        find: Callable[[object], list[Any]],
         present: Callable[[list[Prediction]], Any],
     ) -> Response:
         with self.measurements.time(model.name) as measured:
             try:
-                records, costs = await read_records(request, model.bundle, self.limits, self._reader, find=find)
+                records, costs = await self._reader.read(
+                    request, lambda content: check_records(find(content), model.bundle, self.limits)
+                )
                 predictions = await self._wait(model, records, costs, request)
                 response = JSONResponse(present(predictions))
             except RefusedError as error:

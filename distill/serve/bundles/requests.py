@@ -82,40 +82,27 @@ SMALL = 65_536  # Bytes of a body that is read at once.
 SEQUENCE, PIECE, MASK = 20, 10, 0.01
 
 
-async def read_records(
-    request: Request,
-    bundle: Bundle,
-    limits: Limits,
-    thread: ThreadPoolExecutor,
-    *,
-    find: Callable[[object], list[Any]] | None = None,
-) -> tuple[list[Record], list[int]]:
-    """Returns the records of a request and their costs in characters.
+class BodyReader:
+    """Reads the bodies of requests: large ones one after the other, so that small requests are answered meanwhile."""
 
-    Args:
-        thread: reads large bodies.
-        find: returns the records of the content of a request; None for those of one of `FORMS`.
-    """
-    find = find or _find_records
-    return await read_content(request, limits, thread, lambda content: _check_records(find(content), bundle, limits))
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._thread = ThreadPoolExecutor(max_workers=1)
 
+    async def read(self, request: Request, read: Callable[[object], Read]) -> Read:
+        """Returns what `read` returns for the content of a request."""
+        body = await read_body(request, self.limits)
+        if len(body) <= SMALL:
+            return _parse(body, read)
+        parsed = asyncio.get_running_loop().run_in_executor(self._thread, _parse, body, read)
+        try:
+            return await asyncio.wait_for(parsed, self.limits.seconds)
+        except TimeoutError:
+            raise RefusedError(503, "other large requests are read: try again in a second") from None
 
-async def read_content(
-    request: Request, limits: Limits, thread: ThreadPoolExecutor, read: Callable[[object], Read]
-) -> Read:
-    """Returns what `read` returns for the content of a request.
-
-    Args:
-        thread: reads large bodies one after the other, so that small requests are answered meanwhile.
-    """
-    body = await read_body(request, limits)
-    if len(body) <= SMALL:
-        return _parse(body, read)
-    parsed = asyncio.get_running_loop().run_in_executor(thread, _parse, body, read)
-    try:
-        return await asyncio.wait_for(parsed, limits.seconds)
-    except TimeoutError:
-        raise RefusedError(503, "other large requests are read: try again in a second") from None
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _parse(body: bytearray, read: Callable[[object], Read]) -> Read:
@@ -125,7 +112,7 @@ def _parse(body: bytearray, read: Callable[[object], Read]) -> Read:
         raise RefusedError(400, "the body has lists or objects in too many others") from None
 
 
-def _check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
+def check_records(records: list[Any], bundle: Bundle, limits: Limits) -> tuple[list[Record], list[int]]:
     """Returns the records of a request and their costs in characters."""
     encodes = bundle.decoder.encodes
     size = sum(len(record) if isinstance(record, list) else 1 for record in records) if encodes else len(records)
@@ -159,7 +146,8 @@ def find_ranking(content: object) -> list[Any]:
     return [content]
 
 
-def _find_records(content: object) -> list[Any]:
+def find_records(content: object) -> list[Any]:
+    """Returns the records of a request to predict."""
     given = [name for name in FORMS if isinstance(content, dict) and content.get(name) is not None]
     if not isinstance(content, dict) or len(given) != 1 or len(content) != 1:
         raise RefusedError(422, f"got {_list_keys(content)}, expected an object with one of {', '.join(FORMS)}")
@@ -333,21 +321,18 @@ class Generation:
     """Has the texts of requests written.
 
     Args:
-        thread: reads large requests.
         log: is called with what failed, in words.
     """
 
-    def __init__(
-        self, limits: Limits, measurements: RequestMetrics, *, thread: ThreadPoolExecutor, log: Callable[[str], Any]
-    ) -> None:
-        self.limits, self.measurements, self._thread, self.log = limits, measurements, thread, log
+    def __init__(self, reader: BodyReader, measurements: RequestMetrics, log: Callable[[str], Any]) -> None:
+        self.limits, self._reader, self.measurements, self.log = reader.limits, reader, measurements, log
 
     async def answer(self, request: Request, form: Form) -> Response:
         """Returns the answer; where it is a stream, the texts are dropped as soon as the client has gone."""
         with contextlib.ExitStack() as resources:
             measured = resources.enter_context(self.measurements.time(form.name))
             try:
-                order = await read_content(request, self.limits, self._thread, form.read)
+                order = await self._reader.read(request, form.read)
                 measured.model = order.model.name
                 job = await self._submit(order, request, resources)
                 if order.is_streamed:

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,9 +320,10 @@ class _Text:
         """The rows that the model reads for the text in a step."""
         return self.job.options.beams or 1
 
-    def read(self) -> None:
+    def drop(self) -> None:
+        """Ends the writing, where it has begun."""
         if self.writing is not None:
-            self.added = self.writing.read()
+            self.job.stepper.drop(self.writing)
 
 
 class Scheduler(Worker):
@@ -395,17 +396,14 @@ class Scheduler(Worker):
         """Hands on what was added to each text, and leaves out those that have ended."""
         ended = []
         for text in self._running:
+            whole = text.writing if text.writing is not None and text.writing.finish is not None else None
             if text.error is not None:
                 text.job.fail(text.error)
-                ended.append(text)
-                continue
-            assert text.writing is not None
-            is_last = text.writing.finish is not None
-            if is_last:
-                ended.append(text)
-            if text.added or is_last:
-                text.job.put(Piece(text.number, text.added, text.writing if is_last else None))
+            elif text.added or whole is not None:
+                text.job.put(Piece(text.number, text.added, whole))
                 text.added = ""
+            if text.error is not None or whole is not None:
+                ended.append(text)
         self._running = [text for text in self._running if text not in ended]
         self._report(ended)
 
@@ -419,42 +417,39 @@ class Scheduler(Worker):
 def _change(leaving: Sequence[_Text], joining: Sequence[_Text]) -> None:
     """Drops texts, and starts others; those with the same options are started together."""
     for text in leaving:
-        _drop(text)
+        text.drop()
     by_start = itertools.groupby(joining, key=lambda text: (text.job.stepper, text.job.options))
     for (stepper, options), group in by_start:
         texts = list(group)
-        try:
+        with _noting_errors(texts):
             prompts, numbers = [text.prompt for text in texts], [text.number for text in texts]
             writings = stepper.start(prompts, options, numbers=numbers)
             for text, writing in zip(texts, writings, strict=True):
-                text.writing = writing
-                text.read()
-        except BaseException as error:  # A panic of the tokenizer is no `Exception`.
-            _fail(texts, error)
+                text.writing, text.added = writing, writing.read()
 
 
 def _step(texts: Sequence[_Text]) -> None:
     """Adds a token to each text. Texts of a bundle that has been replaced have another stepper."""
     for stepper in dict.fromkeys(text.job.stepper for text in texts):
         own = [text for text in texts if text.job.stepper is stepper]
-        try:
+        with _noting_errors(own):
             stepper.step()
             for text in own:
-                text.read()
-        except BaseException as error:
-            _fail(own, error)
-            for text in own:
-                _drop(text)
+                assert text.writing is not None
+                text.added = text.writing.read()
+        for text in own:
+            if text.error is not None:
+                text.drop()
 
 
-def _drop(text: _Text) -> None:
-    if text.writing is not None:
-        text.job.stepper.drop(text.writing)
-
-
-def _fail(texts: Sequence[_Text], error: BaseException) -> None:
-    for text in texts:
-        text.error = error if isinstance(error, Exception) else ModelError(first_line(error))
+@contextlib.contextmanager
+def _noting_errors(texts: Sequence[_Text]) -> Iterator[None]:
+    """Notes an error at each of the texts. A panic of the tokenizer is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        for text in texts:
+            text.error = error if isinstance(error, Exception) else ModelError(first_line(error))
 
 
 Signature = tuple[int, int, int]
@@ -480,26 +475,29 @@ class ServedModel:
     """
 
     def __init__(self, name: str, directory: Path, *, model: str | None, threads: int | None, limits: Limits) -> None:
-        self.name, self.directory, self.batch_size = name, directory, limits.batch_size
-        self._model, self._threads, self._truncate = model, threads, not limits.refuse_long
-        self._most_rows = limits.rows
+        self.name, self.directory, self.limits = name, directory, limits
+        self._model, self._threads = model, threads
         self._signature = _sign(directory)
         self.bundle = self._load()
         self.generator = self.bundle.generator() if self.bundle.generates else None
         self.batcher = Batcher(
             self._predict, waiting=limits.waiting, records=limits.batch_records, characters=limits.batch_characters
         )  # fmt: skip
-        self.scheduler = Scheduler(waiting=limits.waiting, rows=self.batch_size or self.bundle.batch_size)
+        self.scheduler = Scheduler(waiting=limits.waiting, rows=self.batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """The records in a forward pass, or the texts that are written together."""
+        return self.limits.batch_size or self.bundle.batch_size
 
     def describe(self) -> dict[str, object]:
         """Returns what a client may want to know of the model."""
         manifest = self.bundle.manifest
-        names = ("task", "kind", "labels", "pair", "max_length")
-        fields = {name: manifest.get(name) for name in names}
+        fields = {name: manifest.get(name) for name in ("task", "kind", "labels", "pair", "max_length")}
         return {
             "name": self.name, "file": self.bundle.model, "gate": self.bundle.caution or "passed",
             "fingerprint": fingerprint(manifest),
-            "batch_size": self.batch_size or self.bundle.batch_size, "generates": self.bundle.generates, **fields,
+            "batch_size": self.batch_size, "generates": self.bundle.generates, **fields,
         }  # fmt: skip
 
     def waiting(self) -> int:
@@ -526,7 +524,7 @@ class ServedModel:
         except DistillError as error:
             return f"{self.name} changed and cannot be loaded, the old one is served: {error}"
         self.bundle, self.generator = bundle, bundle.generator() if bundle.generates else None
-        self.scheduler.rows = self.batch_size or bundle.batch_size
+        self.scheduler.rows = self.batch_size
         self._signature = signature
         return f"{self.name} changed and was loaded again"
 
@@ -542,8 +540,9 @@ class ServedModel:
         return bundle
 
     def _predict(self, records: list[Record]) -> list[Prediction]:
+        limits = self.limits
         return self.bundle.predict(
-            records, batch_size=self.batch_size, truncate=self._truncate, most_rows=self._most_rows
+            records, batch_size=limits.batch_size, truncate=not limits.refuse_long, most_rows=limits.rows
         )  # fmt: skip
 
 
