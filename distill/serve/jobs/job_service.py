@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -36,19 +36,10 @@ from distill.serve.jobs.attempts import AttemptEngine, Dispatcher, job_directory
 from distill.serve.jobs.data_sets import FORMATS, LIMIT, DataSets
 from distill.serve.jobs.deployment import Children, Target
 from distill.serve.jobs.queue import LIVE, Queue, QueuedJob, State
-from distill.serve.jobs.results import (
-    DryRun,
-    Feeds,
-    Planner,
-    find_paths,
-    list_names,
-    list_runs,
-    read_results,
-    rename,
-    sort_names,
-)
+from distill.serve.jobs.results import DryRun, Feeds, Planner, find_names, list_names, list_runs, read_results, rename
 from distill.serve.limits import Limits
 
+AnyMetric = TypeVar("AnyMetric", CounterMetricFamily, GaugeMetricFamily)
 SIZES_SECONDS = 300.0  # After which directories are measured again.
 FOLDERS = ("data", "jobs", "cache")
 
@@ -71,38 +62,36 @@ class ServiceMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics."""
         jobs, now = self._queue.jobs(), time.time()
-        states = Counter(job.state for job in jobs)
-        by_state = GaugeMetricFamily("distill_service_jobs", "Jobs by state", labels=["state"])
-        for state in State:
-            by_state.add_metric([state], states[state])
-        yield by_state
-        queued = [job.created for job in jobs if job.state == State.QUEUED]
-        yield GaugeMetricFamily("distill_service_queue_length", "Jobs that wait", value=len(queued))
-        oldest = now - min(queued) if queued else 0.0
-        yield GaugeMetricFamily("distill_service_queue_seconds", "Time that the oldest job waits in s", value=oldest)
-        seconds = GaugeMetricFamily("distill_service_job_seconds", "Time of the last attempts in s", labels=["state"])
-        for state in State:
-            spans = [(job.ended or now) - job.started for job in jobs if job.state == state and job.started is not None]
-            seconds.add_metric([state], sum(spans))
-        yield seconds
-        yield from self._disk()
-        children = self._children.running
-        yield GaugeMetricFamily("distill_service_children", "Processes that predict", value=children)
-        requests = CounterMetricFamily("distill_service_requests", "Requests by status", labels=["status"])
-        for status, number in self.requests.items():
-            requests.add_metric([status], number)
-        yield requests
-
-    def _disk(self) -> Iterator[Metric]:
+        by_state = {state: [job for job in jobs if job.state == state] for state in State}
+        queued = [job.created for job in by_state[State.QUEUED]]
+        seconds = {
+            state: sum((job.ended or now) - job.started for job in found if job.started is not None)
+            for state, found in by_state.items()
+        }
+        oldest, free = now - min(queued, default=now), shutil.disk_usage(self._directory).free
         if not self._sizes or time.monotonic() - self._sized > SIZES_SECONDS:
             self._sizes = {name: count_bytes(self._directory / name) for name in FOLDERS}
             self._sized = time.monotonic()
+        counts = {state: len(found) for state, found in by_state.items()}
+        yield _fill(GaugeMetricFamily("distill_service_jobs", "Jobs by state", labels=["state"]), counts)
+        yield GaugeMetricFamily("distill_service_queue_length", "Jobs that wait", value=len(queued))
+        yield GaugeMetricFamily("distill_service_queue_seconds", "Time that the oldest job waits in s", value=oldest)
+        spans = GaugeMetricFamily("distill_service_job_seconds", "Time of the last attempts in s", labels=["state"])
+        yield _fill(spans, seconds)
         used = GaugeMetricFamily("distill_service_disk_bytes", "Bytes of a folder", labels=["folder"])
-        for name, size in self._sizes.items():
-            used.add_metric([name], size)
-        yield used
-        free = shutil.disk_usage(self._directory).free
+        yield _fill(used, self._sizes)
         yield GaugeMetricFamily("distill_service_disk_free_bytes", "Bytes that are free", value=free)
+        children = self._children.running
+        yield GaugeMetricFamily("distill_service_children", "Processes that predict", value=children)
+        requests = CounterMetricFamily("distill_service_requests", "Requests by status", labels=["status"])
+        yield _fill(requests, self.requests)
+
+
+def _fill(metric: AnyMetric, values: Mapping[Any, float]) -> AnyMetric:
+    """Adds a value for each label to a metric, and returns it."""
+    for label, value in values.items():
+        metric.add_metric([label], value)
+    return metric
 
 
 FORM = ("teacher", "student", "task", "data", "columns", "options")
@@ -161,6 +150,11 @@ def _lines(file: str | Path) -> list[str]:
     return (config_directory() / file).read_text(encoding="utf-8").splitlines()
 
 
+def _list_options(file: str | Path) -> list[Any]:
+    """Returns the name, the value and the comment of each option of a file that has a comment."""
+    return [match.groups() for match in map(_KEY.fullmatch, _lines(file)) if match]
+
+
 def _read(group: str, name: str) -> Mapping[str, Any]:
     return read_yaml(config_directory() / group / f"{name}.yaml")
 
@@ -183,7 +177,7 @@ def _list_columns(task: str) -> list[dict[str, Any]]:
         return found
     files = [*list_bases(path), path]
     values = {name: value for file in files for name, value in read_yaml(file).items()}
-    comments = {parts[0]: parts[2] for file in files for parts in filter(None, map(_split, _lines(file)))}
+    comments = {name: comment for file in files for name, _, comment in _list_options(file)}
     for name, comment in comments.items():
         value = values.get(name)
         if _COLUMN.match(comment) and "CoNLL" not in comment and not isinstance(value, int):
@@ -193,14 +187,9 @@ def _list_columns(task: str) -> list[dict[str, Any]]:
     return found
 
 
-def _split(line: str) -> tuple[str, str, str] | None:
-    match = _KEY.fullmatch(line)
-    return None if match is None else (match[1], match[2], match[3])
-
-
 def _describe_option(name: str, file: str) -> dict[str, Any]:
     last = name.rpartition(".")[2]
-    _, value, comment = next(parts for parts in filter(None, map(_split, _lines(file))) if parts[0] == last)
+    _, value, comment = next(option for option in _list_options(file) if option[0] == last)
     title = _VALUES.sub("", comment).partition(";")[0]
     return {"name": name, "title": title, "default": None if value == "null" else value}
 
@@ -274,20 +263,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job that is asked for, with names in place of paths.
+    """A job that is asked for.
 
     Args:
-        overrides: as they were given.
-        resolved: with the paths of data sets and teachers.
+        overrides: with the paths of data sets and teachers.
         data: names of the data sets that it reads.
-        names: what stands in a message in the place of a path, by the path.
     """
 
+    owner: str
     name: str | None
     overrides: tuple[str, ...]
-    resolved: tuple[str, ...]
     data: tuple[str, ...]
-    names: Mapping[str, str]
 
 
 class Service(HttpService):
@@ -399,22 +385,18 @@ class Service(HttpService):
         return self._resolve(account, name or None, overrides)
 
     def _resolve(self, account: Account, name: str | None, overrides: list[str]) -> JobRequest:
-        names: dict[str, str] = {}
         data: list[str] = []
 
         def resolve_data(given: str) -> Path:
             path = self.data.path(account.name, given)
             data.append(given)
-            names[str(path)] = f"data:{given}"
             return path
 
         def resolve_teacher(given: str) -> Path:
             known = list_teachers(self.settings.teachers)
             if self.settings.teachers is None or given not in known:
                 raise UserError(f"there is no teacher:{given}, expected one of {', '.join(known) or 'none'}")
-            path = (self.settings.teachers / given).absolute()
-            names[str(path)] = f"teacher:{given}"
-            return path
+            return (self.settings.teachers / given).absolute()
 
         options = [override for override in overrides if override not in MULTIRUN]
         resolved = check_overrides(
@@ -423,14 +405,12 @@ class Service(HttpService):
         )  # fmt: skip
         has_many = len(options) < len(overrides) or is_sweep(resolved) or names_sweep(resolved)
         sweep = ("-m",) if has_many else ()
-        return JobRequest(
-            name, tuple(overrides), (*sweep, *resolved), tuple(dict.fromkeys(data)),
-            sort_names(names),
-        )  # fmt: skip
+        return JobRequest(account.name, name, (*sweep, *resolved), tuple(dict.fromkeys(data)))
 
     async def plan(self, request: JobRequest) -> DryRun:
         """Returns the plan of a job, which is not submitted."""
-        return await self.planner.plan(request.resolved, request.names)
+        names = find_names(request.owner, request.overrides, request.data)
+        return await self.planner.plan(request.overrides, names)
 
     async def submit(self, account: Account, request: JobRequest) -> QueuedJob:
         """Checks a job by its dry run and puts it into the queue.
@@ -445,7 +425,7 @@ class Service(HttpService):
             async with self.adding:  # Others of the account may have been submitted meanwhile.
                 await asyncio.to_thread(self.check_quotas, account)
                 job = await asyncio.to_thread(
-                    self.queue.add, account.name, request.resolved, name=request.name, data=request.data,
+                    self.queue.add, account.name, request.overrides, name=request.name, data=request.data,
                     plan=plan.plan,
                 )  # fmt: skip
         self.dispatcher.wake()
@@ -509,8 +489,8 @@ class Service(HttpService):
 
     def _check_sources(self, job: QueuedJob) -> None:
         """Raises RefusedError unless the data sets and teachers of a job are those that it was submitted with."""
-        for name, path in find_paths(job).items():
-            if not path.exists():
+        for path, name in find_names(job.owner, job.overrides, job.data).items():
+            if not Path(path).exists():
                 raise RefusedError(409, f"{name} is gone, which job {job.id} reads: submit the job anew with another")
         for name in job.data:
             if self.data.get(job.owner, name).created > job.created:

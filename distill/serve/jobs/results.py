@@ -48,17 +48,18 @@ _WORDS = (
 
 
 def list_names(job: QueuedJob, directory: Path) -> dict[str, str]:
-    """Returns what stands in the texts of a job in place of paths, by the path, the longest first.
+    """Returns what stands in the texts of a job in place of paths, by the path.
 
     The data sets and teachers are those of the job's overrides, whether or not they are still there.
 
     Args:
         directory: of the service.
     """
-    names = dict(_find_names(job))
     own = job_directory(directory, job.id)
-    return sort_names({**names, f"{own / 'runs'}/": "", **name_directory(own, f"job {job.id}"),
-                       **name_directory(directory, "the service")})  # fmt: skip
+    return {
+        **find_names(job.owner, job.overrides, job.data), f"{own / 'runs'}/": "",
+        **name_directory(own, f"job {job.id}"), **name_directory(directory, "the service"),
+    }  # fmt: skip
 
 
 def name_directory(directory: Path, name: str) -> dict[str, str]:
@@ -66,20 +67,28 @@ def name_directory(directory: Path, name: str) -> dict[str, str]:
     return {f"{directory}/": "", str(directory): name}
 
 
-def sort_names(names: Mapping[str, str]) -> dict[str, str]:
-    """Returns names by their paths, a path before those that are its start."""
-    return dict(sorted(names.items(), key=lambda entry: -len(entry[0])))
+def find_names(owner: str, overrides: Iterable[str], data: Collection[str]) -> dict[str, str]:
+    """Returns `data:NAME` or `teacher:NAME` by each path that the service has put into the overrides of a job.
 
-
-def find_paths(job: QueuedJob) -> dict[str, Path]:
-    """Returns the paths of the data sets and teachers that the overrides of a job name, by `data:NAME` and so on."""
-    return {name: Path(path) for path, name in _find_names(job)}
+    Args:
+        data: names of the data sets that the job reads.
+    """
+    names: dict[str, str] = {}
+    for override in map(parse_override, (text for text in overrides if text not in MULTIRUN)):
+        verdict = find_verdict(override.key)
+        for path in filter(lambda text: text.startswith("/"), _list_texts(override.values)):
+            found = re.search(rf"/data/{re.escape(owner)}/([^/]+)/content/", path)
+            if found is not None and found[1] in data:
+                names[path] = f"data:{found[1]}"
+            elif verdict is not None and verdict.kind == ValueKind.TEACHER:
+                names[path] = f"teacher:{Path(path).name}"
+    return names
 
 
 def rename(text: str, names: Mapping[str, str]) -> str:
     """Returns a text with names in place of paths, and with the words of somebody who has a job and no command."""
-    for path, name in names.items():
-        text = text.replace(path, name)
+    for path in sorted(names, key=len, reverse=True):  # A path before those that are its start.
+        text = text.replace(path, names[path])
     for pattern, words in _WORDS:
         text = pattern.sub(words, text)
     return text
@@ -88,18 +97,6 @@ def rename(text: str, names: Mapping[str, str]) -> str:
 def rename_json(text: str, names: Mapping[str, str]) -> str:
     """Returns a text of JSON with names in place of paths, as `rename` does."""
     return rename(text, {json.dumps(path)[1:-1]: name for path, name in names.items()})
-
-
-def _find_names(job: QueuedJob) -> Iterator[tuple[str, str]]:
-    """Yields the paths that the service has put into the overrides of a job, each with its name."""
-    for override in map(parse_override, (text for text in job.overrides if text not in MULTIRUN)):
-        verdict = find_verdict(override.key)
-        for path in filter(lambda text: text.startswith("/"), _list_texts(override.values)):
-            found = re.search(rf"/data/{re.escape(job.owner)}/([^/]+)/content/", path)
-            if found is not None and found[1] in job.data:
-                yield path, f"data:{found[1]}"
-            elif verdict is not None and verdict.kind == ValueKind.TEACHER:
-                yield path, f"teacher:{Path(path).name}"
 
 
 def _list_texts(values: Iterable[Value]) -> Iterator[str]:
