@@ -18,7 +18,7 @@ import difflib
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -287,7 +287,7 @@ class OptionRule:
 
     Args:
         words: values that are taken besides those of the kind.
-        group: of conf, of whose files the value is a name.
+        group: of conf, of whose files the value is a name; by default that of the option's name.
         excluded: names of the group that only an administrator may choose.
         is_for_all: whether everybody may set it, and not an administrator alone.
         reason: for an option that nobody may set.
@@ -301,129 +301,103 @@ class OptionRule:
     reason: str = ""
 
 
-def _list(
-    kind: ValueKind, section: str, names: str, *, words: tuple[str, ...] = (), is_for_all: bool = True
-) -> "Table":
-    return {f"{section}{name}": OptionRule(kind, words, is_for_all=is_for_all) for name in names.split()}
-
-
-def _refuse(section: str, names: str, reason: str) -> "Table":
-    return {f"{section}{name}": OptionRule(ValueKind.NEVER, reason=reason) for name in names.split()}
-
-
-def _choose(group: str, *excluded: str) -> "Table":
-    return {group: OptionRule(ValueKind.CHOICE, group=group, excluded=excluded)}
-
-
-Table = dict[str, OptionRule]
-OF_JOBS = "it is of a job that the service does not run"
-OF_SERVICE = "the service sets it"
-# `*` stands for one part of a key.
-TABLE: Table = {
+VALUE, TEXT, NAME, GROUP = map(OptionRule, (ValueKind.VALUE, ValueKind.TEXT, ValueKind.NAME, ValueKind.CHOICE))
+DATA, TEACHER = OptionRule(ValueKind.DATA, words=("null",)), OptionRule(ValueKind.TEACHER, words=("null",))
+ADMINISTRATION = OptionRule(ValueKind.ANY, is_for_all=False)
+OF_JOBS = OptionRule(ValueKind.NEVER, reason="it is of a job that the service does not run")
+OF_SERVICE = OptionRule(ValueKind.NEVER, reason="the service sets it")
+FOREIGN_CODE = OptionRule(ValueKind.NEVER, reason="it would run the code of others")
+# The section, the rule and the names of options. `*` stands for one part of a key.
+RULES: Sequence[tuple[str, OptionRule, str]] = (
     # Choices of files
-    **_choose("ablation"), **_choose("adapt"), **_choose("augment"), **_choose("benchmark"), **_choose("experiment"),
-    **_choose("export"), **_choose("objective"), **_choose("student"), **_choose("task"), **_choose("teacher"),
-    **_choose("variant"), **_choose("logger", "mlflow", "wandb"), **_choose("trainer", "ddp", "fsdp", "ray"),
-    **_choose("job", "benchmark", "cache", "check", "glue_test", "inspect", "publish", "report"),
+    ("", GROUP, "ablation adapt augment benchmark experiment export objective student task teacher variant"),
+    ("", replace(GROUP, excluded=("mlflow", "wandb")), "logger"),
+    ("", replace(GROUP, excluded=("ddp", "fsdp", "ray")), "trainer"),
+    ("", replace(GROUP, excluded=("benchmark", "cache", "check", "glue_test", "inspect", "publish", "report")), "job"),
     # The run
-    **_list(ValueKind.VALUE, "", "seed seeds baseline alpha copies"),
-    **_list(ValueKind.VALUE, "record.", "texts"),
-    **_list(ValueKind.VALUE, "report.", "margin"),
-    **_list(ValueKind.VALUE, "budget.", "mb ms widths"),
-    **_list(ValueKind.ANY, "", "output_dir cache_dir", is_for_all=False),
-    **_refuse("", "resume dry_run", OF_SERVICE),
-    **_refuse("", "trust", "it would run the code of others"),
-    **_refuse("", "bundles data json label model other private refresh repo report_dir run runs text", OF_JOBS),
-    **_refuse("inspect.", "*", OF_JOBS),
-    **_refuse("job.", "dry_run formats license older_than_days threads to_gb", OF_JOBS),
-    **_refuse("job.", "name", "choose with job=NAME"),
-    **_refuse("experiment.", "* *.* *.*.* *.*.*.*", "it is the table of an experiment"),
+    ("", VALUE, "seed seeds baseline alpha copies"),
+    ("record.", VALUE, "texts"),
+    ("report.", VALUE, "margin"),
+    ("budget.", VALUE, "mb ms widths"),
+    ("", ADMINISTRATION, "output_dir cache_dir"),
+    ("", OF_SERVICE, "resume dry_run"),
+    ("", FOREIGN_CODE, "trust"),
+    ("", OF_JOBS, "bundles data json label model other private refresh repo report_dir run runs text"),
+    ("inspect.", OF_JOBS, "*"),
+    ("job.", OF_JOBS, "dry_run formats license older_than_days threads to_gb"),
+    ("job.", replace(OF_JOBS, reason="choose with job=NAME"), "name"),
+    ("experiment.", replace(OF_JOBS, reason="it is the table of an experiment"), "* *.* *.*.* *.*.*.*"),
     # The task
-    **_list(
-        ValueKind.VALUE, "task.",
-        "beams builtin clean column corruption dev_examples dev_fraction doc_stride documents keep_gb lengths "
-        "long_targets masking masks max_answer_length max_length max_target mean_span metrics missing multi_label "
-        "n_best negatives negatives_by noise normalize packing pair pooling prompt rounds sampling scored_texts "
-        "seed streaming text_metrics top train_examples unlabelled_share word_column",
-    ),
-    **_list(ValueKind.VALUE, "task.mask.", "probability replace shuffle shuffle_size span_longest span_p unit"),
-    **_list(ValueKind.VALUE, "task.generator.", "layers width"),
-    **_list(
-        ValueKind.TEXT, "task.",
-        "answer choices class_weights classes context label labels language positive prefix question separator source "
-        "tags target text tokens train_label train_text triples words words.* words.*.*",
-    ),
-    **_list(ValueKind.NAME, "task.", "name"),
-    **_list(ValueKind.FILES, "task.", "splits splits.*"),
-    **_list(ValueKind.DATA, "task.", "data_dir bank transfer transfer.*", words=("null",)),
-    **_list(ValueKind.DATA, "task.", "unlabelled", words=("null", "auto")),
-    **_list(ValueKind.TEACHER, "task.", "cross_encoder source_encoder generator.path", words=("null",)),
-    **_list(ValueKind.TEACHER, "task.", "candidates", words=("bm25",)),
-    **_list(ValueKind.ANY, "task.", "hub_id", is_for_all=False),
-    "task.tasks": OptionRule(ValueKind.CHOICE, group="task"),
+    ("task.", VALUE,
+     "beams builtin clean column corruption dev_examples dev_fraction doc_stride documents keep_gb lengths "
+     "long_targets masking masks max_answer_length max_length max_target mean_span metrics missing multi_label "
+     "n_best negatives negatives_by noise normalize packing pair pooling prompt rounds sampling scored_texts "
+     "seed streaming text_metrics top train_examples unlabelled_share word_column"),
+    ("task.mask.", VALUE, "probability replace shuffle shuffle_size span_longest span_p unit"),
+    ("task.generator.", VALUE, "layers width"),
+    ("task.", TEXT,
+     "answer choices class_weights classes context label labels language positive prefix question separator source "
+     "tags target text tokens train_label train_text triples words words.* words.*.*"),
+    ("task.", NAME, "name"),
+    ("task.", OptionRule(ValueKind.FILES), "splits splits.*"),
+    ("task.", DATA, "data_dir bank transfer transfer.*"),
+    ("task.", replace(DATA, words=("null", "auto")), "unlabelled"),
+    ("task.", TEACHER, "cross_encoder source_encoder generator.path"),
+    ("task.", replace(TEACHER, words=("bm25",)), "candidates"),
+    ("task.", ADMINISTRATION, "hub_id"),
+    ("task.", replace(GROUP, group="task"), "tasks"),
     # The teacher
-    **_list(
-        ValueKind.VALUE, "teacher.",
-        "accept_weak attention beams decoder_depth depth dropout family features global_tokens heads hidden_dim "
-        "hidden_size keep layers pieces positions precision sampling_seed sampling_temperature seed start "
-        "vocabulary weights window",
-    ),
-    **_list(ValueKind.VALUE, "teacher.bilstm.", "dropout hidden_dim layers pooling"),
-    **_list(ValueKind.VALUE, "teacher.contrastive.", "batch_size epochs learning_rate pairs seed"),
-    **_list(ValueKind.VALUE, "teacher.cache.", "enabled hidden max_gb draws top_k"),
-    **_list(ValueKind.TEXT, "teacher.", "labels hypothesis"),
-    **_list(ValueKind.NAME, "teacher.", "name"),
-    **_list(ValueKind.TEACHER, "teacher.", "path paths paths.* encoder tokenizer", words=("null",)),
-    **_list(ValueKind.DATA, "teacher.", "texts", words=("null",)),
-    **_list(ValueKind.ANY, "teacher.", "id revision sizes", is_for_all=False),
-    **_refuse("teacher.", "trust_remote_code", "it would run the code of others"),
+    ("teacher.", VALUE,
+     "accept_weak attention beams decoder_depth depth dropout family features global_tokens heads hidden_dim "
+     "hidden_size keep layers pieces positions precision sampling_seed sampling_temperature seed start "
+     "vocabulary weights window"),
+    ("teacher.bilstm.", VALUE, "dropout hidden_dim layers pooling"),
+    ("teacher.contrastive.", VALUE, "batch_size epochs learning_rate pairs seed"),
+    ("teacher.cache.", VALUE, "enabled hidden max_gb draws top_k"),
+    ("teacher.", TEXT, "labels hypothesis"),
+    ("teacher.", NAME, "name"),
+    ("teacher.", TEACHER, "path paths paths.* encoder tokenizer"),
+    ("teacher.", DATA, "texts"),
+    ("teacher.", ADMINISTRATION, "id revision sizes"),
+    ("teacher.", FOREIGN_CODE, "trust_remote_code"),
     # The student and its losses
-    **_list(
-        ValueKind.VALUE, "student.",
-        "attention bucket_dim buckets chunk chunk_overlap chunk_pooling classifier_dim decoder_depth depth dilations "
-        "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions prune "
-        "prune_share prune_steps share smoothing start table tag_width token_dropout widths window",
-    ),
-    **_list(ValueKind.VALUE, "student.general.", "batch_size documents learning_rate max_length passes tokens"),
-    **_list(ValueKind.DATA, "student.general.", "corpus", words=("null",)),
-    **_list(ValueKind.NAME, "student.", "name"),
-    **_list(ValueKind.TEACHER, "student.", "path", words=("null",)),
-    **_refuse("student.", "trust_remote_code", "it would run the code of others"),
-    **_list(ValueKind.VALUE, "objective.", "dimensions"),
-    **_list(ValueKind.NAME, "objective.", "name"),
-    **_list(
-        ValueKind.VALUE, "objective.terms.*.",
-        "alpha beta classes divergence embeddings last_layer layers margin part position_width positions projection "
-        "relation_heads sampling_temperature scale smoothing student_share targets teacher_layer temperature weight",
-    ),
-    **_list(ValueKind.VALUE, "ablation.", "init"),
-    **_list(ValueKind.NAME, "ablation.", "name"),
-    **_list(ValueKind.NAME, "variant.", "name"),
+    ("student.", VALUE,
+     "attention bucket_dim buckets chunk chunk_overlap chunk_pooling classifier_dim decoder_depth depth dilations "
+     "dim dropout embedding_dim ffn global_tokens groups heads hidden_dim init layer layers pooling positions prune "
+     "prune_share prune_steps share smoothing start table tag_width token_dropout widths window"),
+    ("student.general.", VALUE, "batch_size documents learning_rate max_length passes tokens"),
+    ("student.general.", DATA, "corpus"),
+    ("student.", NAME, "name"),
+    ("student.", TEACHER, "path"),
+    ("student.", FOREIGN_CODE, "trust_remote_code"),
+    ("objective.", VALUE, "dimensions"),
+    ("objective.", NAME, "name"),
+    ("objective.terms.*.", VALUE,
+     "alpha beta classes divergence embeddings last_layer layers margin part position_width positions projection "
+     "relation_heads sampling_temperature scale smoothing student_share targets teacher_layer temperature weight"),
+    ("ablation.", VALUE, "init"),
+    ("ablation.", NAME, "name"),
+    ("variant.", NAME, "name"),
     # The training
-    **_list(
-        ValueKind.VALUE, "trainer.",
-        "accelerator accumulate batch_size batch_tokens betas checkpoint_steps clip compact_embeddings compile ema "
-        "embeddings_learning_rate eps evaluations frozen_embeddings learning_rate max_epochs max_steps min_steps "
-        "patience precision schedule seed soup warmup weight_decay",
-    ),
-    **_list(ValueKind.VALUE, "trainer.", "devices strategy", is_for_all=False),
-    **_list(
-        ValueKind.VALUE, "augment.", "candidates copies language longest_ngram p_mask p_ngram p_pos p_replace seed"
-    ),
-    **_list(ValueKind.TEACHER, "augment.", "model", words=("null",)),
-    **_list(ValueKind.NAME, "augment.", "name"),
-    **_list(ValueKind.TEXT, "adapt.", "add_words"),
+    ("trainer.", VALUE,
+     "accelerator accumulate batch_size batch_tokens betas checkpoint_steps clip compact_embeddings compile ema "
+     "embeddings_learning_rate eps evaluations frozen_embeddings learning_rate max_epochs max_steps min_steps "
+     "patience precision schedule seed soup warmup weight_decay"),
+    ("trainer.", replace(VALUE, is_for_all=False), "devices strategy"),
+    ("augment.", VALUE, "candidates copies language longest_ngram p_mask p_ngram p_pos p_replace seed"),
+    ("augment.", TEACHER, "model"),
+    ("augment.", NAME, "name"),
+    ("adapt.", TEXT, "add_words"),
     # The bundle
-    **_list(
-        ValueKind.VALUE, "export.",
-        "abstain calibration dimensions enabled formats max_batch_diff max_drop max_ece_rise max_probability_diff "
-        "max_vector_drop min_agreement model2vec qat_epochs recipes search_evaluations target vocabulary",
-    ),
-    **_list(ValueKind.DATA, "export.", "vocabulary_texts"),
-    **_list(ValueKind.VALUE, "benchmark.", "batches dev_pass enabled lengths max_lengths seconds teacher threads"),
-    **_list(ValueKind.ANY, "logger.mlflow.", "bundle directory experiment tracking_uri", is_for_all=False),
-    **_list(ValueKind.ANY, "logger.wandb.", "bundle entity mode project", is_for_all=False),
-}  # fmt: skip
+    ("export.", VALUE,
+     "abstain calibration dimensions enabled formats max_batch_diff max_drop max_ece_rise max_probability_diff "
+     "max_vector_drop min_agreement model2vec qat_epochs recipes search_evaluations target vocabulary"),
+    ("export.", replace(DATA, words=()), "vocabulary_texts"),
+    ("benchmark.", VALUE, "batches dev_pass enabled lengths max_lengths seconds teacher threads"),
+    ("logger.mlflow.", ADMINISTRATION, "bundle directory experiment tracking_uri"),
+    ("logger.wandb.", ADMINISTRATION, "bundle entity mode project"),
+)  # fmt: skip
+TABLE = {f"{section}{name}": rule for section, rule, names in RULES for name in names.split()}
 # Keys that have the options of another section: a group of conf stands at several places.
 ALIASES = (
     (("task", "tasks", "*"), ("task",)),
@@ -542,11 +516,11 @@ class _Checker:
         return value
 
     def _check_choice(self, name: str, verdict: OptionRule, text: str) -> Scalar:
-        known = list_choices(verdict.group)
+        known = list_choices(verdict.group or name)
         if text not in known:
             open_to_all = [choice for choice in known if choice not in verdict.excluded]
             raise OverrideError(f"got {name}={show_escaped(text)}, expected one of {', '.join(open_to_all)}")
-        if text in verdict.excluded and not (self.administrator and verdict.group != "job"):
+        if text in verdict.excluded and not (self.administrator and name != "job"):
             raise OverrideError(f"{name}={text} is not for requests to the service: choose another one")
         return Scalar(text)
 
