@@ -68,8 +68,10 @@ class Connection:
     ) -> Json:
         """Returns the JSON of an answer, an empty object for one without a body; sends JSON or a file."""
         body = file if content is None else json.dumps(content).encode()
-        kind = "application/octet-stream" if content is None else "application/json"
-        with self.open(method, path, body=body, headers={"Content-Type": kind} if body else {}) as answer:
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        if file is not None:  # Without its length it would be sent in chunks.
+            headers = {"Content-Type": "application/octet-stream", "Content-Length": str(_measure(file))}
+        with self.open(method, path, body=body, headers=headers) as answer:
             try:
                 value: Json = json.loads(answer.read() or b"{}")
             except ValueError as error:
@@ -94,7 +96,8 @@ class Connection:
                 # A service that refuses an upload answers, and closes before it has read all of it.
                 connection.connect()
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    connection.request(method, self._parts.path.rstrip("/") + path, body, self._prepare(body, headers))
+                    place = self._parts.path.rstrip("/") + path
+                    connection.request(method, place, body, {**self._headers, **(headers or {})})
                 with connection.getresponse() as answer:
                     if answer.status >= 300:
                         raise _read_refusal(answer, self.url)
@@ -104,11 +107,6 @@ class Connection:
                 f"no answer from the service at {self.url} ({first_line(error)}): is it running, and is this its "
                 "address?"
             ) from error
-
-    def _prepare(self, body: bytes | IO[bytes] | None, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """Returns all headers; those of a file have its length, without which it would be sent in chunks."""
-        size = {} if body is None or isinstance(body, bytes) else {"Content-Length": str(_measure(body))}
-        return {**self._headers, **size, **(headers or {})}
 
     def events(self, path: str, after: int) -> Iterator[Event]:
         """Yields the server-sent events of one connection, those after a number."""
@@ -169,7 +167,9 @@ def open_data(path: Path) -> Iterator[tuple[IO[bytes], str]]:
             file: IO[bytes]
             if path.is_dir():
                 file = stack.enter_context(tempfile.TemporaryFile())
-                _pack(path, file)
+                with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+                    for name, inner in _list_files(path):
+                        packed.write(inner, name)
             else:
                 file = stack.enter_context(path.open("rb"))
         yield file, "zip" if path.is_dir() else path.suffix[1:].lower()
@@ -187,12 +187,6 @@ def _list_files(directory: Path) -> list[tuple[str, Path]]:
     """Returns the files of a directory with their names in it, hidden ones left out."""
     named = [(path.relative_to(directory), path) for path in sorted(directory.rglob("*")) if path.is_file()]
     return [(name.as_posix(), path) for name, path in named if not any(part.startswith(".") for part in name.parts)]
-
-
-def _pack(directory: Path, file: IO[bytes]) -> None:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, path in _list_files(directory):
-            packed.write(path, name)
 
 
 def hash_data(path: Path) -> str:
@@ -235,8 +229,7 @@ def download(answer: http.client.HTTPResponse, target: Path, *, unpack: bool) ->
 def _copy(answer: http.client.HTTPResponse, file: Path) -> None:
     expected = answer.headers.get("Content-Length")
     with file.open("wb") as output:
-        while content := answer.read(CHUNK):
-            output.write(content)
+        shutil.copyfileobj(answer, output, CHUNK)
         if expected is not None and output.tell() != int(expected):
             raise UnreachableServiceError(f"the service sent {output.tell():,} of {int(expected):,} bytes: try again")
 

@@ -158,13 +158,6 @@ PART = 65_536  # Bytes of an answer that are handed on at once, so that its memo
 BUSY = "the server holds as many bytes of requests and answers as it may: try again in a second"
 
 
-class Held:
-    """Counts the bytes of bodies and answers in memory."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.bytes = most, 0
-
-
 class AccessMiddleware:
     """Asks for the host and the token, and limits the memory of all requests together.
 
@@ -174,22 +167,25 @@ class AccessMiddleware:
         token: that requests must bear; None for none.
         hosts: names by which a server without a token may be addressed; None for any.
         most: bytes of bodies and answers in memory.
+
+    Attributes:
+        held: bytes of them now.
     """
 
     def __init__(
         self, app: ASGIApp, *, service: HttpService, token: str | None, hosts: Collection[str] | None, most: int
     ) -> None:
-        self.app, self.service, self.token, self.hosts, self.held = app, service, token, hosts, Held(most)
+        self.app, self.service, self.token, self.hosts, self.most, self.held = app, service, token, hosts, most, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        own = _Request(receive, send, self.held, self.service)
+        own = _Request(receive, send, self)
         try:
             await self._answer(scope, own)
         finally:
-            own.release()
+            self.held -= own.bytes
 
     async def _answer(self, scope: Scope, own: "_Request") -> None:
         headers = Headers(scope=scope)
@@ -208,18 +204,18 @@ class AccessMiddleware:
 class _Request:
     """The channels of one request, with the bytes that it holds."""
 
-    def __init__(self, receive: Receive, send: Send, held: Held, service: HttpService) -> None:
-        self._receive, self._send, self.held, self.service, self.bytes = receive, send, held, service, 0
+    def __init__(self, receive: Receive, send: Send, access: AccessMiddleware) -> None:
+        self._receive, self._send, self.access, self.bytes = receive, send, access, 0
 
     async def receive(self) -> Message:
         message = await self._receive()
         self._hold(len(message.get("body", b"")))
-        if self.held.bytes > self.held.most and self.bytes > PART:  # Small requests always pass.
+        if self.access.held > self.access.most and self.bytes > PART:  # Small requests always pass.
             raise RefusedError(503, BUSY)
         return message
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and not self.service.is_ready:
+        if message["type"] == "http.response.start" and not self.access.service.is_ready:
             MutableHeaders(scope=message)["Connection"] = "close"
         body = message.get("body", b"")
         if len(body) <= PART:
@@ -233,10 +229,7 @@ class _Request:
 
     def _hold(self, number: int) -> None:
         self.bytes += number
-        self.held.bytes += number
-
-    def release(self) -> None:
-        self.held.bytes -= self.bytes
+        self.access.held += number
 
 
 def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str | None) -> bool:

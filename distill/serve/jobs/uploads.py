@@ -16,10 +16,10 @@ import sys
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from distill.core.errors import UserError, first_line
 from distill.core.files import is_full_disk
@@ -99,17 +99,12 @@ def unpack_gzip(path: Path, limit: int) -> None:
     with open(path, "rb") as file:
         if file.read(2) != _GZIP:
             return
-    target, written = path.with_name(f".{path.name}"), 0
-    most = max(PART, path.stat().st_size * ZipLimits.ratio)
+    target = path.with_name(f".{path.name}")
+    too_large = f"{path.name} has more than {limit:,} bytes when it is unpacked, the limit"
+    too_dense = f"{path.name} is over {ZipLimits.ratio} times as large when it is unpacked"
     try:
         with gzip.open(path) as packed, open(target, "xb") as file:
-            while part := packed.read(PART):
-                written += len(part)
-                if written > limit:
-                    raise UserError(f"{path.name} has more than {limit:,} bytes when it is unpacked, the limit")
-                if written > most:
-                    raise UserError(f"{path.name} is over {ZipLimits.ratio} times as large when it is unpacked")
-                file.write(part)
+            _copy(packed, file, (limit, too_large), (path.stat().st_size * ZipLimits.ratio, too_dense))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path.name} cannot be unpacked: {first_line(error)}") from error
     os.replace(target, path)
@@ -170,29 +165,36 @@ def _is_data(name: str) -> bool:
 def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, directory: Path, limits: ZipLimits, *, room: int) -> int:
     """Writes a file; returns its bytes, which its entry may have told wrongly."""
     target = directory.joinpath(*PurePosixPath(entry.filename).parts)
-    written, most = 0, max(PART, entry.compress_size * limits.ratio)
+    too_large = f"the zip has more than {limits.bytes:,} bytes when it is unpacked, the limit"
+    too_dense = f"the zip has {show_escaped(entry.filename)}, which is over {limits.ratio} times as large unpacked"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"the zip has {show_escaped(entry.filename)} as a file and as a directory") from error
-    with open(descriptor, "wb") as file:
-        for part in _read_parts(archive, entry):
-            written += len(part)
-            if written > room:
-                raise UserError(f"the zip has more than {limits.bytes:,} bytes when it is unpacked, the limit")
-            if written > most:
-                raise UserError(
-                    f"the zip has {show_escaped(entry.filename)}, which is over {limits.ratio} times as large unpacked"
-                )
-            file.write(part)
+    with open(descriptor, "wb") as file, archive.open(entry) as packed:
+        return _copy(packed, file, (room, too_large), (entry.compress_size * limits.ratio, too_dense))
+
+
+def _copy(packed: gzip.GzipFile | IO[bytes], file: IO[bytes], room: tuple[int, str], dense: tuple[int, str]) -> int:
+    """Copies a file while it is unpacked, and returns its bytes.
+
+    Args:
+        room: most bytes, and the reason to refuse more.
+        dense: likewise where the file has more than a part.
+
+    Raises:
+        UserError: with the reason.
+    """
+    written = 0
+    while part := packed.read(PART):
+        written += len(part)
+        if written > room[0]:
+            raise UserError(room[1])
+        if written > max(PART, dense[0]):
+            raise UserError(dense[1])
+        file.write(part)
     return written
-
-
-def _read_parts(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
-    with archive.open(entry) as file:
-        while part := file.read(PART):
-            yield part
 
 
 MEMORY = 6 * 2**30  # Bytes of address space.
