@@ -274,7 +274,7 @@ _PAGE = """<!doctype html>
 _PATH = """<section>
 <h2><code>{method} {path}</code></h2>
 <p>{summary}.</p>
-{details}
+{details}<pre tabindex="0">{command}</pre>
 </section>"""
 
 
@@ -322,24 +322,21 @@ def create_app(service: HttpService, description: str, page: Callable[[], Respon
 
 
 def _describe_path(method: str, path: str, operation: Schema, address: str) -> str:
-    content = operation.get("requestBody", {}).get("content", {})
-    details = [_describe_body(kind, media) for kind, media in content.items()]
-    details.append(f'<pre tabindex="0">{escape_html(_write_command(f"{address}{path}", content))}</pre>')
+    """Returns a path with the fields of its body, and a command that sends the example of it."""
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    details, command = "", f"curl {address}{path}"
+    if body is not None:
+        fields = "\n".join(
+            f"<li><code>{escape_html(name)}</code>: {escape_html(_describe_type(of))}</li>"
+            for name, of in body["schema"]["properties"].items()
+        )
+        words = f"The body is application/json. {body['schema']['description']}"
+        details = f"<p>{escape_html(words)}</p>\n<ul>\n{fields}\n</ul>\n"
+        command += f" -H 'Content-Type: application/json' -d '{json.dumps(body['example'])}'"
     return _PATH.format(
         method=escape_html(method.upper()), path=escape_html(path), summary=escape_html(operation.get("summary", "")),
-        details="\n".join(details),
+        details=details, command=escape_html(command),
     )  # fmt: skip
-
-
-def _describe_body(kind: str, media: Schema) -> str:
-    """Returns the fields of a body as a list, below its description."""
-    schema = media["schema"]
-    fields = [
-        f"<li><code>{escape_html(name)}</code>: {escape_html(_describe_type(of))}</li>"
-        for name, of in schema.get("properties", {}).items()
-    ]
-    words = f"The body is {kind}. {schema.get('description', '')}".strip()
-    return f"<p>{escape_html(words)}</p>\n<ul>\n" + "\n".join(fields) + "\n</ul>"
 
 
 def _describe_type(schema: Schema) -> str:
@@ -350,14 +347,6 @@ def _describe_type(schema: Schema) -> str:
     if schema.get("minItems"):
         words += f", {schema['minItems']} of them"
     return words + (f" ({schema['description']})" if "description" in schema else "")
-
-
-def _write_command(address: str, content: Schema) -> str:
-    """Returns the command that sends the example of a body."""
-    body = next((media["example"] for media in content.values() if "example" in media), None)
-    if body is None:
-        return f"curl {address}"
-    return f"curl {address} -H 'Content-Type: {next(iter(content))}' -d '{json.dumps(body)}'"
 
 
 PIPELINE = 16  # Requests on one connection that wait for the answer to the one before.
