@@ -366,25 +366,25 @@ class Client:
 
     def job(self, job: str) -> Json:
         """Returns a job: its state, stage, progress, metrics, and the results of a finished one."""
-        return self._service.ask("GET", _path(job))
+        return self._service.ask("GET", _path("jobs", job))
 
     def cancel(self, job: str) -> Json:
         """Cancels a job that is queued or runs, and returns it; one that has ended is refused."""
-        return self._service.ask("DELETE", f"{_path(job)}?cancel=1")
+        return self._service.ask("DELETE", _path("jobs", job, cancel="1"))
 
     def remove(self, job: str) -> None:
         """Removes a job that has ended, with its files; one that is queued or runs is cancelled."""
-        self._service.ask("DELETE", _path(job))
+        self._service.ask("DELETE", _path("jobs", job))
 
     def retry(self, job: str) -> Json:
         """Queues a job again that failed or was cancelled, under the same id, and returns it."""
-        return self._service.ask("POST", _path(job, "retry"), {})
+        return self._service.ask("POST", _path("jobs", job, "retry"), {})
 
     def log(self, job: str, offset: int = 0) -> str:
         """Returns the output of a job until now, from a byte on."""
         parts: list[bytes] = []
         while not parts or parts[-1]:  # The service gives a part of a long one.
-            place = f"{_path(job, 'log')}?offset={offset + sum(map(len, parts))}"
+            place = _path("jobs", job, "log", offset=str(offset + sum(map(len, parts))))
             with self._service.open("GET", place) as answer:
                 parts.append(answer.read())
         return b"".join(parts).decode("utf-8", "replace")
@@ -395,11 +395,11 @@ class Client:
         Args:
             run: one of the `runs` of a job that has several.
         """
-        return self._service.ask("POST", _path(job, "predict") + _query(run=run), {"inputs": list(inputs)})
+        return self._service.ask("POST", _path("jobs", job, "predict", run=run), {"inputs": list(inputs)})
 
     def deploy(self, job: str, *, run: str | None = None) -> Json:
         """Puts the bundle of a finished job into the place of the one that a server of predictions serves."""
-        return self._service.ask("POST", _path(job, "deploy") + _query(run=run), {})
+        return self._service.ask("POST", _path("jobs", job, "deploy", run=run), {})
 
     def upload(self, path: str | Path, *, name: str | None = None, format: str | None = None) -> Json:
         """Uploads a file, or a directory as a zip, and returns the data set, which overrides name as `data:NAME`.
@@ -410,12 +410,12 @@ class Client:
         """
         path = Path(path).expanduser()
         with open_data(path) as (file, ending):
-            place = f"/data/{quote(name or path.stem, safe='')}{_query(format=format or FORMATS.get(ending, ending))}"
+            place = _path("data", name or path.stem, format=format or FORMATS.get(ending, ending))
             return self._service.ask("PUT", place, file=file)
 
     def data(self, name: str) -> Json:
         """Returns the columns, the first rows and the problems of a data set."""
-        return self._service.ask("GET", f"/data/{quote(name, safe='')}")
+        return self._service.ask("GET", _path("data", name))
 
     def fetch(
         self,
@@ -440,8 +440,8 @@ class Client:
         target = Path(to).expanduser() if to is not None else Path(f"{job}-{what}{ending}")
         if target.exists():
             raise UserError(f"{target} exists: give another path, or remove it")
-        query = _query(run=run, force="1" if force else None)
-        with self._service.open("GET", _path(job, source) + query) as answer:
+        place = _path("jobs", job, source, run=run, force="1" if force else None)
+        with self._service.open("GET", place) as answer:
             download(answer, target, unpack=not ending)
         return target
 
@@ -455,7 +455,7 @@ class Client:
         while True:
             before = after
             try:
-                for event in self._service.events(_path(job, "events"), after):
+                for event in self._service.events(_path("jobs", job, "events"), after):
                     after, last, answered = event.number, event, time.monotonic()
                     yield event
                 # An end is the last event, unless the job was tried again after it.
@@ -482,13 +482,10 @@ def _describe_job(overrides: Sequence[str], form: Mapping[str, Any] | None, name
     return content if name is None else {**content, "name": name}
 
 
-def _path(job: str, *rest: str) -> str:
-    return "/".join(["/jobs", quote(job, safe=""), *rest])
-
-
-def _query(**values: str | None) -> str:
-    given = {name: value for name, value in values.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
+def _path(*parts: str, **query: str | None) -> str:
+    """Returns a path with a query of the values that are given."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return "".join(f"/{quote(part, safe='')}" for part in parts) + (f"?{urlencode(given)}" if given else "")
 
 
 def _is_end(event: Event | None) -> bool:

@@ -363,36 +363,31 @@ class Generation:
 
     async def _collect(self, order: Order, job: GenerationJob) -> list[Writing]:
         """Returns the texts, in the order of their prompts."""
-        writings: dict[int, Writing] = {}
         try:
-            async for piece in job.pieces():
-                if piece.writing is not None:
-                    writings[piece.number] = piece.writing
+            async for _ in job.pieces():
+                pass
         except Exception as error:
             raise RefusedError(500, self._explain(order, error)) from error
         if job.is_cancelled:
             raise RefusedError(GONE, "the client has gone")
-        return [writings[number] for number in range(len(order.prompts))]
+        return job.writings
 
     async def _stream(
         self, order: Order, job: GenerationJob, form: Form, measured: MeasuredRequest
     ) -> AsyncIterator[str]:
         """Yields the data of the events."""
-        writings: dict[int, Writing] = {}
         measured.status = GONE
         try:
             async for piece in job.pieces():
                 for data in form.piece(piece):
                     yield json.dumps(data)
-                if piece.writing is not None:
-                    writings[piece.number] = piece.writing
         except Exception as error:
             measured.status = 500
             yield json.dumps(form.describe_error(500, self._explain(order, error)))
             return
-        if len(writings) == len(order.prompts):
+        if job.is_whole:
             measured.status = 200
-            for text in form.end(order, [writings[number] for number in range(len(order.prompts))]):
+            for text in form.end(order, job.writings):
                 yield text
 
     def _explain(self, order: Order, error: Exception) -> str:

@@ -278,6 +278,16 @@ class GenerationJob:
         """Whether nobody waits for its texts any more."""
         return self.is_cancelled or self._has_failed
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last piece of each text has been yielded."""
+        return not self._open
+
+    @property
+    def writings(self) -> list[Writing]:
+        """The texts that have begun, which are all once the job is whole."""
+        return [text.writing for text in self.texts if text.writing is not None]
+
     def cancel(self) -> None:
         """Ends the pieces. The texts are dropped before the next step."""
         self.is_cancelled = True

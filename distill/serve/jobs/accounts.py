@@ -303,12 +303,14 @@ class Usage:
         seconds = sum(max(0.0, end - max(start, now - WINDOW_SECONDS)) for start, end in [*spans, *self._read(owner)])
         return seconds / 3600.0
 
-    def find_excess(self, account: Account) -> str | None:
-        """Returns which limit keeps an account from another job, None if none does."""
+    def check_quotas(self, account: Account) -> None:
+        """Raises RefusedError if a limit keeps an account from another job."""
         jobs = len(self._queue.jobs(account.name, (State.QUEUED, *LIVE)))
         disk = 0 if account.disk is None else self.disk(account.name)
         hours = 0.0 if account.hours is None else self.hours(account.name)
-        return account.find_excess(jobs=jobs, disk=disk, hours=hours)
+        excess = account.find_excess(jobs=jobs, disk=disk, hours=hours)
+        if excess is not None:
+            raise RefusedError(409, excess)
 
     def note(self, job: QueuedJob) -> None:
         """Keeps the time of a job's last attempt, before the job is removed or tried again."""

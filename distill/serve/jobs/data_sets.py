@@ -10,7 +10,6 @@ An upload is written to `data/.uploads/` and looked through by a process with li
 import asyncio
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -21,12 +20,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 
 from distill.core.errors import UserError
-from distill.core.files import write_json
+from distill.core.files import hash_file, write_json
 from distill.serve.http import GONE, RefusedError
 from distill.serve.jobs.allowed_options import check_name, is_name, show_escaped
 
@@ -251,23 +250,18 @@ async def _receive(stream: AsyncIterator[bytes], path: Path, limit: int, too_lar
     Raises:
         RefusedError: for more bytes than the limit, for none, and if they stop to arrive.
     """
-    digest, size = hashlib.sha256(), 0
+    size = 0
     with open(path, "xb") as file:
         async for part in _join(stream):
             size += len(part)
             if size > limit:
                 raise too_large
-            await asyncio.to_thread(_write, file, digest.update, part)
+            await asyncio.to_thread(file.write, part)
         await asyncio.to_thread(file.flush)
         await asyncio.to_thread(os.fsync, file.fileno())
     if not size:
         raise RefusedError(422, "the upload has no bytes")
-    return digest.hexdigest()
-
-
-def _write(file: BinaryIO, update: Callable[[bytes], None], part: bytes) -> None:
-    update(part)
-    file.write(part)
+    return await asyncio.to_thread(hash_file, path)
 
 
 async def _join(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

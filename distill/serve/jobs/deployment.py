@@ -25,7 +25,7 @@ from starlette.responses import Response
 from distill.core.errors import UserError
 from distill.core.files import hash_file, read_checksums
 from distill.edge.bundle_files import NAME, fingerprint, read_manifest
-from distill.serve.__main__ import main
+from distill.serve.__main__ import TOKEN, main
 from distill.serve.client import Connection
 from distill.serve.http import RefusedError
 
@@ -33,7 +33,6 @@ IDLE_SECONDS = 120.0
 START_SECONDS = 120.0
 MOST = 2  # Children, each with a model in memory; the one that has been idle longest makes room.
 LINE = 1_000_000  # Bytes of the last lines of a child that could not start.
-TOKEN = "DISTILL_SERVE_TOKEN"
 ACTIONS = ("predict", "rank", "generate")
 
 
@@ -149,13 +148,10 @@ class Children:
                     raise RefusedError(503, f"{MOST} other students are tried: try again in a minute")
                 await self._remove(min(idle, key=lambda path: idle[path].idle_since))
             child = self._children[bundle] = await Child.start(bundle)
-            self._watch(bundle, child)
+            task = asyncio.create_task(self._end_when_idle(bundle, child))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
             return child
-
-    def _watch(self, bundle: Path, child: Child) -> None:
-        task = asyncio.create_task(self._end_when_idle(bundle, child))
-        self._ends.add(task)
-        task.add_done_callback(self._ends.discard)
 
     async def _end_when_idle(self, bundle: Path, child: Child) -> None:
         assert child.process.stdout is not None

@@ -420,22 +420,16 @@ class Service(HttpService):
             FullQueueError: if too many jobs wait.
         """
         with self.data.hold(account.name, request.data):
-            await asyncio.to_thread(self.check_quotas, account)
+            await asyncio.to_thread(self.usage.check_quotas, account)
             plan = await self.plan(request)
             async with self.adding:  # Others of the account may have been submitted meanwhile.
-                await asyncio.to_thread(self.check_quotas, account)
+                await asyncio.to_thread(self.usage.check_quotas, account)
                 job = await asyncio.to_thread(
                     self.queue.add, account.name, request.overrides, name=request.name, data=request.data,
                     plan=plan.plan,
                 )  # fmt: skip
         self.dispatcher.wake()
         return job
-
-    def check_quotas(self, account: Account) -> None:
-        """Raises RefusedError if a limit keeps an account from another job."""
-        excess = self.usage.find_excess(account)
-        if excess is not None:
-            raise RefusedError(409, excess)
 
     def find_job(self, account: Account, id: str) -> QueuedJob:
         """Returns a job of an account.

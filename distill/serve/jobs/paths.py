@@ -206,7 +206,7 @@ def add_jobs(routes: Routes, service: Service) -> None:
 
     @routes.add_job("POST", "/retry", "Queues a job again that failed or was cancelled")
     def retry(request: Request, job: QueuedJob) -> Response:
-        service.check_quotas(find_account(request))
+        service.usage.check_quotas(find_account(request))
         return JSONResponse(service.describe(service.retry(job)), status_code=202)
 
     @routes.add_job("PUT", "/pin", "Keeps a job from being cleaned up")

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -162,25 +162,24 @@ class Queue:
             OSError: with ENOSPC if the disk is full, as all other writes do.
         """
         identity = secrets.token_hex(6)
-        with self._writing() as connection:
-            (queued,) = connection.execute("select count(*) from jobs where state = ?", (State.QUEUED,)).fetchone()
+        with self._writing():
+            [(queued,)] = self._query("select count(*) from jobs where state = ?", State.QUEUED)
             if queued >= self.limit:
                 raise FullQueueError(f"{queued} jobs are queued, which is the limit: submit it again later")
-            connection.execute(
+            self._connection.execute(
                 "insert into jobs (id, owner, name, overrides, data, state, attempt, losses, place, offset, created, "
                 "metrics, pinned, plan) values (?, ?, ?, ?, ?, ?, 0, 0, ?, 0, ?, '{}', 0, ?)",
                 (
                     identity, owner, name, json.dumps(list(overrides)), json.dumps(list(data)), State.QUEUED,
-                    _next_place(connection), time.time(), plan,
+                    self._next_place(), time.time(), plan,
                 ),
             )  # fmt: skip
             return self._note_state(identity)
 
     def get(self, id: str) -> QueuedJob | None:
         """Returns the job with an id, None if there is none."""
-        with self._mutex:
-            row = self._connection.execute("select * from jobs where id = ?", (id,)).fetchone()
-        return None if row is None else _read_job(row)
+        rows = self._query("select * from jobs where id = ?", id)
+        return _read_job(rows[0]) if rows else None
 
     def jobs(self, owner: str | None = None, states: Collection[State] | None = None) -> list[QueuedJob]:
         """Returns the jobs of an owner, None for all, that are in one of the states, None for any, oldest first."""
@@ -190,20 +189,19 @@ class Queue:
         if owner is not None:
             query += " and owner = ?"
             values.append(owner)
-        with self._mutex:
-            return [_read_job(row) for row in self._connection.execute(f"{query} order by number", values)]
+        return [_read_job(row) for row in self._query(f"{query} order by number", *values)]
 
     def cancel(self, id: str) -> QueuedJob:
         """Cancels a job: a queued one at once, while one that runs is `cancelling` until its processes have ended.
 
         A job that has ended stays as it is.
         """
-        with self._writing() as connection:
+        with self._writing():
             job = self._find(id)
             if job.state == State.QUEUED:
-                _set(connection, id, state=State.CANCELLED, ended=time.time())
+                self._set(id, state=State.CANCELLED, ended=time.time())
             elif job.state == State.RUNNING:
-                _set(connection, id, state=State.CANCELLING)
+                self._set(id, state=State.CANCELLING)
             else:
                 return job
             return self._note_state(id)
@@ -214,21 +212,21 @@ class Queue:
         Raises:
             LiveJobError: if it is queued, runs, or has finished.
         """
-        with self._writing() as connection:
+        with self._writing():
             job = self._find(id)
             if job.state not in (State.FAILED, State.CANCELLED):
                 raise LiveJobError(f"job {id} is {job.state}: only one that failed or was cancelled is tried again")
-            _set(
-                connection, id, state=State.QUEUED, losses=0, place=_next_place(connection), started=None, ended=None,
+            self._set(
+                id, state=State.QUEUED, losses=0, place=self._next_place(), started=None, ended=None,
                 error=None, **_NO_PROGRESS,
             )  # fmt: skip
             return self._note_state(id)
 
     def pin(self, id: str, pinned: bool) -> QueuedJob:
         """Sets whether clean-ups leave a job."""
-        with self._writing() as connection:
+        with self._writing():
             self._find(id)
-            _set(connection, id, pinned=int(pinned))
+            self._set(id, pinned=int(pinned))
             return self._find(id)
 
     def remove(self, id: str) -> None:
@@ -237,25 +235,24 @@ class Queue:
         Raises:
             LiveJobError: if it has not ended.
         """
-        with self._writing() as connection:
+        with self._writing():
             job = self._find(id)
             if not job.state.is_end:
                 raise LiveJobError(f"job {id} is {job.state}: cancel it before it is removed")
-            connection.execute("delete from jobs where id = ?", (id,))
+            self._connection.execute("delete from jobs where id = ?", (id,))
 
     def claim(self) -> QueuedJob | None:
         """Takes the first job of the queue, which begins its next attempt; None if no job is queued."""
-        with self._writing() as connection:
-            row = connection.execute(
-                "select id, attempt from jobs where state = ? order by place limit 1", (State.QUEUED,)
-            ).fetchone()
-            if row is None:
+        with self._writing():
+            rows = self._query("select id, attempt from jobs where state = ? order by place limit 1", State.QUEUED)
+            if not rows:
                 return None
-            _set(
-                connection, row["id"], state=State.RUNNING, attempt=row["attempt"] + 1, offset=0, started=time.time(),
+            id, attempt = rows[0]
+            self._set(
+                id, state=State.RUNNING, attempt=attempt + 1, offset=0, started=time.time(),
                 **_NO_PROGRESS,
             )  # fmt: skip
-            return self._note_state(row["id"])
+            return self._note_state(id)
 
     def record(self, id: str, attempt: int, *events: EventData, offset: int | None = None) -> None:
         """Adds events of the current attempt, which have a `kind`, and where it is known a `time`.
@@ -266,18 +263,17 @@ class Queue:
         Raises:
             StaleAttemptError: if the attempt is not the current one or has ended. Nothing is written then.
         """
-        with self._writing() as connection:
+        with self._writing():
             self._check_attempt(id, attempt)
             for event in events:
                 self._append(id, attempt, event)
             if offset is not None:
-                _set(connection, id, offset=offset)
+                self._set(id, offset=offset)
 
     def offset(self, id: str) -> int:
         """Returns the number of bytes of the current attempt's file of events that are recorded."""
-        with self._mutex:
-            row = self._connection.execute("select offset from jobs where id = ?", (id,)).fetchone()
-        return 0 if row is None else int(row["offset"])
+        rows = self._query("select offset from jobs where id = ?", id)
+        return int(rows[0]["offset"]) if rows else 0
 
     def finish(self, id: str, attempt: int, state: State, error: str | None = None) -> QueuedJob:
         """Ends the current attempt, and with it the job. One that is being cancelled ends as cancelled.
@@ -285,10 +281,10 @@ class Queue:
         Raises:
             StaleAttemptError: if the attempt is not the current one or has ended.
         """
-        with self._writing() as connection:
+        with self._writing():
             if self._check_attempt(id, attempt).state == State.CANCELLING:
                 state, error = State.CANCELLED, None
-            _set(connection, id, state=state, ended=time.time(), error=error, seconds_left=None)
+            self._set(id, state=state, ended=time.time(), error=error, seconds_left=None)
             return self._note_state(id)
 
     def requeue(self, id: str, attempt: int, *, begun: bool) -> QueuedJob:
@@ -300,37 +296,40 @@ class Queue:
         Raises:
             StaleAttemptError: if the attempt is not the current one or has ended.
         """
-        with self._writing() as connection:
+        with self._writing():
             if self._check_attempt(id, attempt).state == State.CANCELLING:
                 return self.finish(id, attempt, State.CANCELLED)
-            (lost,) = connection.execute("select losses from jobs where id = ?", (id,)).fetchone()
+            [(lost,)] = self._query("select losses from jobs where id = ?", id)
             lost += begun
             if lost > LOSSES:
                 return self.finish(id, attempt, State.FAILED, f"its processes were lost {lost} times")
-            _set(connection, id, state=State.QUEUED, losses=lost, started=None, **_NO_PROGRESS)
+            self._set(id, state=State.QUEUED, losses=lost, started=None, **_NO_PROGRESS)
             return self._note_state(id)
 
     def events(self, id: str, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """Returns the events of a job whose numbers are above `after`, the first `limit` of them."""
-        with self._mutex:
-            rows = self._connection.execute(
-                "select events.* from events join jobs on jobs.number = events.job where jobs.id = ? "
-                "and events.number > ? order by events.number limit ?", (id, after, limit),
-            ).fetchall()  # fmt: skip
+        rows = self._query(
+            "select events.* from events join jobs on jobs.number = events.job where jobs.id = ? "
+            "and events.number > ? order by events.number limit ?", id, after, limit,
+        )  # fmt: skip
         return [
             JobEvent(row["number"], row["time"], row["attempt"], row["kind"], json.loads(row["data"])) for row in rows
         ]
 
+    def _query(self, query: str, *values: object) -> list[sqlite3.Row]:
+        with self._mutex:
+            return self._connection.execute(query, values).fetchall()
+
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Yields the connection within a transaction, which a nested call joins."""
+    def _writing(self) -> Iterator[None]:
+        """Begins a transaction, which a nested call joins, and commits it at the end."""
         with self._mutex:
             if self._connection.in_transaction:
-                yield self._connection
+                yield
                 return
             try:
                 self._connection.execute("begin immediate")
-                yield self._connection
+                yield
                 self._connection.execute("commit")
             except BaseException as error:
                 if self._connection.in_transaction:
@@ -352,6 +351,13 @@ class Queue:
                 f"attempt {attempt} of job {id} is over: the job is {job.state} with attempt {job.attempt}"
             )
         return job
+
+    def _next_place(self) -> int:
+        return int(self._query("select coalesce(max(place), 0) + 1 from jobs")[0][0])
+
+    def _set(self, id: str, **values: object) -> None:
+        names = ", ".join(f"{name} = ?" for name in values)
+        self._connection.execute(f"update jobs set {names} where id = ?", (*values.values(), id))
 
     def _note_state(self, id: str) -> QueuedJob:
         """Adds the event of a new state and returns the job."""
@@ -375,26 +381,15 @@ class Queue:
         if kind == "metrics":
             news["metrics"] = json.dumps({**self._find(id).metrics, **data.get("metrics", {})})
         if news:
-            _set(self._connection, id, **news)
+            self._set(id, **news)
 
 
 _NO_PROGRESS: Mapping[str, Any] = {"stage": None, "progress": None, "seconds_left": None, "metrics": "{}"}
 
 
-def _next_place(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("select coalesce(max(place), 0) + 1 from jobs").fetchone()[0])
-
-
-def _set(connection: sqlite3.Connection, id: str, **values: object) -> None:
-    names = ", ".join(f"{name} = ?" for name in values)
-    connection.execute(f"update jobs set {names} where id = ?", (*values.values(), id))
-
-
 def _read_job(row: sqlite3.Row) -> QueuedJob:
-    return QueuedJob(
-        id=row["id"], owner=row["owner"], name=row["name"], overrides=tuple(json.loads(row["overrides"])),
-        data=tuple(json.loads(row["data"])), state=State(row["state"]), attempt=row["attempt"], created=row["created"],
-        started=row["started"], ended=row["ended"], stage=row["stage"], progress=row["progress"],
-        seconds_left=row["seconds_left"], metrics=json.loads(row["metrics"]), error=row["error"],
-        pinned=bool(row["pinned"]), plan=row["plan"],
-    )  # fmt: skip
+    values = {field.name: row[field.name] for field in fields(QueuedJob)}
+    for name in ("overrides", "data"):
+        values[name] = tuple(json.loads(values[name]))
+    values |= {"state": State(row["state"]), "metrics": json.loads(row["metrics"]), "pinned": bool(row["pinned"])}
+    return QueuedJob(**values)

@@ -40,6 +40,8 @@ from distill.serve.jobs.previews import (
 PART = 1_048_576  # Bytes that are unpacked at once.
 DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".txt", ".conll", ".conllu", ".bio", ".iob")
 _LINKS_AND_DEVICES = (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
+# What the library raises for a damaged zip, or one that it cannot read.
+_DAMAGES = (zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError, RuntimeError, EOFError, ValueError)
 _ENCRYPTED = 0x1
 _GZIP = b"\x1f\x8b"
 _LONGEST_PART = 200  # Bytes of a file's name, which file systems limit to 255.
@@ -74,15 +76,7 @@ def unpack(path: Path, directory: Path, limits: ZipLimits) -> list[str]:
             return _unpack(archive, directory, limits)
     except UserError:
         raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-        NotImplementedError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-    ) as error:
+    except _DAMAGES as error:
         raise UserError(f"the zip cannot be read: {first_line(error)}") from error
     except OSError as error:
         if error.errno != errno.EINVAL:  # Of a place before the beginning, where a damaged zip leads.
