@@ -56,10 +56,10 @@ class RequestMetrics:
         tokens = create(Counter, "tokens", "Tokens of texts that have ended")
         for name, model in models.items():
             waiting.labels(name).set_function(model.waiting)
-            model.batcher.sizes.append(sizes.labels(name).observe)
+            model.batcher.report_size = sizes.labels(name).observe
             running.labels(name).set_function(model.scheduler.running)
-            model.scheduler.sizes.append(steps.labels(name).observe)
-            model.scheduler.lengths.append(tokens.labels(name).inc)
+            model.scheduler.report_size = steps.labels(name).observe
+            model.scheduler.report_length = tokens.labels(name).inc
 
     @contextlib.contextmanager
     def time(self, model: str) -> Iterator[MeasuredRequest]:

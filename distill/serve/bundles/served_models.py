@@ -22,6 +22,11 @@ from distill.edge.sampling import GenerationOptions
 from distill.serve.limits import Limits
 
 Result = TypeVar("Result")
+Report = Callable[[int], object]
+
+
+def ignore(number: int) -> None:
+    """Reports nothing."""
 
 
 class Worker(ABC):
@@ -157,7 +162,7 @@ class Batcher(Worker):
     def __init__(self, predict: Predict, *, waiting: int, records: int, characters: int = 32_000) -> None:
         super().__init__()
         self.predict, self.most, self.records, self.characters = predict, waiting, records, characters
-        self.sizes: list[Callable[[int], object]] = []  # Called with the number of records of each batch.
+        self.report_size: Report = ignore  # Called with the number of records of each batch.
         self._queue: list[tuple[int, int, PredictionRequest]] = []
         self._numbers, self._clock = itertools.count(), 0
 
@@ -219,8 +224,7 @@ class Batcher(Worker):
         if not shares:
             return
         records = [record for share in shares for record in share.records]
-        for report in self.sizes:
-            report(len(records))
+        self.report_size(len(records))
         try:
             predictions = await self._run_in_thread(self._run, records)
         except Exception as error:
@@ -348,8 +352,8 @@ class Scheduler(Worker):
     def __init__(self, *, waiting: int, rows: int) -> None:
         super().__init__()
         self.most, self.rows = waiting, rows
-        self.sizes: list[Callable[[int], object]] = []  # Called with the number of texts of each step.
-        self.lengths: list[Callable[[int], object]] = []  # Called with the number of tokens of each text at its end.
+        self.report_size: Report = ignore  # Called with the number of texts of each step.
+        self.report_length: Report = ignore  # Called with the number of tokens of each text at its end.
         self._waiting: deque[_Text] = deque()
         self._running: list[_Text] = []
 
@@ -381,8 +385,7 @@ class Scheduler(Worker):
             self._report(leaving)
             self._hand_on()
         if self._running:
-            for report in self.sizes:
-                report(len(self._running))
+            self.report_size(len(self._running))
             await self._run_in_thread(_step, list(self._running))
             self._hand_on()
         return bool(self._waiting or self._running)
@@ -420,8 +423,7 @@ class Scheduler(Worker):
     def _report(self, ended: Sequence[_Text]) -> None:
         for text in ended:
             if text.writing is not None:
-                for report in self.lengths:
-                    report(len(text.writing.tokens))
+                self.report_length(len(text.writing.tokens))
 
 
 def _change(leaving: Sequence[_Text], joining: Sequence[_Text]) -> None:

@@ -106,22 +106,20 @@ class Child:
 
 
 class Children:
-    """The children that run, by the directory of their bundle.
+    """The children that run.
 
     Args:
         idle: seconds without a request after which a child ends.
+
+    Attributes:
+        running: the children by the directory of their bundle.
     """
 
     def __init__(self, idle: float = IDLE_SECONDS) -> None:
         self.idle = idle
-        self._children: dict[Path, Child] = {}
+        self.running: dict[Path, Child] = {}
         self._starting = asyncio.Lock()
         self._ends: set[asyncio.Task[None]] = set()
-
-    @property
-    def running(self) -> int:
-        """The number of children."""
-        return len(self._children)
 
     async def ask(self, bundle: Path, action: str, body: bytes) -> Response:
         """Returns what the bundle answers, as `distill.serve` does.
@@ -137,17 +135,17 @@ class Children:
 
     async def _find(self, bundle: Path) -> Child:
         async with self._starting:  # One after the other, because each loads a model.
-            child = self._children.get(bundle)
+            child = self.running.get(bundle)
             if child is not None and child.process.returncode is None:
                 return child
             if child is not None:
-                del self._children[bundle]
-            while len(self._children) >= MOST:
-                idle = {path: one for path, one in self._children.items() if not one.requests}
+                del self.running[bundle]
+            while len(self.running) >= MOST:
+                idle = {path: one for path, one in self.running.items() if not one.requests}
                 if not idle:
                     raise RefusedError(503, f"{MOST} other students are tried: try again in a minute")
                 await self._remove(min(idle, key=lambda path: idle[path].idle_since))
-            child = self._children[bundle] = await Child.start(bundle)
+            child = self.running[bundle] = await Child.start(bundle)
             task = asyncio.create_task(self._end_when_idle(bundle, child))
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)
@@ -156,7 +154,7 @@ class Children:
     async def _end_when_idle(self, bundle: Path, child: Child) -> None:
         assert child.process.stdout is not None
         reading = asyncio.create_task(child.process.stdout.read())  # What it prints must not fill the pipe.
-        while self._children.get(bundle) is child:
+        while self.running.get(bundle) is child:
             quiet = 0.0 if child.requests else asyncio.get_running_loop().time() - child.idle_since
             if quiet >= self.idle or reading.done():
                 await self._remove(bundle)
@@ -164,18 +162,18 @@ class Children:
             await asyncio.wait({reading}, timeout=self.idle - quiet)
 
     async def _remove(self, bundle: Path) -> None:
-        child = self._children.pop(bundle, None)
+        child = self.running.pop(bundle, None)
         if child is not None:
             await child.stop()
 
     async def forget(self, directory: Path) -> None:
         """Ends the children whose bundles are in a directory, which is going to be removed."""
-        for bundle in [bundle for bundle in self._children if bundle.is_relative_to(directory)]:
+        for bundle in [bundle for bundle in self.running if bundle.is_relative_to(directory)]:
             await self._remove(bundle)
 
     async def stop(self) -> None:
         """Ends all children."""
-        for bundle in list(self._children):
+        for bundle in list(self.running):
             await self._remove(bundle)
         for task in list(self._ends):
             task.cancel()

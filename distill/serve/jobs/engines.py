@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -72,10 +71,8 @@ def find_descendants(pid: int) -> list[psutil.Process]:
 def kill_process(processes: Iterable[psutil.Process]) -> None:
     """Kills processes at once."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.Error):
             process.kill()
-        except psutil.Error:
-            continue
 
 
 PREFIX = "distill-"  # Of the jobs of a service, among those of others.
@@ -86,7 +83,7 @@ def to_id(attempt: Attempt) -> str:
     return PREFIX + attempt.name.replace("/", "-")
 
 
-@contextmanager
+@contextlib.contextmanager
 def expecting_replies(cluster: str) -> Iterator[None]:
     """Raises the errors of a client as ConnectionError, after which the service asks again."""
     try:

@@ -81,7 +81,7 @@ class ServiceMetrics:
         used = GaugeMetricFamily("distill_service_disk_bytes", "Bytes of a folder", labels=["folder"])
         yield _fill(used, self._sizes)
         yield GaugeMetricFamily("distill_service_disk_free_bytes", "Bytes that are free", value=free)
-        children = self._children.running
+        children = len(self._children.running)
         yield GaugeMetricFamily("distill_service_children", "Processes that predict", value=children)
         requests = CounterMetricFamily("distill_service_requests", "Requests by status", labels=["status"])
         yield _fill(requests, self.requests)

@@ -290,16 +290,14 @@ class Feeds:
 
     Args:
         directory: of the service.
+
+    Attributes:
+        watched: those of the jobs that somebody watches, by the id of the job.
     """
 
     def __init__(self, queue: Queue, directory: Path) -> None:
         self._queue, self._directory = queue, directory
-        self._feeds: dict[str, Feed] = {}
-
-    @property
-    def watched(self) -> int:
-        """The number of jobs that somebody watches."""
-        return len(self._feeds)
+        self.watched: dict[str, Feed] = {}
 
     async def watch(self, job: str, after: int, is_open: Callable[[], bool]) -> AsyncGenerator[bytes]:
         """Yields the events of a job after a number, up to the state of its end, or until `is_open` is false.
@@ -308,7 +306,7 @@ class Feeds:
         """
         found = await asyncio.to_thread(self._queue.get, job)
         names = {} if found is None else list_names(found, self._directory)
-        feed = self._feeds.setdefault(job, Feed(self._queue, job, names))
+        feed = self.watched.setdefault(job, Feed(self._queue, job, names))
         feed.begin()
         quiet = 0.0
         try:
@@ -327,8 +325,8 @@ class Feeds:
                     yield b": \n\n"
         finally:
             feed.end()
-            if not feed.watchers and self._feeds.get(job) is feed:
-                del self._feeds[job]
+            if not feed.watchers and self.watched.get(job) is feed:
+                del self.watched[job]
 
 
 Result = dict[str, Any]

@@ -51,7 +51,7 @@ def test_a_batch_has_no_more_records_than_it_may() -> None:
 
     async def work() -> None:
         batcher = Batcher(echo, waiting=9, records=3)
-        batcher.sizes.append(sizes.append)
+        batcher.report_size = sizes.append
         answers = [batcher.submit(numbers(number)) for number in (2, 2, 7)]
         batcher.start()
         assert [len(answer) for answer in await asyncio.gather(*answers)] == [2, 2, 7]

@@ -75,7 +75,7 @@ def test_watchers_go_on_with_a_retry_and_are_let_go_when_the_service_stops(start
     assert live.readline() == b"id: 1\n"
     running.stop()
     live.read()
-    assert running.service.feeds.watched == 0
+    assert running.service.feeds.watched == {}
 
 
 def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_job_is_let_go(
@@ -98,7 +98,7 @@ def test_a_watcher_who_is_far_behind_reads_from_the_queue_and_one_of_a_removed_j
         queue.finish(job.id, 1, State.FINISHED)
         async for content in stream:
             numbers += [number for number, _, _ in parse(content)]
-        assert feeds.watched == 0
+        assert feeds.watched == {}
         other = Feeds(queue, tmp_path).watch(removed.id, 0, lambda: True)
         await anext(other)
         queue.cancel(removed.id)

@@ -171,10 +171,10 @@ def test_a_student_is_tried_in_a_child_that_ends_when_idle_and_with_the_service(
     refused = running.ask("POST", path, {"inputs": [3]})
     assert (refused.status, refused.body) == (422, {"error": "record 1: got 3, expected a text"})
     assert running.ask("POST", f"/jobs/{job.id}/rank", {"query": "a", "documents": ["b"]}).status == 422
-    wait_for(lambda: children.running == 0)
+    wait_for(lambda: not children.running)
     children.idle = 600.0
     assert running.ask("POST", path, {"inputs": ["a"]}).status == 200
-    [child] = children._children.values()
+    [child] = children.running.values()
     running.stop()
     assert not is_running(child.process.pid)
 
