@@ -26,7 +26,6 @@ from distill.serve.jobs.attempts import read_log
 from distill.serve.jobs.deployment import ACTIONS
 from distill.serve.jobs.job_service import Service, offer
 from distill.serve.jobs.queue import FullQueueError, LiveJobError, QueuedJob, UnknownJobError
-from distill.serve.jobs.results import name_directory, rename
 
 # Nothing is loaded from elsewhere, no other page frames it, and no text becomes markup or code.
 _POLICY = (
@@ -142,7 +141,7 @@ class Routes:
             status = error.status
         else:
             status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
-        reason = rename(str(error), name_directory(self.service.directory, "the service"))
+        reason = results.rename(str(error), results.name_directory(self.service.directory, "the service"))
         return refuse(status, reason, {"Retry-After": "60"} if isinstance(error, FullQueueError) else None)
 
 

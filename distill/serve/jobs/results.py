@@ -24,15 +24,6 @@ from distill.records import verdict as verdicts
 from distill.records.headline import describe_verdict
 from distill.records.run import CONFIG, RECORD, read_plain
 from distill.records.schema import fill_record, read_record
-from distill.records.verdict import (
-    describe_gate,
-    describe_options,
-    flatten_options,
-    select_options,
-    select_timing,
-    shorten_names,
-    task_sections,
-)
 from distill.serve.http import RefusedError
 from distill.serve.jobs.allowed_options import MULTIRUN, Scalar, Value, ValueKind, find_verdict, parse_override
 from distill.serve.jobs.attempts import add_places, job_directory
@@ -368,19 +359,19 @@ def name_runs(root: Path, runs: Sequence[str], typed: Collection[str] = ()) -> d
     options = []
     for run in runs:
         try:
-            options.append(flatten_options(read_plain(root / run / CONFIG)))
+            options.append(verdicts.flatten_options(read_plain(root / run / CONFIG)))
         except UserError:  # It has none, or is being written.
             options.append({})
-    chosen = select_options(options, typed)
-    names = shorten_names(name for row in chosen for name in row)
-    titles = [describe_options(row, names) for row in chosen]
+    chosen = verdicts.select_options(options, typed)
+    names = verdicts.shorten_names(name for row in chosen for name in row)
+    titles = [verdicts.describe_options(row, names) for row in chosen]
     is_unique = len(set(titles)) == len(runs)
     return {run: title if is_unique and title else run for run, title in zip(runs, titles, strict=True)}
 
 
 def sections(record: JsonObject) -> list[JsonObject]:
     """Returns the record of each of several tasks, or the record itself."""
-    return [fill_record(section) for section in task_sections(record).values()] or [record]
+    return [fill_record(section) for section in verdicts.task_sections(record).values()] or [record]
 
 
 def read_result(record: JsonObject) -> Result:
@@ -397,7 +388,7 @@ def read_result(record: JsonObject) -> Result:
     teacher = verdicts.measure(record, "teacher", split)
     file = record["export"].get(decided.file) if decided and decided.file else None
     exported = verdicts.measure(record, decided.file, split) if decided and decided.file else None
-    timing = select_timing(record, "student", f"onnx-{decided.file}") if decided and file else None
+    timing = verdicts.select_timing(record, "student", f"onnx-{decided.file}") if decided and file else None
     return {
         "task": task["name"], "metric": task["metric"], "split": split,
         "teacher": teacher and teacher["mean"], "student": decided and decided.student["mean"],
@@ -420,7 +411,7 @@ def describe_gates(export: Mapping[str, Any]) -> str | None:
     """Returns why no file passed its gate; None if one did."""
     if find_gate(export) != "failed":
         return None
-    return "; ".join(f"{file['file']} {describe_gate(file)}" for file in export.values() if file.get("reason"))
+    return "; ".join(f"{file['file']} {verdicts.describe_gate(file)}" for file in export.values() if file.get("reason"))
 
 
 PART = 262_144  # Bytes of a file that are read at once.

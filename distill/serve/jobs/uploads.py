@@ -27,15 +27,8 @@ from distill.data.problems import Problem
 from distill.data.sources import find_files
 from distill.rows.columns import SUFFIXES
 from distill.rows.formats import reading_errors
+from distill.serve.jobs import previews
 from distill.serve.jobs.allowed_options import show_escaped
-from distill.serve.jobs.previews import (
-    Preview,
-    create_preview,
-    preview_conll,
-    preview_rows,
-    preview_squad,
-    preview_text,
-)
 
 PART = 1_048_576  # Bytes that are unpacked at once.
 DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".txt", ".conll", ".conllu", ".bio", ".iob")
@@ -265,7 +258,7 @@ def _describe(place: Path, preview: dict[str, Any], content: Path) -> dict[str, 
     return {"path": place.relative_to(content).as_posix(), "rows": rows, "preview": preview}
 
 
-def preview_file(path: Path, format: str) -> Preview:
+def preview_file(path: Path, format: str) -> previews.Preview:
     """Returns the preview of one file.
 
     Raises:
@@ -277,12 +270,12 @@ def preview_file(path: Path, format: str) -> Preview:
     if kind not in (None, format) or (kind is None and format == "parquet"):
         looks = f"looks like {kind} and not" if kind else "does not look"
         raise UserError(f"{path} {looks} like {format}: name its format with format=NAME")
-    read = {"conll": preview_conll, "squad": preview_squad, "text": preview_text}.get(format)
+    read = {"conll": previews.preview_conll, "squad": previews.preview_squad, "text": previews.preview_text}.get(format)
     with reading_errors(path):
-        return preview_rows({"data": (path,)}) if read is None else read(path)
+        return previews.preview_rows({"data": (path,)}) if read is None else read(path)
 
 
-def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
+def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> previews.Preview:
     """Returns the preview of the files of a directory: of train, dev and test, or of its first file.
 
     Args:
@@ -295,11 +288,11 @@ def preview_directory(directory: Path, left_out: Sequence[str] = ()) -> Preview:
             splits = {"data": (files[0],)}
         first = next(iter(splits.values()))[0]
         if first.name.lower().endswith(SUFFIXES):
-            preview = preview_rows(splits)
+            preview = previews.preview_rows(splits)
         else:
             preview = preview_file(first, _OTHERS[first.suffix.lower()])
     except UserError as error:
-        preview = create_preview({}, problems=[Problem(str(error), "it is kept as it is", is_error=True)])
+        preview = previews.create_preview({}, problems=[Problem(str(error), "it is kept as it is", is_error=True)])
     if left_out:
         names = ", ".join(left_out[:5]) + (f" and {len(left_out) - 5} more" if len(left_out) > 5 else "")
         problem = Problem(f"files that are no data are left out: {names}", "this needs no action")
