@@ -16,6 +16,8 @@ from asyncio import Transport
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from html import escape as escape_html
+from importlib.resources import files
+from string import Template
 from typing import Any
 
 import uvicorn
@@ -248,29 +250,6 @@ def is_allowed(headers: Iterable[tuple[bytes, bytes]], token: str | None) -> boo
 
 
 Schema = Mapping[str, Any]
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-  :root {{ color-scheme: light dark; --line: #8885; --band: #8882; }}
-  body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
-  h1 {{ font-size: 1.4rem; }}
-  h2 {{ font-size: 1.1rem; margin: 2rem 0 .25rem; padding-top: .75rem; border-top: 1px solid var(--line); }}
-  code, pre {{ font: .875em/1.45 ui-monospace, monospace; }}
-  pre {{ padding: .75rem 1rem; background: var(--band); overflow-x: auto; }}
-</style>
-<main>
-<h1>{title}</h1>
-<p>{description}</p>
-<p><a href="./">Another page</a> is there to try the models, <a href="openapi.json">openapi.json</a> for programs.</p>
-{paths}
-</main>
-</html>
-"""
 _PATH = """<section>
 <h2><code>{method} {path}</code></h2>
 <p>{summary}.</p>
@@ -291,10 +270,9 @@ def render_documentation(schema: Schema, *, address: str) -> str:
         for method, operation in methods.items()
     ]
     info = schema["info"]
-    return _PAGE.format(
-        title=escape_html(f"{info['title']} {info['version']}"), description=escape_html(info.get("description", "")),
-        paths="\n".join(paths),
-    )  # fmt: skip
+    page = Template(files("distill.serve").joinpath("docs.html").read_text(encoding="utf-8"))
+    title, description = f"{info['title']} {info['version']}", info.get("description", "")
+    return page.substitute(title=escape_html(title), description=escape_html(description), paths="\n".join(paths))
 
 
 def create_app(service: HttpService, description: str, page: Callable[[], Response]) -> FastAPI:

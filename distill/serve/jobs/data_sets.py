@@ -127,8 +127,13 @@ class DataSets:
         content = staging / "content"
         content.mkdir(parents=True)
         path = content / f"{name}{FORMATS[format]}"
-        limit = self.limit if room is None else min(self.limit, room)
-        digest = await _receive(stream, path, limit, self._refuse_size(room))
+        limit = self.limit if room is None else max(0, min(self.limit, room))
+        if limit < self.limit:
+            reason = f"the upload has more than the {limit:,} bytes that are left to you: delete some"
+            too_large = RefusedError(409, reason)
+        else:
+            too_large = RefusedError(413, f"the upload has more than {limit:,} bytes, the limit")
+        digest = await _receive(stream, path, limit, too_large)
         if self._directory(owner, name).exists():
             found = self.get(owner, name)
             if (found.digest, found.format) == (digest, format):
@@ -147,13 +152,6 @@ class DataSets:
         self._directory(owner, name).parent.mkdir(exist_ok=True)
         os.rename(staging, self._directory(owner, name))
         return found
-
-    def _refuse_size(self, room: int | None) -> RefusedError:
-        if room is not None and room < self.limit:
-            return RefusedError(
-                409, f"the upload has more than the {max(0, room):,} bytes that are left to you: delete some"
-            )
-        return RefusedError(413, f"the upload has more than {self.limit:,} bytes, the limit")
 
     async def _look(self, path: Path, format: str, limit: int) -> dict[str, Any]:
         """Returns the description of an upload by a process of its own, which also unpacks a zip."""
