@@ -43,13 +43,14 @@ class HttpService(ABC):
         limits: of requests and connections.
         hosts: names by which it may be addressed beside those of loopback; None for any.
         log: is called with what happened, in words.
+        token: that requests must bear, where `AccessMiddleware` asks for it; None for none.
 
     Attributes:
         is_ready: whether it has started and is not stopping.
     """
 
-    def __init__(self, *, limits: Limits, hosts: Collection[str] | None, log: Any) -> None:
-        self.limits, self.hosts, self.log = limits, hosts, log
+    def __init__(self, limits: Limits, hosts: Collection[str] | None, log: Any, token: str | None = None) -> None:
+        self.limits, self.hosts, self.log, self.token = limits, hosts, log, token
         self.is_ready = False
 
     @property
@@ -161,23 +162,16 @@ BUSY = "the server holds as many bytes of requests and answers as it may: try ag
 
 
 class AccessMiddleware:
-    """Asks for the host and the token, and limits the memory of all requests together.
+    """Asks for the host and the token of a service, and limits the memory of all requests together.
 
     Once the server is stopping, each answer tells that the connection ends. HEAD is answered as GET, without a body.
 
-    Args:
-        token: that requests must bear; None for none.
-        hosts: names by which a server without a token may be addressed; None for any.
-        most: bytes of bodies and answers in memory.
-
     Attributes:
-        held: bytes of them now.
+        held: bytes of bodies and answers in memory.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, service: HttpService, token: str | None, hosts: Collection[str] | None, most: int
-    ) -> None:
-        self.app, self.service, self.token, self.hosts, self.most, self.held = app, service, token, hosts, most, 0
+    def __init__(self, app: ASGIApp, service: HttpService) -> None:
+        self.app, self.service, self.held = app, service, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -192,10 +186,10 @@ class AccessMiddleware:
     async def _answer(self, scope: Scope, own: "_Request") -> None:
         headers = Headers(scope=scope)
         app: ASGIApp
-        if not is_known_host(headers.get("host"), self.hosts):
+        if not is_known_host(headers.get("host"), self.service.hosts):
             host = shorten(headers.get("host"))
             app = refuse(403, f"the host {host} is not served: start the server with --allow-host NAME")
-        elif scope["path"] not in OPEN_PATHS and not is_allowed(scope["headers"], self.token):
+        elif scope["path"] not in OPEN_PATHS and not is_allowed(scope["headers"], self.service.token):
             app = refuse(401, "the bearer token is missing or wrong", {"WWW-Authenticate": "Bearer"})
         else:
             app = self.app
@@ -212,7 +206,7 @@ class _Request:
     async def receive(self) -> Message:
         message = await self._receive()
         self._hold(len(message.get("body", b"")))
-        if self.access.held > self.access.most and self.bytes > PART:  # Small requests always pass.
+        if self.access.held > self.access.service.limits.held and self.bytes > PART:  # Small requests always pass.
             raise RefusedError(503, BUSY)
         return message
 

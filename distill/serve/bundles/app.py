@@ -227,8 +227,8 @@ class BundleService(HttpService):
         reload_seconds: float = 1.0,
         log: Any = print,
     ) -> None:
-        super().__init__(limits=limits, hosts=hosts, log=log)
-        self.models, self.token, self.reload_seconds = models, token, reload_seconds
+        super().__init__(limits, hosts, log, token)
+        self.models, self.reload_seconds = models, reload_seconds
         self.measurements = RequestMetrics(models)
         self._reader = BodyReader(limits)
         self._generation = Generation(self._reader, self.measurements, log)
@@ -342,9 +342,7 @@ class BundleService(HttpService):
 def create_app(service: BundleService) -> FastAPI:
     """Returns the application with its paths."""
     app = http.create_app(service, "Predictions of exported students.", show_page)
-    app.add_middleware(
-        AccessMiddleware, service=service, token=service.token, hosts=service.hosts, most=service.limits.held
-    )  # fmt: skip
+    app.add_middleware(AccessMiddleware, service=service)
     for action, answer in (("predict", service.predict), ("rank", service.rank), ("generate", service.generate)):
         _add_action(app, service, action, answer)
 

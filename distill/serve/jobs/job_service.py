@@ -308,7 +308,7 @@ class Service(HttpService):
         limits: Limits | None = None,
         log: Any = print,
     ) -> None:
-        super().__init__(limits=limits or Limits(), hosts=hosts, log=log)
+        super().__init__(limits or Limits(), hosts, log)
         self.directory, self.queue, self.settings = directory.absolute(), queue, settings
         self.accounts, self.is_local = accounts, is_local
         self.dispatcher = Dispatcher(queue, engine, self.directory, settings.workers)
