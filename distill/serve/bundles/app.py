@@ -37,7 +37,7 @@ from distill.serve.bundles.requests import (
     read_keys,
     wait_for,
 )
-from distill.serve.bundles.served_models import FullError, Piece, ServedModel, only
+from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel, only
 from distill.serve.http import AccessMiddleware, HttpService, RefusedError, refuse
 from distill.serve.limits import Limits
 
@@ -106,17 +106,24 @@ class CompletionForm(Form):
         content = self.describe_error(status, reason)
         return JSONResponse(content, status_code=400 if status == 422 else status, headers=headers)
 
-    def whole(self, order: Order, writings: Sequence[Writing]) -> dict[str, Any]:
-        choices = [self._choice(number, writing.text, writing) for number, writing in enumerate(writings)]
-        return self._object(choices, usage=count_usage(order, writings))
+    def whole(self, job: GenerationJob) -> dict[str, Any]:
+        choices = [self._choice(number, writing.text, writing) for number, writing in enumerate(job.writings)]
+        return self._object(choices, usage=self._count(job))
 
     def piece(self, piece: Piece) -> list[object]:
         usage = {"usage": None} if self._has_usage else {}
         return [self._object([self._choice(piece.number, piece.text, piece.writing)], **usage)]
 
-    def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
-        usage = [json.dumps(self._object([], usage=count_usage(order, writings)))] if self._has_usage else []
+    def end(self, job: GenerationJob) -> list[str]:
+        usage = [json.dumps(self._object([], usage=self._count(job)))] if self._has_usage else []
         return [*usage, "[DONE]"]
+
+    @staticmethod
+    def _count(job: GenerationJob) -> dict[str, int]:
+        """Returns the tokens of the prompts and of the texts, with their end tokens."""
+        read = sum(len(text.prompt.tokens) for text in job.texts)
+        written = sum(len(writing.tokens) for writing in job.writings)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def describe_error(self, status: int, reason: str) -> dict[str, Any]:
         kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -134,13 +141,6 @@ class CompletionForm(Form):
     def _choice(number: int, text: str, writing: Writing | None) -> dict[str, Any]:
         finish = None if writing is None else "length" if writing.finish == "length" else "stop"
         return {"text": text, "index": number, "logprobs": None, "finish_reason": finish}
-
-
-def count_usage(order: Order, writings: Sequence[Writing]) -> dict[str, int]:
-    """Returns the tokens of the prompts and of the texts, with their end tokens."""
-    read = sum(len(prompt.tokens) for prompt in order.prompts)
-    written = sum(len(writing.tokens) for writing in writings)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def _describe_body(

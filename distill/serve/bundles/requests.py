@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from distill.core.errors import SHOWN, UserError, first_line, shorten
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Decoder, Example, Record
-from distill.edge.generation import Generator, Prompt, Writing
+from distill.edge.generation import Generator, Prompt
 from distill.edge.sampling import GenerationOptions
 from distill.edge.text_decoders import describe_writing
 from distill.serve.bundles.served_models import FullError, GenerationJob, Piece, ServedModel
@@ -281,17 +281,17 @@ class Form:
         """Returns the answer of a request that is refused, or has failed."""
         return refuse(status, reason)
 
-    def whole(self, order: Order, writings: Sequence[Writing]) -> dict[str, Any]:
+    def whole(self, job: GenerationJob) -> dict[str, Any]:
         """Returns the answer with all texts."""
-        return describe_writing(writings[0])
+        return describe_writing(job.writings[0])
 
     def piece(self, piece: Piece) -> list[object]:
         """Returns the data of the events of a piece."""
         return [{"piece": piece.text}] if piece.text else []
 
-    def end(self, order: Order, writings: Sequence[Writing]) -> list[str]:
+    def end(self, job: GenerationJob) -> list[str]:
         """Returns the last events' data as text, once all texts have ended."""
-        return [json.dumps(self.whole(order, writings))]
+        return [json.dumps(self.whole(job))]
 
     def describe_error(self, status: int, reason: str) -> dict[str, Any]:
         """Returns the content of an answer, or of an event, with an error."""
@@ -336,8 +336,9 @@ class Generation:
                 measured.model = order.model.name
                 job = await self._submit(order, request, resources)
                 if order.is_streamed:
-                    return EventStream(self._stream(order, job, form, measured), resources.pop_all())
-                response: Response = JSONResponse(form.whole(order, await self._collect(order, job)))
+                    return EventStream(self._stream(job, form, measured), resources.pop_all())
+                await self._complete(job, measured)
+                response: Response = JSONResponse(form.whole(job))
             except RefusedError as error:
                 response = form.refuse(error.status, str(error))
             measured.status = response.status_code
@@ -361,20 +362,17 @@ class Generation:
         resources.callback(gone.cancel)
         return job
 
-    async def _collect(self, order: Order, job: GenerationJob) -> list[Writing]:
-        """Returns the texts, in the order of their prompts."""
+    async def _complete(self, job: GenerationJob, measured: MeasuredRequest) -> None:
+        """Waits until all texts have ended."""
         try:
             async for _ in job.pieces():
                 pass
         except Exception as error:
-            raise RefusedError(500, self._explain(order, error)) from error
+            raise RefusedError(500, self._explain(measured, error)) from error
         if job.is_cancelled:
             raise RefusedError(GONE, "the client has gone")
-        return job.writings
 
-    async def _stream(
-        self, order: Order, job: GenerationJob, form: Form, measured: MeasuredRequest
-    ) -> AsyncIterator[str]:
+    async def _stream(self, job: GenerationJob, form: Form, measured: MeasuredRequest) -> AsyncIterator[str]:
         """Yields the data of the events."""
         measured.status = GONE
         try:
@@ -383,15 +381,15 @@ class Generation:
                     yield json.dumps(data)
         except Exception as error:
             measured.status = 500
-            yield json.dumps(form.describe_error(500, self._explain(order, error)))
+            yield json.dumps(form.describe_error(500, self._explain(measured, error)))
             return
         if job.is_whole:
             measured.status = 200
-            for text in form.end(order, job.writings):
+            for text in form.end(job):
                 yield text
 
-    def _explain(self, order: Order, error: Exception) -> str:
-        self.log(f"{order.model.name} failed: {first_line(error)}")
+    def _explain(self, measured: MeasuredRequest, error: Exception) -> str:
+        self.log(f"{measured.model} failed: {first_line(error)}")
         return f"the model failed: {first_line(error)}"
 
 
