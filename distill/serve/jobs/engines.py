@@ -62,10 +62,9 @@ def find_marked(job: str) -> list[psutil.Process]:
 
 def find_descendants(pid: int) -> list[psutil.Process]:
     """Returns the descendants of a process, none if it has ended."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return list(psutil.Process(pid).children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def kill_process(processes: Iterable[psutil.Process]) -> None:
