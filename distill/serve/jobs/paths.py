@@ -102,12 +102,13 @@ class Routes:
         self.app, self.service = app, service
 
     def add(self, method: str, path: str, summary: str) -> Decorator:
-        """Returns a decorator that adds an endpoint."""
+        """Returns a decorator that adds an endpoint. One with an id in its path also gets that job of the account."""
 
         def decorate(endpoint: Endpoint) -> Endpoint:
             async def answer(request: Request) -> Response:
                 try:
-                    response = await _call(endpoint, request)
+                    jobs = [await self._find(request)] if "id" in request.path_params else []
+                    response = await _call(endpoint, request, *jobs)
                 except (RefusedError, UserError, OSError) as error:
                     response = self._refuse(error)
                 self.service.measurements.requests[str(response.status_code)] += 1
@@ -118,18 +119,8 @@ class Routes:
 
         return decorate
 
-    def add_job(self, method: str, path: str, summary: str) -> Decorator:
-        """Returns a decorator that adds an endpoint below a job of the account, which the endpoint gets."""
-
-        def decorate(endpoint: Endpoint) -> Endpoint:
-            async def answer(request: Request) -> Response:
-                account, id = find_account(request), request.path_params["id"]
-                return await _call(endpoint, request, await asyncio.to_thread(self.service.find_job, account, id))
-
-            self.add(method, f"/jobs/{{id}}{path}", summary)(answer)
-            return endpoint
-
-        return decorate
+    async def _find(self, request: Request) -> QueuedJob:
+        return await asyncio.to_thread(self.service.find_job, find_account(request), request.path_params["id"])
 
     def _refuse(self, error: Exception) -> Response:
         """Returns the answer to an error, without paths of this machine."""
@@ -137,10 +128,8 @@ class Routes:
             if not is_full_disk(error):
                 raise error
             return refuse(507, "the disk of the service is full: delete data sets or jobs")
-        if isinstance(error, RefusedError):
-            status = error.status
-        else:
-            status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+        known = (status for kind, status in STATUSES.items() if isinstance(error, kind))
+        status = error.status if isinstance(error, RefusedError) else next(known)
         reason = results.rename(str(error), results.name_directory(self.service.directory, "the service"))
         return refuse(status, reason, {"Retry-After": "60"} if isinstance(error, FullQueueError) else None)
 
@@ -187,11 +176,11 @@ def add_jobs(routes: Routes, service: Service) -> None:
         jobs = service.queue.jobs(find_account(request).name)
         return JSONResponse({"jobs": [service.describe(job) for job in jobs]})
 
-    @routes.add_job("GET", "", "A job with its runs and results")
+    @routes.add("GET", "/jobs/{id}", "A job with its runs and results")
     def show(request: Request, job: QueuedJob) -> Response:
         return JSONResponse(service.describe(job))
 
-    @routes.add_job("DELETE", "", "Cancels a job, or removes one that has ended, unless cancel=1")
+    @routes.add("DELETE", "/jobs/{id}", "Cancels a job, or removes one that has ended, unless cancel=1")
     async def remove(request: Request, job: QueuedJob) -> Response:
         if not job.state.is_end:
             return await asyncio.to_thread(cancel, job)
@@ -203,12 +192,12 @@ def add_jobs(routes: Routes, service: Service) -> None:
     def cancel(job: QueuedJob) -> Response:
         return JSONResponse(service.describe(service.cancel(job)), status_code=202)
 
-    @routes.add_job("POST", "/retry", "Queues a job again that failed or was cancelled")
+    @routes.add("POST", "/jobs/{id}/retry", "Queues a job again that failed or was cancelled")
     def retry(request: Request, job: QueuedJob) -> Response:
         service.usage.check_quotas(find_account(request))
         return JSONResponse(service.describe(service.retry(job)), status_code=202)
 
-    @routes.add_job("PUT", "/pin", "Keeps a job from being cleaned up")
+    @routes.add("PUT", "/jobs/{id}/pin", "Keeps a job from being cleaned up")
     async def pin(request: Request, job: QueuedJob) -> Response:
         content = await _read(request, service)
         pinned = content.get("pinned") if isinstance(content, dict) else None
@@ -221,7 +210,7 @@ def add_progress(routes: Routes, service: Service) -> None:
     """Adds the paths of the events and the log of a job."""
     queue = service.queue
 
-    @routes.add_job("GET", "/events", "Events of a job, as they come (server-sent events)")
+    @routes.add("GET", "/jobs/{id}/events", "Events of a job, as they come (server-sent events)")
     def follow(request: Request, job: QueuedJob) -> Response:
         """Streams the events after the one of Last-Event-ID; 204 if there will be none."""
         given = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
@@ -234,7 +223,7 @@ def add_progress(routes: Routes, service: Service) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    @routes.add_job("GET", "/log", "The log of a job from a byte on (offset)")
+    @routes.add("GET", "/jobs/{id}/log", "The log of a job from a byte on (offset)")
     def show_log(request: Request, job: QueuedJob) -> Response:
         given = request.query_params.get("offset", "0")
         if not NUMBER.fullmatch(given):
@@ -252,21 +241,21 @@ def add_files(routes: Routes, service: Service) -> None:
     def find_bundle(request: Request, job: QueuedJob) -> Path:
         return results.find_bundle(choose_run(request, job), force=request.query_params.get("force") == "1")
 
-    @routes.add_job("GET", "/bundle.zip", "The bundle of a run (run, force=1)")
+    @routes.add("GET", "/jobs/{id}/bundle.zip", "The bundle of a run (run, force=1)")
     def send_bundle(request: Request, job: QueuedJob) -> Response:
         return _send_zip(find_bundle(request, job), f"{job.id}.bundle.zip")
 
-    @routes.add_job("GET", "/student.zip", "The student of a run in torch (run)")
+    @routes.add("GET", "/jobs/{id}/student.zip", "The student of a run in torch (run)")
     def send_student(request: Request, job: QueuedJob) -> Response:
         return _send_zip(results.find_student(choose_run(request, job)), f"{job.id}.student.zip")
 
-    @routes.add_job("GET", "/report", "The report of a job, or of one run (run)")
+    @routes.add("GET", "/jobs/{id}/report", "The report of a job, or of one run (run)")
     def send_report(request: Request, job: QueuedJob) -> Response:
         report = results.find_report(service.runs_directory(job), request.query_params.get("run"))
         headers = {"Content-Security-Policy": REPORT_POLICY, "X-Content-Type-Options": "nosniff"}
         return FileResponse(report, media_type="text/html", headers=headers)
 
-    @routes.add_job("POST", "/deploy", "Puts the bundle into the place of the one that is served (run)")
+    @routes.add("POST", "/jobs/{id}/deploy", "Puts the bundle into the place of the one that is served (run)")
     async def deploy(request: Request, job: QueuedJob) -> Response:
         return JSONResponse(await service.deploy(await asyncio.to_thread(find_bundle, request, job)))
 
@@ -277,7 +266,7 @@ def add_files(routes: Routes, service: Service) -> None:
         return await service.children.ask(bundle, action, bytes(body))
 
     for action in ACTIONS:
-        routes.add_job("POST", f"/{action}", f"/{action} of the bundle, as distill.serve has it (run)")(ask)
+        routes.add("POST", f"/jobs/{{id}}/{action}", f"/{action} of the bundle, as distill.serve has it (run)")(ask)
 
 
 def _send_zip(directory: Path, name: str) -> Response:
