@@ -374,21 +374,18 @@ def _add_action(app: FastAPI, service: BundleService, action: str, answer: Answe
     """Adds the paths of an action, one for the only model and one for one of several."""
     body, of_only, of_named = ACTIONS[action]
 
-    @app.post(f"/{action}", name=action, openapi_extra={"requestBody": body}, summary=of_only)
-    async def answer_only(request: Request) -> Response:
-        model = only(service.models)
-        if model is None:
+    async def answer_with(request: Request) -> Response:
+        name = request.path_params.get("name")
+        model = only(service.models) if name is None else service.models.get(name)
+        if model is not None:
+            return await answer(model, request)
+        if name is None:
             return refuse(404, f"there are several models: post to /NAME/{action}, NAME one of {service.title}")
-        return await answer(model, request)
+        return refuse(404, f"there is no model {shorten(name)}, expected one of {service.title}")
 
+    app.post(f"/{action}", name=action, openapi_extra={"requestBody": body}, summary=of_only)(answer_with)
     extra = {"requestBody": body, "parameters": [NAME]}
-
-    @app.post(f"/{{name}}/{action}", name=f"{action}_with", openapi_extra=extra, summary=of_named)
-    async def answer_named(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in service.models:
-            return refuse(404, f"there is no model {shorten(name)}, expected one of {service.title}")
-        return await answer(service.models[name], request)
+    app.post(f"/{{name}}/{action}", name=f"{action}_with", openapi_extra=extra, summary=of_named)(answer_with)
 
 
 def show_page() -> Response:
