@@ -67,8 +67,6 @@ def unpack(path: Path, directory: Path, limits: ZipLimits) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             return _unpack(archive, directory, limits)
-    except UserError:
-        raise
     except _DAMAGES as error:
         raise UserError(f"the zip cannot be read: {first_line(error)}") from error
     except OSError as error:
