@@ -11,14 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-)
+from transformers import AutoModelForPreTraining, PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from .modeling_texts import AnswerHead, Scores, TextHead, TextModel, TextReader, TokenHead, register
@@ -220,6 +213,7 @@ class BilmModel(TextReader, BilmPreTrainedModel):
 class BilmForPreTraining(TextReader, BilmPreTrainedModel):
     """Predicts the next token from the forward states and the previous one from the backward states, with one head."""
 
+    family = AutoModelForPreTraining
     _tied_weights_keys = {"decoder.weight": "bilm.embeddings.weight"}  # noqa: RUF012
 
     def __init__(self, config: BilmConfig) -> None:
@@ -283,11 +277,5 @@ class BilmForQuestionAnswering(AnswerHead, BilmScorer):
 
 
 register(
-    {
-        AutoModel: BilmModel,
-        AutoModelForPreTraining: BilmForPreTraining,
-        AutoModelForSequenceClassification: BilmForSequenceClassification,
-        AutoModelForTokenClassification: BilmForTokenClassification,
-        AutoModelForQuestionAnswering: BilmForQuestionAnswering,
-    }
+    BilmModel, BilmForPreTraining, BilmForSequenceClassification, BilmForTokenClassification, BilmForQuestionAnswering
 )

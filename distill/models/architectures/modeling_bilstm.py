@@ -13,15 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
 from .modeling_bilm import (
@@ -277,13 +269,11 @@ class FeatureBilstmPreTrainedModel(PreTrainedModel):
 
     Attributes:
         head_class: the BiLSTM with the head.
-        family: the auto class with a head of this kind.
     """
 
     config_class = FeatureBilstmConfig
     base_model_prefix = "encoder"
-    head_class: type[BilstmPreTrainedModel]
-    family: Any
+    head_class: Any
 
     def __init__(self, config: FeatureBilstmConfig) -> None:
         super().__init__(config)
@@ -328,7 +318,7 @@ class FeatureBilstmPreTrainedModel(PreTrainedModel):
         config = copy.deepcopy(self.config.encoder)
         for name in ("id2label", "label2id", "problem_type", "pad_token_id", "sep_token_id"):
             setattr(config, name, copy.deepcopy(getattr(self.config, name, None)))
-        model: PreTrainedModel = self.family.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = self.head_class.family.from_config(config, dtype=torch.float32)
         model.base_model.load_state_dict(self.encoder.state_dict(), strict=False)
         return model
 
@@ -337,39 +327,25 @@ class FeatureBilstmForTokenClassification(FeatureBilstmPreTrainedModel):
     """Tags of tokens from features of a frozen encoder."""
 
     head_class = BilstmForTokenClassification
-    family = AutoModelForTokenClassification
+    family = head_class.family
 
 
 class FeatureBilstmForSequenceClassification(FeatureBilstmPreTrainedModel):
     """Classes of texts, or numbers, from features of a frozen encoder."""
 
     head_class = BilstmForSequenceClassification
-    family = AutoModelForSequenceClassification
+    family = head_class.family
 
 
 class FeatureBilstmForQuestionAnswering(FeatureBilstmPreTrainedModel):
     """Answers in a text from features of a frozen encoder."""
 
     head_class = BilstmForQuestionAnswering
-    family = AutoModelForQuestionAnswering
+    family = head_class.family
 
 
 register(
-    {
-        AutoModel: BilstmModel,
-        AutoModelForSequenceClassification: BilstmForSequenceClassification,
-        AutoModelForMultipleChoice: BilstmForMultipleChoice,
-        AutoModelForTokenClassification: BilstmForTokenClassification,
-        AutoModelForQuestionAnswering: BilstmForQuestionAnswering,
-    }
-)
-register(
-    {
-        model.family: model
-        for model in (
-            FeatureBilstmForSequenceClassification,
-            FeatureBilstmForTokenClassification,
-            FeatureBilstmForQuestionAnswering,
-        )
-    }
-)
+    BilstmModel, BilstmForSequenceClassification, BilstmForMultipleChoice, BilstmForTokenClassification,
+    BilstmForQuestionAnswering,
+)  # fmt: skip
+register(FeatureBilstmForSequenceClassification, FeatureBilstmForTokenClassification, FeatureBilstmForQuestionAnswering)

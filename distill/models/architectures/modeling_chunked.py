@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .modeling_texts import AroundEncoderConfig, Scores, TextHead, TextReader, register
@@ -89,11 +89,7 @@ def cut_chunks(input_ids: Tensor, attention_mask: Tensor, config: Any) -> Chunks
 
 
 class ChunkedPreTrainedModel(PreTrainedModel):
-    """Token ids -> chunks -> a model that reads each; the subclasses pool its outputs.
-
-    Attributes:
-        family: the auto class of the model that reads a chunk.
-    """
+    """Token ids -> chunks -> a model of the same auto class that reads each; the subclasses pool its outputs."""
 
     config_class = ChunkedConfig
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
@@ -131,8 +127,6 @@ class ChunkedPreTrainedModel(PreTrainedModel):
 class ChunkedForSequenceClassification(TextHead, ChunkedPreTrainedModel):
     """Scores of the classes of a text, pooled over its chunks: `logits [B, C]`."""
 
-    family = AutoModelForSequenceClassification
-
     def __init__(self, config: ChunkedConfig) -> None:
         encoder = config.encoder
         encoder.id2label, encoder.label2id = dict(config.id2label), dict(config.label2id)
@@ -164,8 +158,6 @@ class ChunkedForSequenceClassification(TextHead, ChunkedPreTrainedModel):
 class ChunkedModel(TextReader, ChunkedPreTrainedModel):
     """The encoder without a head, for vectors: the states of a text's tokens, each from its chunk."""
 
-    family = AutoModel
-
     def __init__(self, config: ChunkedConfig) -> None:
         super().__init__(config)
         self.post_init()
@@ -176,4 +168,4 @@ class ChunkedModel(TextReader, ChunkedPreTrainedModel):
         return BaseModelOutput(last_hidden_state=chunks.restore(output.last_hidden_state), hidden_states=states)
 
 
-register({AutoModel: ChunkedModel, AutoModelForSequenceClassification: ChunkedForSequenceClassification})
+register(ChunkedModel, ChunkedForSequenceClassification)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from .modeling_texts import Scores, TextHead, TextModel, TokenHead, compare, mark_texts, register
 
@@ -193,9 +193,4 @@ class CnnForTokenClassification(TokenHead, CnnPreTrainedModel):
         return self.classifier(self.dropout(states)), None
 
 
-register(
-    {
-        AutoModelForSequenceClassification: CnnForSequenceClassification,
-        AutoModelForTokenClassification: CnnForTokenClassification,
-    }
-)
+register(CnnForSequenceClassification, CnnForTokenClassification)

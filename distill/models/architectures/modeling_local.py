@@ -154,4 +154,4 @@ for _family in FAMILIES:
         "__annotations__": {"attention_window": int, "global_tokens": int}, "attention_window": 256, "global_tokens": 1,
     }  # fmt: skip
     CONFIGS[_family] = globals()[_name] = type(_name, (_family,), _members)
-    register(derive_models(globals(), "Local", CONFIGS[_family], _AUTO_CLASSES, LocalAttentionModel))
+    register(*derive_models(globals(), "Local", CONFIGS[_family], _AUTO_CLASSES, LocalAttentionModel))

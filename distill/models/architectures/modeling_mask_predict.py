@@ -100,6 +100,7 @@ class MaskPredictForConditionalGeneration(BartForConditionalGeneration):
     """The model with its head over the vocabulary. It writes no tokens one after another: `generate` is not for it."""
 
     config_class = MaskPredictConfig
+    family = AutoModelForSeq2SeqLM
 
     def __init__(self, config: MaskPredictConfig) -> None:
         super().__init__(config)
@@ -132,4 +133,4 @@ class MaskPredictForConditionalGeneration(BartForConditionalGeneration):
         return MaskPredictOutput(logits=logits, **{name: getattr(output, name) for name in names})
 
 
-register({AutoModelForSeq2SeqLM: MaskPredictForConditionalGeneration})
+register(MaskPredictForConditionalGeneration)

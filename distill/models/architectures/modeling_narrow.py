@@ -108,6 +108,7 @@ class NarrowDistilBertModel(DistilBertModel):
     """The encoder."""
 
     config_class = NarrowDistilBertConfig
+    family = AutoModel
     _can_record_outputs = _RECORDED
 
     def __init__(self, config: NarrowDistilBertConfig) -> None:
@@ -128,7 +129,4 @@ class _Head:
         self.post_init()  # type: ignore[attr-defined]
 
 
-register(
-    {AutoModel: NarrowDistilBertModel}
-    | derive_models(globals(), "Narrow", NarrowDistilBertConfig, ENCODER_HEADS, _Head)
-)
+register(NarrowDistilBertModel, *derive_models(globals(), "Narrow", NarrowDistilBertConfig, ENCODER_HEADS, _Head))

@@ -96,6 +96,7 @@ class SharedAlbertModel(AlbertModel):
     """The encoder."""
 
     config_class = SharedAlbertConfig
+    family = AutoModel
     _can_record_outputs = _RECORDED
 
     def __init__(self, config: SharedAlbertConfig, add_pooling_layer: bool = True) -> None:
@@ -116,4 +117,4 @@ class _Head:
 
 
 _HEADS = (*ENCODER_HEADS, AutoModelForPreTraining)
-register({AutoModel: SharedAlbertModel} | derive_models(globals(), "Shared", SharedAlbertConfig, _HEADS, _Head))
+register(SharedAlbertModel, *derive_models(globals(), "Shared", SharedAlbertConfig, _HEADS, _Head))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.modeling_outputs import ModelOutput
 
 from .modeling_texts import Scores, TextHead, TextModel, TextReader, mark_texts, register
@@ -187,4 +187,4 @@ class StaticModel(TextReader, StaticPreTrainedModel):
         )
 
 
-register({AutoModel: StaticModel, AutoModelForSequenceClassification: StaticForSequenceClassification})
+register(StaticModel, StaticForSequenceClassification)

@@ -3,13 +3,14 @@
 It is saved with the models that need it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
@@ -112,7 +113,13 @@ def compare(texts: Tensor) -> Tensor:
 
 
 class TextReader:
-    """The forward pass of a model that has `read(input_ids [B, L], mask [B, L], output_hidden_states, features)`."""
+    """The forward pass of a model that has `read(input_ids [B, L], mask [B, L], output_hidden_states, features)`.
+
+    Attributes:
+        family: the auto class of models with this kind of head.
+    """
+
+    family: Any = AutoModel
 
     def forward(
         self,
@@ -143,6 +150,7 @@ class TextHead(TextReader):
     requested, the hidden states `[B, L, D]`.
     """
 
+    family = AutoModelForSequenceClassification
     output_class: type[ModelOutput] = SequenceClassifierOutput
 
     @staticmethod
@@ -163,12 +171,14 @@ class TextHead(TextReader):
 class TokenHead(TextHead):
     """Scores of the tags of each token: `logits [B, L, C]`."""
 
+    family = AutoModelForTokenClassification
     output_class = TokenClassifierOutput
 
 
 class AnswerHead(TextHead):
     """Scores of each token as the start and as the end of an answer: `start_logits` and `end_logits [B, L]`."""
 
+    family = AutoModelForQuestionAnswering
     output_class = QuestionAnsweringModelOutput
 
     @staticmethod
@@ -182,6 +192,7 @@ class AnswerHead(TextHead):
 class ChoiceHead(TextHead):
     """One score for each choice, which a model reads as a pair with its question: `logits [B, K]`."""
 
+    family = AutoModelForMultipleChoice
     output_class = MultipleChoiceModelOutput
 
     @staticmethod
@@ -206,29 +217,30 @@ ENCODER_HEADS = (
 
 
 def derive_models(
-    module: dict[str, Any], prefix: str, config: type[PreTrainedConfig], auto_classes: Iterable[Any], *bases: type
-) -> dict[Any, type[PreTrainedModel]]:
-    """Creates the models of the family of a configuration with other `bases` in front, one for each auto class.
+    module: dict[str, Any], prefix: str, config: type[PreTrainedConfig], auto_classes: Iterable[Any], base: type
+) -> list[Any]:
+    """Creates the models of the family of a configuration with another `base` in front, one for each auto class.
 
     Args:
         module: the globals of a module, in which a model that is loaded or unpickled looks them up by their names.
         prefix: the beginning of their names, before those of the family.
         config: a configuration of transformers' with further entries.
     """
-    models: dict[Any, type[PreTrainedModel]] = {}
+    models = []
     for auto_class in auto_classes:
         own = auto_class._model_mapping[config.__base__]
         name = f"{prefix}{own.__name__}"
         described = {"__module__": module["__name__"], "__doc__": f"A {own.__name__} of a {config.__name__}."}
-        models[auto_class] = module[name] = type(name, (*bases, own), described | {"config_class": config})
+        module[name] = type(name, (base, own), described | {"config_class": config, "family": auto_class})
+        models.append(module[name])
     return models
 
 
-def register(models: Mapping[Any, type[PreTrainedModel]]) -> None:
-    """Registers models of one configuration with the auto classes, so that their code is saved with them."""
-    config: Any = next(iter(models.values())).config_class
+def register(*models: Any) -> None:
+    """Registers models of one configuration with their auto classes, so that their code is saved with them."""
+    config = models[0].config_class
     AutoConfig.register(config.model_type, config)
     config.register_for_auto_class()
-    for auto_class, model in models.items():
-        auto_class.register(config, model)
-        model.register_for_auto_class(auto_class.__name__)
+    for model in models:
+        model.family.register(config, model)
+        model.register_for_auto_class(model.family.__name__)
