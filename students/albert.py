@@ -2,19 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field, PositiveInt
-from torch import Tensor, nn
+from torch import nn
 from transformers import AlbertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.core.errors import UserError
 from distill.core.options import check_options
-from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
+from distill.models.surgery.copies import Copies
 from distill.models.surgery.embeddings import EmbeddingTables, factorize_embeddings
-from distill.models.surgery.layers import list_layers, list_parts, name_in_whole
+from distill.models.surgery.layers import encoder_below_features, list_parts, name_in_whole
 from distill.models.surgery.student_options import copy_labels
 
 COPIED = ("first", "last", "mean", "random")
@@ -34,8 +33,6 @@ _HEADS = {
         "lm_head.layer_norm", "vocab_layer_norm",
     ),
 }  # fmt: skip
-
-Pairs = list[tuple[Tensor, Tensor]]
 
 
 @check_options("student")
@@ -72,37 +69,21 @@ def from_teacher(
     Raises:
         UserError: for an option that is out of range, or a teacher with another kind of head or of layers.
     """
-    if isinstance(teacher, FeatureBilstmPreTrainedModel):
-        encoder = teacher.to_transformer()
-        student = from_teacher(
-            encoder, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share, table=table, layer=layer,
-            init=init,
-        )  # fmt: skip
-        name_in_whole(student, encoder=encoder, whole=teacher)
-        return student
-    total = _count_layers(teacher)
+    encoder = encoder_below_features(teacher)
+    total = _count_layers(encoder)
     depth = max(1, total // 2) if depth is None else depth
     _check_sizes(total, groups=groups, depth=depth)
     _check_sets(layer, total=total, share=share, groups=groups)
-    student = _create_student(teacher, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share)
-    inherited = _start_from(teacher, student, layer=layer, table=table) if init == "teacher" else {}
-    student.inherited = inherited  # type: ignore[assignment]  # An attribute of the object only, which is not saved.
+    student = _create_student(encoder, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share)
+    copies = Copies(encoder, student)
+    if init == "teacher":
+        if layer != "random":
+            student.config.teacher_layers = _copy_layers(copies, encoder, student, layer)
+        factorize_embeddings(copies, encoder, student, method=table)
+        _copy_head(copies, encoder, student)
+    student.inherited = copies.names  # type: ignore[assignment]  # An attribute of the object only, which is not saved.
+    name_in_whole(student, encoder=encoder, whole=teacher)
     return student.train()
-
-
-def _start_from(
-    teacher: PreTrainedModel, student: PreTrainedModel, *, layer: str | int, table: Literal["svd", "ridge"]
-) -> dict[str, str]:
-    """Starts the student from the teacher's layers, embeddings and head, and returns its `inherited`."""
-    pairs: Pairs = []
-    if layer != "random":
-        pairs, student.config.teacher_layers = _copy_layers(teacher, student, layer)
-    projection = student.base_model.encoder.embedding_hidden_mapping_in
-    first_layer = list_layers(teacher)[0]
-    pairs += factorize_embeddings(teacher, student, first_layer=first_layer, projection=projection, method=table)
-    pairs += _copy_head(teacher, student)
-    teacher_names, student_names = ({id(p): name for name, p in m.named_parameters()} for m in (teacher, student))
-    return {student_names[id(own)]: teacher_names[id(other)] for own, other in pairs}
 
 
 def _count_layers(teacher: PreTrainedModel) -> int:
@@ -187,9 +168,8 @@ def _read(config: PreTrainedConfig, *names: str, default: Any) -> Any:
     return next((value for value in values if value is not None), default)
 
 
-@torch.no_grad()
-def _copy_layers(teacher: PreTrainedModel, student: PreTrainedModel, layer: str | int) -> tuple[Pairs, list[int]]:
-    """Copies layers of the teacher, and returns the copied tensors and the numbers of the layers."""
+def _copy_layers(copies: Copies, teacher: PreTrainedModel, student: PreTrainedModel, layer: str | int) -> list[int]:
+    """Copies layers of the teacher, and returns their numbers."""
     sources, targets = list_parts(teacher), list_parts(student)
     if not sources:
         raise UserError(
@@ -198,42 +178,27 @@ def _copy_layers(teacher: PreTrainedModel, student: PreTrainedModel, layer: str 
             "embeddings alone"
         )
     total, depth = len(sources), len(targets)
-    pairs: Pairs = []
     copied: set[int] = set()
     for name in targets[0]:
         for module in dict.fromkeys(parts[name] for parts in targets):
             places = [place for place, parts in enumerate(targets) if parts[name] is module]
             run = [index for place in places for index in range(place * total // depth, (place + 1) * total // depth)]
             chosen = {"first": run[:1], "last": run[-1:], "mean": run}.get(str(layer)) or [int(layer)]
-            pairs += _copy_mean(module, [sources[index][name] for index in chosen])
+            copies.copy_module(module, *(sources[index][name] for index in chosen))
             copied.update(chosen)
-    return pairs, sorted(copied)
+    return sorted(copied)
 
 
-def _copy_mean(target: nn.Module, sources: list[nn.Module]) -> Pairs:
-    """Copies the mean of the tensors of several modules; each tensor is returned with that of the last module."""
-    tensors = [dict(source.named_parameters()) for source in sources]
-    pairs: Pairs = []
-    for name, own in target.named_parameters():
-        own.copy_(torch.stack([of[name].float().to(own.device) for of in tensors]).mean(dim=0))
-        pairs.append((own, tensors[-1][name]))
-    return pairs
-
-
-@torch.no_grad()
-def _copy_head(teacher: PreTrainedModel, student: PreTrainedModel) -> Pairs:
+def _copy_head(copies: Copies, teacher: PreTrainedModel, student: PreTrainedModel) -> None:
     """Copies the pooler, and the parts of the head that have the same sizes."""
     own, others = _list_heads(student), _list_heads(teacher)
-    pairs: Pairs = []
     for name in own.keys() & _HEADS.keys():
         source = next((others[other] for other in _HEADS[name] if other in others), None)
         if source is not None and source.weight.shape == own[name].weight.shape:
-            pairs += _copy_mean(own[name], [source])
+            copies.copy_module(own[name], source)
     bias, wanted = (getattr(model.get_output_embeddings(), "bias", None) for model in (student, teacher))
     if bias is not None and wanted is not None:
-        bias.copy_(wanted)
-        pairs.append((bias, wanted))
-    return pairs
+        copies.copy(bias, wanted)
 
 
 def _list_heads(model: PreTrainedModel) -> dict[str, nn.Linear | nn.LayerNorm]:

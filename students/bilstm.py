@@ -12,6 +12,7 @@ from distill.core.errors import UserError
 from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_bilstm import BilstmConfig
 from distill.models.forward import model_class
+from distill.models.surgery.copies import Copies
 from distill.models.surgery.student_options import copy_labels
 
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
@@ -96,11 +97,9 @@ def get_embeddings(teacher: PreTrainedModel) -> Tensor:
 
 def inherit_embeddings(student: PreTrainedModel, teacher: PreTrainedModel) -> dict[str, str]:
     """Initializes the student's embeddings from the teacher's and returns the student's `inherited`."""
-    embeddings = get_embeddings(teacher)
-    with torch.no_grad():
-        get_embeddings(student).copy_(project_embeddings(embeddings, student.config.embedding_dim))
-    names = {id(parameter): name for name, parameter in teacher.named_parameters()}
-    return {"embeddings.weight": names[id(embeddings)]}
+    copies, embeddings = Copies(teacher, student), get_embeddings(teacher)
+    copies.copy(get_embeddings(student), embeddings, project_embeddings(embeddings, student.config.embedding_dim))
+    return copies.names
 
 
 def project_embeddings(embeddings: Tensor, width: int) -> Tensor:

@@ -5,7 +5,6 @@ It may have fewer heads and inner neurons in its layers, and narrow embeddings.
 
 import copy
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,14 +12,17 @@ from transformers import BertConfig, DistilBertConfig, PreTrainedConfig, PreTrai
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
-from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
+from distill.models.surgery.copies import Copies
 from distill.models.surgery.initialization import GENERAL, Origins, check_general
 from distill.models.surgery.layers import (
+    BERT_LAYER,
+    DISTILBERT_LAYER,
     Width,
     count_decoder_layers,
     decoder_layers_option,
+    encoder_below_features,
     find_layer_prefix,
     name_in_whole,
     renumber_layer,
@@ -31,17 +33,10 @@ from distill.models.surgery.student_options import copy_labels, is_whole
 
 Layers = str | Sequence[int]
 
-# Parts of BERT's tensor names and their replacements in DistilBERT, longest prefixes first.
+# Parts of BERT's tensor names and their replacements in DistilBERT.
 _BERT_TO_DISTILBERT = (
+    *((f".{bert}.", f".{own}.") for bert, own in zip(BERT_LAYER, DISTILBERT_LAYER, strict=True)),
     ("bert.embeddings.", "distilbert.embeddings."),
-    ("attention.self.query.", "attention.q_lin."),
-    ("attention.self.key.", "attention.k_lin."),
-    ("attention.self.value.", "attention.v_lin."),
-    ("attention.output.dense.", "attention.out_lin."),
-    ("attention.output.LayerNorm.", "sa_layer_norm."),
-    ("intermediate.dense.", "ffn.lin1."),
-    ("output.dense.", "ffn.lin2."),
-    ("output.LayerNorm.", "output_layer_norm."),
     ("bert.encoder.layer.", "distilbert.transformer.layer."),
     ("bert.pooler.dense.", "pre_classifier."),
     ("cls.predictions.transform.dense.", "vocab_transform."),
@@ -99,11 +94,13 @@ def from_teacher(
     cut = Width(heads, ffn, embedding_dim, prune, prune_steps, prune_share)
     copies = check_init(init, general, heads=heads, ffn=ffn, embedding_dim=embedding_dim, prune=prune, chunk=chunk)
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
-    copy = partial(copy_layers, decoder_depth=decoder_depth)
-    follow = _follow_encoder if isinstance(teacher, FeatureBilstmPreTrainedModel) else copy
-    cut.check(copies=copies, can_be_cut=follow is copy and not chunk and not long_texts.is_set)
-    importance = origins.importance if copies and origins else None
-    student = cut.apply(follow(teacher, layers, depth, copies=copies), importance)
+    encoder = encoder_below_features(teacher)
+    cut.check(copies=copies, can_be_cut=encoder is teacher and not chunk and not long_texts.is_set)
+    student = copy_layers(
+        encoder, layers, depth, copies=copies, decoder_depth=decoder_depth if encoder is teacher else None
+    )
+    name_in_whole(student, encoder=encoder, whole=teacher)
+    student = cut.apply(student, origins.importance if copies and origins else None)
     return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
 
 
@@ -159,36 +156,32 @@ def copy_layers(
     """
     teacher_layers = choose_layers(teacher.config.num_hidden_layers, layers, depth)
     decoder_layers = _choose_decoder_layers(teacher, layers, decoder_depth)
-    if type(teacher.config) is BertConfig and not own_class and _is_distilbert(teacher):
-        student = _create_distilbert(teacher, len(teacher_layers))
-        inherited = _map_bert_tensors(teacher, student, teacher_layers)
+    is_distilbert = type(teacher.config) is BertConfig and not own_class and _is_distilbert(teacher)
+    chosen = {find_layer_prefix(teacher): teacher_layers}
+    if decoder_layers is not None:
+        chosen[find_layer_prefix(teacher, decoder=True)] = decoder_layers
+    if is_distilbert:
+        student = _create_distilbert(teacher, len(teacher_layers)).float()
     else:
-        student, inherited = _create_same_class(teacher, teacher_layers, decoder_layers)
-        if copies:
-            _check_layers(teacher, student, teacher_layers)
-            if decoder_layers is not None:
-                _check_layers(teacher, student, decoder_layers, decoder=True)
-    student.float()
+        student = _create_same_class(teacher, teacher_layers, decoder_layers).float()
+    made = Copies(teacher, student)
     if copies:
-        _copy_tensors(teacher, student, inherited)
-    else:
-        inherited = {}
+        if not is_distilbert:
+            _check_layers(teacher, student, chosen)
+        is_encoder = teacher.base_model is teacher
+
+        def rename(name: str) -> str | None:
+            renumbered = renumber_layer(name, chosen)
+            return _name_in_distilbert(renumbered, is_encoder) if renumbered and is_distilbert else renumbered
+
+        made.copy_equal(rename)
+        _copy_beside(teacher, student)
     student.config.teacher_layers = teacher_layers
     if decoder_layers is not None:
         student.config.teacher_decoder_layers = decoder_layers
     # An attribute of the object only, which is not saved.
-    student.inherited = inherited  # type: ignore[assignment]
+    student.inherited = made.names  # type: ignore[assignment]
     return student.train()
-
-
-def _follow_encoder(
-    teacher: FeatureBilstmPreTrainedModel, layers: Layers, depth: int | None, *, copies: bool
-) -> PreTrainedModel:
-    """Creates the student of a BiLSTM on features from the encoder of the features, with a new head."""
-    transformer = teacher.to_transformer()
-    student = copy_layers(transformer, layers, depth, copies=copies)
-    name_in_whole(student, encoder=transformer, whole=teacher)
-    return student
 
 
 def _choose_decoder_layers(teacher: PreTrainedModel, layers: Layers, depth: int | None) -> list[int] | None:
@@ -286,33 +279,18 @@ def _create_distilbert(teacher: PreTrainedModel, depth: int) -> PreTrainedModel:
     return student
 
 
-def _map_bert_tensors(
-    teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int]
-) -> dict[str, str]:
-    """Returns student tensor -> teacher tensor for the tensors that both have in the same shape."""
-    teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
-    student_layers = {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(teacher_layers)}
-    is_encoder = teacher.base_model is teacher  # Its tensors have no prefix, nor have those of the student.
-    inherited = {}
-    for teacher_name, tensor in teacher_tensors.items():
-        full_name = f"bert.{teacher_name}" if is_encoder else teacher_name
-        student_name = renumber_layer(full_name, "bert.encoder.layer.", student_layers)
-        if student_name is None:
-            continue
-        for old, new in _BERT_TO_DISTILBERT:
-            student_name = student_name.replace(old, new, 1)
-        if is_encoder:
-            student_name = student_name.removeprefix("distilbert.")
-        if student_name in student_tensors and student_tensors[student_name].shape == tensor.shape:
-            inherited[student_name] = teacher_name
-    return inherited
+def _name_in_distilbert(name: str, is_encoder: bool) -> str:
+    """Returns the name of a tensor of a BERT in a DistilBERT; those of an encoder without a head have no prefix."""
+    renamed = f"bert.{name}" if is_encoder else name
+    for old, new in _BERT_TO_DISTILBERT:
+        renamed = renamed.replace(old, new, 1)
+    return renamed.removeprefix("distilbert.") if is_encoder else renamed
 
 
 def _create_same_class(
     teacher: PreTrainedModel, teacher_layers: Sequence[int], decoder_layers: Sequence[int] | None
-) -> tuple[PreTrainedModel, dict[str, str]]:
-    """Returns a model of the teacher's class with fewer layers and random weights, and student -> teacher tensor."""
-    chosen = {find_layer_prefix(teacher): teacher_layers}
+) -> PreTrainedModel:
+    """Returns a model of the teacher's class with fewer layers and random weights."""
     config = copy.deepcopy(teacher.config)
     _set_depth(config, len(teacher_layers))
     for name in _PER_LAYER:
@@ -323,23 +301,9 @@ def _create_same_class(
     if getattr(config, "attention_types", None):  # GPT-Neo's, from which its list for each layer is made.
         config.attention_types = [[[kind], 1] for kind in config.attention_layers]
     if decoder_layers is not None and (option := decoder_layers_option(config)) is not None:
-        chosen[find_layer_prefix(teacher, decoder=True)] = decoder_layers
         setattr(config, option, len(decoder_layers))
-    student = type(teacher)(config)
-    numbers = {
-        prefix: {teacher_layer: student_layer for student_layer, teacher_layer in enumerate(of_half)}
-        for prefix, of_half in chosen.items()
-    }
-    student_tensors = dict(student.named_parameters())
-    inherited = {}
-    for teacher_name, tensor in teacher.named_parameters():
-        prefix = next((prefix for prefix in numbers if teacher_name.startswith(prefix)), None)
-        student_name = teacher_name if prefix is None else renumber_layer(teacher_name, prefix, numbers[prefix])
-        if student_name is None or student_name not in student_tensors:
-            continue
-        if student_tensors[student_name].shape == tensor.shape:
-            inherited[student_name] = teacher_name
-    return student, inherited
+    student: PreTrainedModel = type(teacher)(config)
+    return student
 
 
 def _set_depth(config: PreTrainedConfig, depth: int) -> None:
@@ -355,38 +319,33 @@ def _set_depth(config: PreTrainedConfig, depth: int) -> None:
         config.num_encoder_layers = depth
 
 
-def _check_layers(
-    teacher: PreTrainedModel, student: PreTrainedModel, teacher_layers: Sequence[int], *, decoder: bool = False
-) -> None:
+def _check_layers(teacher: PreTrainedModel, student: PreTrainedModel, chosen: Mapping[str, Sequence[int]]) -> None:
     """Raises UserError if a layer would compute something else in its place in the student than in the teacher."""
-    prefix = find_layer_prefix(teacher, decoder=decoder)
-    if getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False) and list(teacher_layers) != list(
-        range(len(teacher_layers))
-    ):
-        raise UserError(
-            f"student.layers={list(teacher_layers)} moves layers, and a {type(teacher).__name__} with "
-            "scale_attn_by_inverse_layer_idx divides the attention scores of a layer by its place: take "
-            "student.layers=first"
-        )
-    for place, index in enumerate(teacher_layers):
-        names = (
-            {name for name, _ in model.get_submodule(f"{prefix}{number}").named_parameters()}
-            for model, number in ((teacher, index), (student, place))
-        )
-        differing = set.symmetric_difference(*names)
-        if differing:
+    scales = getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False)
+    for prefix, layers in chosen.items():
+        if scales and list(layers) != list(range(len(layers))):
             raise UserError(
-                f"student.layers={list(teacher_layers)} puts layer {index} of a {type(teacher).__name__} in the place "
-                f"of layer {place}, and only one of them has {min(differing)}: leave layer {min(index, place)} where "
-                "it is, as student.layers=alternate does"
+                f"student.layers={list(layers)} moves layers, and a {type(teacher).__name__} with "
+                "scale_attn_by_inverse_layer_idx divides the attention scores of a layer by its place: take "
+                "student.layers=first"
             )
+        for place, index in enumerate(layers):
+            names = (
+                {name for name, _ in model.get_submodule(f"{prefix}{number}").named_parameters()}
+                for model, number in ((teacher, index), (student, place))
+            )
+            differing = set.symmetric_difference(*names)
+            if differing:
+                raise UserError(
+                    f"student.layers={list(layers)} puts layer {index} of a {type(teacher).__name__} in the place of "
+                    f"layer {place}, and only one of them has {min(differing)}: leave layer {min(index, place)} where "
+                    "it is, as student.layers=alternate does"
+                )
 
 
 @torch.no_grad()
-def _copy_tensors(teacher: PreTrainedModel, student: PreTrainedModel, inherited: dict[str, str]) -> None:
-    teacher_tensors, student_tensors = dict(teacher.named_parameters()), dict(student.named_parameters())
-    for student_name, teacher_name in inherited.items():
-        student_tensors[student_name].copy_(teacher_tensors[teacher_name])
+def _copy_beside(teacher: PreTrainedModel, student: PreTrainedModel) -> None:
+    """Copies what is no parameter of the student's own: the bias of a BART, and the token types of a BERT."""
     student_buffers = dict(student.named_buffers())
     for name, buffer in teacher.named_buffers():
         if name.endswith("final_logits_bias") and name in student_buffers:  # That of BART and its relatives.

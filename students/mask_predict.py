@@ -9,6 +9,7 @@ from transformers import BartForConditionalGeneration, PreTrainedModel
 from distill.core.contracts import Task
 from distill.core.errors import UserError
 from distill.models.architectures.modeling_mask_predict import MaskPredictConfig, MaskPredictForConditionalGeneration
+from distill.models.surgery.copies import pass_on
 
 from .distilbert import from_teacher as take_layers
 from .encoder_decoder import from_encoder
@@ -65,7 +66,7 @@ def _read_both_sides(bart: PreTrainedModel, max_target: int) -> PreTrainedModel:
     assert not strange
     assert all(name.startswith("model.length_head.") for name in missing)
     nn.init.zeros_(student.model.length_head.bias)
-    student.inherited = getattr(bart, "inherited", {})  # type: ignore[assignment]
+    pass_on(bart, student, {name: name for name in bart.state_dict()})
     if hasattr(bart, "vocabulary"):
         student.vocabulary = bart.vocabulary  # type: ignore[assignment]
     return student.float().train()

@@ -16,7 +16,7 @@ from distill.core.options import Dropout, check_options
 from distill.models.forward import check_reads_both_sides, choose_padding_side, model_class
 from distill.models.loading import OF_TEXTS, Start, check_tokenizer, default_problem_type, has_tokenizer
 from distill.models.sentence_files import load_tokenizer, separate_texts
-from distill.models.surgery.long_texts import reserved_positions
+from distill.models.surgery.layers import reserved_positions
 
 from .pretrained import check_precision
 from .vocabulary import train_bytes, train_sentinels, train_word_pieces

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.contracts import AttentionVectors, Examples, Likelihood, Task, TaskInfo
@@ -15,8 +15,8 @@ from distill.losses import Objective
 from distill.losses.term import EncoderSize
 from distill.models.architectures.modeling_chunked import ChunkedPreTrainedModel
 from distill.models.forward import NAME, attention_width, fills_targets, has_plain_scores, try_model
-from distill.models.surgery.layers import count_decoder_layers, read_positions
-from distill.models.surgery.long_texts import attends_locally, has_positions
+from distill.models.surgery.layers import count_decoder_layers, position_tables, read_positions, reserved_rows
+from distill.models.surgery.long_texts import attends_locally
 
 _EXAMPLES_PER_CALL = 512
 
@@ -71,11 +71,8 @@ def longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, write
     if isinstance(model, ChunkedPreTrainedModel):
         return int(tokenizer.model_max_length)
     positions = read_positions(model.config, writes=writes) or sys.maxsize
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
-            # RoBERTa and its relatives count positions from the one behind the padding's.
-            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
-            positions = min(positions, module.num_embeddings - reserved)
+    for table in position_tables(model).values():
+        positions = min(positions, table.num_embeddings - reserved_rows(table))
     return int(min(positions, tokenizer.model_max_length))
 
 
@@ -89,7 +86,7 @@ def check_length(
     """
     limit = longest(model, tokenizer)
     if max_length > limit:
-        can_repeat = lengthens and has_positions(model)
+        can_repeat = lengthens and position_tables(model)
         more = f", or {who}.positions={max_length}, which repeats positions" if can_repeat else ""
         raise UserError(
             f"task.max_length={max_length}, but the {who} reads {limit} tokens at most: set task.max_length={limit}, "

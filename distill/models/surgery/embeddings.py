@@ -28,6 +28,8 @@ from distill.core.errors import OptionError, UserError
 from distill.core.options import show_value
 from distill.data.tokenization import encode_whole
 from distill.models.loading import Start
+from distill.models.surgery.copies import Copies
+from distill.models.surgery.layers import list_layers, reserved_rows
 
 TOKENS = 30_000  # Of the vocabulary at most, at which the projection is fitted.
 LENGTH = 64  # Of the sequences that these tokens are read in.
@@ -75,15 +77,9 @@ class EmbeddingTables:
             words, tables.get("position_embeddings"), tables.get("token_type_embeddings"), norms[0] if norms else None
         )
 
-    @property
-    def first_position(self) -> int:
-        """The row of position 0: RoBERTa and its relatives count from the one behind the padding's."""
-        reserved = None if self.positions is None else self.positions.padding_idx
-        return 0 if reserved is None else reserved + 1
-
     def position_rows(self) -> Tensor | None:
         """Returns the rows `[P, W]` from position 0 on."""
-        return None if self.positions is None else _rows(self.positions)[self.first_position :]
+        return None if self.positions is None else _rows(self.positions)[reserved_rows(self.positions) :]
 
     def add_up(self, ids: Tensor) -> Tensor:
         """Returns the sums `[n, L, W]` for `ids [n, L]` before the norm."""
@@ -95,24 +91,16 @@ class EmbeddingTables:
 
 @torch.no_grad()
 def factorize_embeddings(
-    teacher: PreTrainedModel,
-    student: PreTrainedModel,
-    *,
-    first_layer: nn.Module,
-    projection: nn.Linear,
-    method: Literal["svd", "ridge"],
-) -> list[tuple[Tensor, Tensor]]:
-    """Starts the student's embeddings and its `projection` from the teacher's embeddings.
+    copies: Copies, teacher: PreTrainedModel, student: PreTrainedModel, *, method: Literal["svd", "ridge"]
+) -> None:
+    """Starts the embeddings of an ALBERT and their projection from the teacher's embeddings.
 
     The tables are projected onto the principal directions of the normalized embeddings, turned so that the student's
-    norm leaves them as they are. Tables of the teacher's own width are copied, with their norm.
+    norm leaves them as they are. Tables of the teacher's own width are copied, with their norm. The projection is
+    fitted to the inputs of the teacher's first layer.
 
     Args:
-        first_layer: of the teacher, whose inputs the projected embeddings are to equal.
         method: `svd` projects back by the same directions with one scale, `ridge` by a ridge regression.
-
-    Returns:
-        The student's parameters that changed, each with the teacher's that it was made from.
     """
     source, target = EmbeddingTables.of(teacher), EmbeddingTables.of(student)
     width = target.words.embedding_dim
@@ -121,16 +109,16 @@ def factorize_embeddings(
     if width < source.words.embedding_dim:
         directions = _principal_directions(source.add_up(ids).flatten(0, 1), width - 1)  # [W, E - 1]
         back = _zero_mean_basis(width) @ directions.T  # [E, W]
-    pairs = _copy_tables(source, target, back)
-    wanted = _read_first_inputs(teacher, first_layer, ids).flatten(0, 1)
+    _copy_tables(copies, source, target, back)
+    wanted = _read_first_inputs(teacher, ids).flatten(0, 1)
     given = student.base_model.embeddings.eval()(ids).flatten(0, 1)
     if method == "ridge" or back is None or back.shape[1] != wanted.shape[1]:
         weight, bias = fit_ridge(given, wanted)
     else:
         weight, bias = _fit_scale(given, wanted, back)
-    projection.weight.copy_(weight.T)
-    projection.bias.copy_(bias)
-    return [*pairs, *((parameter, source.words.weight) for parameter in projection.parameters())]
+    projection = student.base_model.encoder.embedding_hidden_mapping_in
+    copies.copy(projection.weight, source.words.weight, weight.T)
+    copies.copy(projection.bias, source.words.weight, bias)
 
 
 def _sample_tokens(teacher: PreTrainedModel, source: EmbeddingTables, target: EmbeddingTables) -> Tensor:
@@ -143,14 +131,14 @@ def _sample_tokens(teacher: PreTrainedModel, source: EmbeddingTables, target: Em
     return order[: len(order) // length * length].view(-1, length)
 
 
-def _read_first_inputs(teacher: PreTrainedModel, first_layer: nn.Module, ids: Tensor) -> Tensor:
+def _read_first_inputs(teacher: PreTrainedModel, ids: Tensor) -> Tensor:
     """Returns the inputs `[n, L, H]` of the teacher's first layer, in float32."""
 
     def stop(module: nn.Module, arguments: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
         raise _FirstLayer(arguments[0] if arguments else options["hidden_states"])
 
     is_training = teacher.training
-    handle = first_layer.register_forward_pre_hook(stop, with_kwargs=True)
+    handle = list_layers(teacher)[0].register_forward_pre_hook(stop, with_kwargs=True)
     inputs = []
     try:
         teacher.eval()
@@ -187,25 +175,17 @@ def _rows(table: nn.Embedding, ids: Tensor | slice = slice(None)) -> Tensor:
     return table.weight.detach()[chosen].float().cpu()
 
 
-def _copy_tables(source: EmbeddingTables, target: EmbeddingTables, back: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+def _copy_tables(copies: Copies, source: EmbeddingTables, target: EmbeddingTables, back: Tensor | None) -> None:
     """Projects the source's tables by `back [E, W]`, or copies them and their norm."""
-    pairs: list[tuple[Tensor, Tensor]] = []
     tables = ((target.words, source.words), (target.positions, source.positions), (target.types, source.types))
     for own, other in tables:
-        if own is None or other is None:
-            continue
-        rows = _rows(other)[source.first_position if other is source.positions else 0 :]
-        own.weight.copy_(rows if back is None else rows @ back.T)
-        pairs.append((own.weight, other.weight))
-    for own, other in tables[1:]:
-        if own is not None and other is None:  # The teacher's embeddings do not depend on them.
+        if own is not None and other is not None:
+            rows = _rows(other)[reserved_rows(source.positions) if other is source.positions else 0 :]
+            copies.copy(own.weight, other.weight, rows if back is None else rows @ back.T)
+        elif own is not None:  # The teacher's embeddings do not depend on them.
             own.weight.zero_()
     if back is None and source.norm is not None and target.norm is not None:
-        own_norm = dict(target.norm.named_parameters())
-        for name, tensor in source.norm.named_parameters():  # ModernBERT's has no bias.
-            own_norm[name].copy_(tensor)
-            pairs.append((own_norm[name], tensor))
-    return pairs
+        copies.copy_module(target.norm, source.norm)
 
 
 def fit_ridge(given: Tensor, wanted: Tensor, *, penalty: float = PENALTY) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,17 @@ from transformers import BartConfig, BartForConditionalGeneration, PreTrainedMod
 from distill.core.errors import OptionError, UserError
 from distill.core.options import STRICT, check_options, show_value
 from distill.models.forward import VectorSettings, pool, run_encoder, vector_settings
-from distill.models.surgery.layers import Importance, find_layer_prefix, list_parts, spread_layers
-from distill.models.surgery.long_texts import attends_locally, reserved_positions
+from distill.models.surgery.copies import Copies
+from distill.models.surgery.layers import (
+    BART_LAYER,
+    MODULES,
+    Importance,
+    find_layer_prefix,
+    list_parts,
+    reserved_positions,
+    spread_layers,
+)
+from distill.models.surgery.long_texts import attends_locally
 from distill.models.surgery.student_options import is_whole
 
 OPTION = "student.general"
@@ -137,12 +146,6 @@ def encode_pieces(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 Owner = Literal["teacher", "student"]
-# Modules of a layer by their names in `list_parts`, and in a layer of a BART.
-_PARTS = {
-    "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj",
-    "attention.dense": "self_attn.out_proj", "attention.LayerNorm": "self_attn_layer_norm", "ffn": "fc1",
-    "ffn_output": "fc2", "full_layer_layer_norm": "final_layer_norm",
-}  # fmt: skip
 _EMBEDDINGS = {
     "word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight",
     "LayerNorm.bias",
@@ -277,21 +280,14 @@ def _copy_encoder(
     encoder: PreTrainedModel, model: BartForConditionalGeneration, halves: Mapping[str, Sequence[int]]
 ) -> dict[str, str]:
     """Copies the tensors, and returns the names of those that are equal to one of the encoder's, with its name."""
-    own = {id(tensor): name for name, tensor in encoder.named_parameters()}
-    inherited: dict[str, str] = {}
-
-    def copy_module(name: str, source: torch.nn.Module) -> None:
-        for kind, tensor in source.named_parameters():
-            model.get_parameter(f"{name}.{kind}").copy_(tensor)
-            inherited[f"{name}.{kind}"] = own[id(tensor)]
-
-    copy_module("model.shared", encoder.embeddings.word_embeddings)
+    copies = Copies(encoder, model)
+    copies.copy_module(model.model.shared, encoder.embeddings.word_embeddings)
     parts, positions = list_parts(encoder), _read_positions(encoder)
     for half, layers in halves.items():
-        copy_module(f"model.{half}.layernorm_embedding", encoder.embeddings.LayerNorm)
-        model.get_submodule(f"model.{half}.embed_positions").weight[_OFFSET:] = positions
-        for number, layer in enumerate(layers):
-            place = f"model.{half}.layers.{number}"
-            for name, target in _PARTS.items():
-                copy_module(f"{place}.{target}", parts[layer][name])
-    return inherited
+        module = model.get_submodule(f"model.{half}")
+        copies.copy_module(module.layernorm_embedding, encoder.embeddings.LayerNorm)
+        module.embed_positions.weight[_OFFSET:] = positions
+        for own, layer in zip(module.layers, layers, strict=True):
+            for name, target in zip(MODULES, BART_LAYER, strict=True):
+                copies.copy_module(own.get_submodule(target), parts[layer][name])
+    return copies.names

@@ -5,43 +5,45 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import AlbertConfig, DistilBertConfig, PreTrainedConfig, PreTrainedModel
 
 from distill.core.errors import UserError
-from distill.models.architectures.modeling_narrow import NarrowDistilBertConfig, NarrowEmbeddings
+from distill.models.architectures.modeling_bilstm import FeatureBilstmPreTrainedModel
+from distill.models.architectures.modeling_narrow import NarrowDistilBertConfig
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig, group_of
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
+from distill.models.surgery.copies import Copies, pass_on
 from distill.models.surgery.student_options import check_sizes, is_whole
 
 _ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm")
 _FFN = ("ffn", "ffn_output", "full_layer_layer_norm")
-# Names in the layers of other families, in the same order.
-_LAYOUTS = (
-    tuple(f"albert_layers.0.{name}" for name in _ATTENTION + _FFN),
-    # BERT, RoBERTa and its relatives, ELECTRA, Longformer
-    (
-        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-        "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
-    ),
-    # DistilBERT
-    (
-        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
-        "ffn.lin2", "output_layer_norm",
-    ),
-    # MPNet
-    (
-        "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm",
-        "intermediate.dense", "output.dense", "output.LayerNorm",
-    ),
+MODULES = (*_ATTENTION, *_FFN)
+# The same modules in the layers of other families. BERT's are those of RoBERTa, ELECTRA and Longformer too.
+BERT_LAYER = (
+    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+    "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
 )  # fmt: skip
+DISTILBERT_LAYER = (
+    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm", "ffn.lin1",
+    "ffn.lin2", "output_layer_norm",
+)  # fmt: skip
+_MPNET_LAYER = (
+    "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o", "attention.LayerNorm",
+    "intermediate.dense", "output.dense", "output.LayerNorm",
+)  # fmt: skip
+BART_LAYER = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "self_attn_layer_norm", "fc1",
+    "fc2", "final_layer_norm",
+)  # fmt: skip
+_LAYOUTS = (tuple(f"albert_layers.0.{name}" for name in MODULES), BERT_LAYER, DISTILBERT_LAYER, _MPNET_LAYER)
 _GLOBAL = "_global."  # In the names of Longformer's second projections, for its global tokens.
 
-Parts = Mapping[str, nn.Module]
+Parts = Mapping[str, Any]  # Modules by name.
 
 
 def list_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -57,10 +59,19 @@ def list_layers(model: PreTrainedModel) -> list[nn.Module]:
     if isinstance(config, AlbertConfig):
         groups = encoder.encoder.albert_layer_groups
         return [groups[group_of(layer, layers=total, groups=len(groups))] for layer in range(total)]
-    for module in encoder.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == total > 0:
-            return list(module)
-    raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
+    found = _find_list(model, encoder, total)
+    if found is None:
+        raise UserError(f"a {type(model).__name__} has no list of {total} layers to copy from: take +student=bilstm")
+    return list(found[1])
+
+
+def _find_list(model: PreTrainedModel, half: nn.Module, total: int) -> tuple[str, nn.ModuleList] | None:
+    """Returns the first list of so many modules inside a half of the model, with its name in the model."""
+    inside = set(half.modules())
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and module in inside and len(module) == total > 0:
+            return name, module
+    return None
 
 
 def spread_layers(total: int, depth: int) -> list[int]:
@@ -79,6 +90,22 @@ def read_positions(config: PreTrainedConfig, *, writes: bool = False) -> int | N
     half = "max_decoder_position_embeddings" if writes else "max_encoder_position_embeddings"
     number = getattr(config, half, None) or getattr(config, "max_position_embeddings", None)
     return None if number is None or number < 1 else int(number)  # That of an XLNet is -1.
+
+
+def position_tables(model: PreTrainedModel) -> dict[str, nn.Embedding]:
+    """Returns the tables of absolute positions by the names of their tensors; several have several encoders."""
+    named = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Embedding))
+    return {f"{name}.weight": table for name, table in named if name.rpartition(".")[2] == "position_embeddings"}
+
+
+def reserved_rows(table: nn.Embedding | None) -> int:
+    """Returns the row of position 0: RoBERTa and its relatives count from the one behind the padding's."""
+    return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
+
+
+def reserved_positions(model: PreTrainedModel) -> int:
+    """Returns the number of rows of the table of positions in front of that of the first token."""
+    return reserved_rows(next(iter(position_tables(model).values()), None))
 
 
 # The number of layers of a decoder behind an encoder, in configurations.
@@ -107,12 +134,10 @@ def find_layer_prefix(model: PreTrainedModel, *, decoder: bool = False) -> str:
     Raises:
         UserError: for an encoder whose layers are not separate modules.
     """
-    total = count_decoder_layers(model.config) if decoder else model.config.num_hidden_layers
-    half = model.get_decoder() if decoder else model
-    for name, module in model.named_modules():
-        is_inside = half is model or any(module is part for part in half.modules())
-        if isinstance(module, nn.ModuleList) and is_inside and len(module) == total and total > 0:
-            return f"{name}."
+    total = (count_decoder_layers(model.config) or 0) if decoder else int(model.config.num_hidden_layers)
+    found = _find_list(model, model.get_decoder() if decoder else model, total)
+    if found is not None:
+        return f"{found[0]}."
     if isinstance(model.config, AlbertConfig):
         raise UserError(
             f"a {type(model).__name__} has no {total} separate layers to choose from (they share one set of "
@@ -124,13 +149,17 @@ def find_layer_prefix(model: PreTrainedModel, *, decoder: bool = False) -> str:
     )
 
 
-def renumber_layer(name: str, prefix: str, numbers: Mapping[int, int]) -> str | None:
-    """Returns a tensor's name with another number of its layer, None for a layer that has none in `numbers`."""
-    if not name.startswith(prefix):
-        return name
-    layer, _, rest = name.removeprefix(prefix).partition(".")
-    number = numbers.get(int(layer))
-    return None if number is None else f"{prefix}{number}.{rest}"
+def renumber_layer(name: str, chosen: Mapping[str, Sequence[int]]) -> str | None:
+    """Returns a tensor's name with the new number of its layer, None for a layer that is not chosen.
+
+    Args:
+        chosen: the numbers of the layers in their new order, by the prefix of their names.
+    """
+    for prefix, layers in chosen.items():
+        if name.startswith(prefix):
+            layer, _, rest = name.removeprefix(prefix).partition(".")
+            return f"{prefix}{layers.index(int(layer))}.{rest}" if int(layer) in layers else None
+    return name
 
 
 def list_parts(model: PreTrainedModel) -> list[Parts]:
@@ -148,24 +177,29 @@ def list_parts(model: PreTrainedModel) -> list[Parts]:
     for layout in _LAYOUTS:
         if all(_has_exactly(layer, layout) for layer in layers):
             return [
-                {own: layer.get_submodule(name) for own, name in zip(_ATTENTION + _FFN, layout, strict=True)}
-                for layer in layers
+                {own: layer.get_submodule(name) for own, name in zip(MODULES, layout, strict=True)} for layer in layers
             ]
     return []
 
 
+def encoder_below_features(teacher: PreTrainedModel) -> PreTrainedModel:
+    """Returns the encoder of a BiLSTM on features, with a new head of its own family; another teacher is returned."""
+    return teacher.to_transformer() if isinstance(teacher, FeatureBilstmPreTrainedModel) else teacher
+
+
 def name_in_whole(student: PreTrainedModel, *, encoder: PreTrainedModel, whole: PreTrainedModel) -> None:
-    """Renames what a student has `inherited` from a model of transformers to its names in a model built on this one.
+    """Renames what a student has `inherited` from the `encoder_below_features` to its names in the `whole` model.
 
     What it has from the head of `encoder` is left out, because that head is new.
     """
     prefix = f"{encoder.base_model_prefix}."
     copied: Mapping[str, str] = student.inherited  # type: ignore[assignment]
-    student.inherited = {  # type: ignore[assignment]
-        name: f"{whole.base_model_prefix}.{source.removeprefix(prefix)}"
-        for name, source in copied.items()
-        if source.startswith(prefix)
-    }
+    if encoder is not whole:
+        student.inherited = {  # type: ignore[assignment]
+            name: f"{whole.base_model_prefix}.{source.removeprefix(prefix)}"
+            for name, source in copied.items()
+            if source.startswith(prefix)
+        }
 
 
 def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
@@ -174,7 +208,9 @@ def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
     return names == set(chain.from_iterable((f"{module}.weight", f"{module}.bias") for module in layout))
 
 
-_HEAD_ROWS = ("attention.query", "attention.key", "attention.value")
+# Modules of a layer whose outputs are of heads or of inner neurons, and those that read these.
+_GIVE = {"attention.query": "heads", "attention.key": "heads", "attention.value": "heads", "ffn": "neurons"}
+_READ = {"attention.dense": "heads", "ffn_output": "neurons"}
 # Of a configuration, and not of the sizes of its model.
 _OF_CLASS = ("model_type", "architectures", "auto_map", "transformers_version", "dtype", "layer_heads", "layer_ffn")
 
@@ -221,8 +257,8 @@ class Sizes:
                 "student.heads, student.ffn and student.prune cut the layers of BERT, DistilBERT, RoBERTa, ELECTRA and "
                 f"MPNet, and this is a {type(model).__name__}: leave them out, or take another teacher"
             )
-        heads = [_linear(of["attention.query"]).out_features // width for of in parts]
-        return cls(heads, [_linear(of["ffn"]).out_features for of in parts])
+        heads = [of["attention.query"].out_features // width for of in parts]
+        return cls(heads, [of["ffn"].out_features for of in parts])
 
 
 def head_size(model: PreTrainedModel) -> int:
@@ -258,15 +294,9 @@ def share_out(scores: Sequence[Tensor], total: int) -> list[int]:
     if not len(scores) <= total <= sum(sizes):
         raise ValueError(f"got {total} of {sizes}, expected at least one of each layer")
     layer = torch.arange(len(scores)).repeat_interleave(torch.tensor(sizes))
-    ranked = torch.cat([_without_largest(of_layer) for of_layer in scores]).argsort(descending=True, stable=True)
+    kept = [of_layer.index_fill(0, of_layer.argmax(), torch.inf) for of_layer in scores]  # The largest of each layer.
+    ranked = torch.cat(kept).argsort(descending=True, stable=True)
     return torch.bincount(layer[ranked[:total]], minlength=len(scores)).tolist()
-
-
-def _without_largest(scores: Tensor) -> Tensor:
-    """Returns the scores with infinity in the place of the largest one, which is always kept."""
-    changed = scores.clone()
-    changed[scores.argmax()] = torch.inf
-    return changed
 
 
 @torch.no_grad()
@@ -295,24 +325,25 @@ def narrow(
     """
     kept = list(range(model.config.num_hidden_layers)) if layers is None else list(layers)
     student = _create(model, [len(of) for of in heads], [len(of) for of in neurons], embedding_dim)
-    tensors, own = dict(model.named_parameters()), dict(student.named_parameters())
-    prefix, numbers = find_layer_prefix(model), {index: place for place, index in enumerate(kept)}
-    sources = {renumber_layer(name, prefix, numbers): name for name in tensors}
-    for name, tensor in own.items():
-        if name in sources and tensors[sources[name]].shape == tensor.shape:
-            tensor.copy_(tensors[sources[name]])
-    parts = list_parts(model)
-    for target, index, of_heads, of_neurons in zip(list_parts(student), kept, heads, neurons, strict=True):
-        _copy_layer(parts[index], target, _expand(of_heads, head_size(model)), torch.tensor(list(of_neurons)))
+    copies, chosen, parts = Copies(model, student), {find_layer_prefix(model): kept}, list_parts(model)
+    copies.copy_equal(lambda name: renumber_layer(name, chosen))
+    size = head_size(model)
+    for own, index, of_heads, of_neurons in zip(list_parts(student), kept, heads, neurons, strict=True):
+        rows = (torch.tensor(list(of_heads)).unsqueeze(1) * size + torch.arange(size)).flatten()
+        units, source = {"heads": rows, "neurons": torch.tensor(list(of_neurons))}, parts[index]
+        for name, unit in _GIVE.items():
+            copies.copy(own[name].weight, source[name].weight, source[name].weight[units[unit]])
+            copies.copy(own[name].bias, source[name].bias, source[name].bias[units[unit]])
+        for name, unit in _READ.items():
+            copies.copy(own[name].weight, source[name].weight, source[name].weight[:, units[unit]])
     if embedding_dim is not None:
-        embeddings = student.base_model.embeddings
-        _factorize(model.get_input_embeddings().weight, embeddings)
-        projection = next(name for name, tensor in own.items() if tensor is embeddings.word_projection.weight)
-        sources[projection] = next(n for n, t in tensors.items() if t is model.get_input_embeddings().weight)
-    inherited = getattr(model, "inherited", None)
-    if inherited is not None:
-        found = {name: inherited.get(source) for name, source in sources.items() if name in own}
-        student.inherited = {name: source for name, source in found.items() if source is not None}  # type: ignore[assignment]
+        table, embeddings = model.get_input_embeddings().weight, student.base_model.embeddings
+        rows = table.double()
+        _, directions = torch.linalg.eigh(rows.T @ rows)  # The right singular vectors in ascending order.
+        directions = directions[:, -embedding_dim:]  # [H, E]
+        copies.copy(embeddings.word_embeddings.weight, table, rows @ directions)
+        copies.copy(embeddings.word_projection.weight, table, directions)
+    pass_on(model, student, copies.names)
     return student.float().train(model.training)
 
 
@@ -339,37 +370,6 @@ def _create(model: PreTrainedModel, heads: list[int], neurons: list[int], embedd
     create = model_class(auto_class_of(model), NarrowDistilBertConfig)
     assert create is not None  # Each head of a DistilBERT has its narrow form.
     return create(NarrowDistilBertConfig(**values))
-
-
-def _expand(heads: Sequence[int], size: int) -> Tensor:
-    """Returns the indices of the rows of these heads."""
-    return (torch.tensor(list(heads)).unsqueeze(1) * size + torch.arange(size)).flatten()
-
-
-def _copy_layer(source: Parts, target: Parts, rows: Tensor, neurons: Tensor) -> None:
-    """Copies the kept rows of heads and neurons of one layer."""
-    for name in (*_HEAD_ROWS, "ffn"):
-        kept = neurons if name == "ffn" else rows
-        own, other = _linear(target[name]), _linear(source[name])
-        own.weight.copy_(other.weight[kept])
-        own.bias.copy_(other.bias[kept])
-    for name, kept in (("attention.dense", rows), ("ffn_output", neurons)):
-        _linear(target[name]).weight.copy_(_linear(source[name]).weight[:, kept])
-
-
-def _factorize(table: Tensor, embeddings: nn.Module) -> None:
-    """Starts embeddings and projection with the truncated singular value decomposition of the table `[V, H]`."""
-    assert isinstance(embeddings, NarrowEmbeddings)
-    rows = table.double()
-    _, directions = torch.linalg.eigh(rows.T @ rows)  # The right singular vectors in ascending order.
-    chosen = directions[:, -embeddings.word_embeddings.embedding_dim :]  # [H, E]
-    embeddings.word_embeddings.weight.copy_(rows @ chosen)
-    embeddings.word_projection.weight.copy_(chosen)
-
-
-def _linear(layer: nn.Module) -> nn.Linear:
-    assert isinstance(layer, nn.Linear)
-    return layer
 
 
 @dataclass(frozen=True)
@@ -431,19 +431,13 @@ class Width:
         whole = Sizes.of(student)
         heads, neurons = choose_counts("heads", self.heads, whole.heads), choose_counts("ffn", self.ffn, whole.neurons)
         check_rank(student, self.embedding_dim)
-        scores = _no_importance(whole)
+        scores = Importance(*([torch.zeros(size) for size in sizes] for sizes in (whole.heads, whole.neurons)))
         if importance is not None and (heads, neurons) != (whole.heads, whole.neurons):
             scores = importance().of_layers(student.config.teacher_layers)
         return narrow(
             student, heads=take_strongest(scores.heads, heads), neurons=take_strongest(scores.neurons, neurons),
             embedding_dim=self.embedding_dim,
         )  # fmt: skip
-
-
-def _no_importance(whole: Sizes) -> Importance:
-    """Returns the importance of a model of which nothing is known: all are alike."""
-    zeros: list[list[Tensor]] = [[torch.zeros(size) for size in sizes] for sizes in (whole.heads, whole.neurons)]
-    return Importance(*zeros)
 
 
 def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequence[int]) -> list[int]:

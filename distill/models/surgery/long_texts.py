@@ -2,10 +2,10 @@
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LongformerConfig, PreTrainedConfig, PreTrainedModel, RobertaConfig
 from typing_extensions import TypedDict  # That of `typing` knows its bases from Python 3.12 on.
 
@@ -15,6 +15,8 @@ from distill.models.architectures import modeling_local
 from distill.models.architectures.modeling_chunked import ChunkedConfig
 from distill.models.forward import model_class
 from distill.models.loading import Start, auto_class_of
+from distill.models.surgery.copies import pass_on
+from distill.models.surgery.layers import position_tables, reserved_positions
 from distill.models.surgery.student_options import check_names, check_optional_sizes, check_sizes, copy_labels, is_whole
 
 Attention = Literal["own", "local", "full"]
@@ -127,14 +129,14 @@ class LongTexts:
 
     def _check_positions(self, model: PreTrainedModel) -> int:
         """Returns the rows of the table of positions that no token has; raises UserError for a size it cannot have."""
-        table = _position_table(model)
-        if table is None:
+        tables = position_tables(model)
+        if not tables:
             raise UserError(
                 f"{self.role}.positions is for models with a table of positions, and a {type(model).__name__} has "
                 "none: leave it out"
             )
         reserved = reserved_positions(model)
-        least = int(model.state_dict()[table].shape[0]) - reserved
+        least = next(iter(tables.values())).num_embeddings - reserved
         assert self.positions is not None
         if self.positions < least:
             raise UserError(
@@ -169,15 +171,14 @@ def rebuild(model: PreTrainedModel, create: type[PreTrainedModel], config: PreTr
     A longer table of positions repeats the rows. Its `inherited`, if any, has the new names of its tensors.
     """
     changed = create(config)
-    renamed, expected, table = _rename(model, changed), changed.state_dict(), _position_table(changed)
-    tensors = {renamed(name): tensor for name, tensor in model.state_dict().items()}
-    if table is not None:
+    old, new = f"{model.base_model_prefix}.", f"{changed.base_model_prefix}."
+    expected, own = changed.state_dict(), model.state_dict()
+    renamed = {(new + name.removeprefix(old) if name.startswith(old) else name): name for name in own}
+    tensors = {name: own[source] for name, source in renamed.items() if name in expected}
+    for table in list(position_tables(changed))[:1]:
         tensors[table] = repeat_rows(tensors[table], len(expected[table]), reserved=reserved_positions(model))
-    changed.load_state_dict({name: tensor for name, tensor in tensors.items() if name in expected})
-    inherited = getattr(model, "inherited", None)
-    if inherited is not None:
-        names = {renamed(name): source for name, source in inherited.items()}
-        changed.inherited = {n: source for n, source in names.items() if n in expected}  # type: ignore[assignment]
+    changed.load_state_dict(tensors)
+    pass_on(model, changed, {name: renamed[name] for name in tensors})
     return changed.float().train(model.training)
 
 
@@ -188,30 +189,6 @@ _PATTERNS: dict[type[PreTrainedConfig], type[PreTrainedConfig]] = {LongformerCon
 def _largest(window: int | list[int] | None) -> int | None:
     """Returns the window of a configuration, which may have one for each layer."""
     return max(window) if isinstance(window, list | tuple) else window
-
-
-def _rename(model: PreTrainedModel, changed: PreTrainedModel) -> Any:
-    """Returns a function from the names of a model's tensors to those of its new class."""
-    old, new = f"{model.base_model_prefix}.", f"{changed.base_model_prefix}."
-    return lambda name: new + name.removeprefix(old) if name.startswith(old) else name
-
-
-def _position_table(model: PreTrainedModel) -> str | None:
-    """Returns the name of the table of absolute positions, None without one."""
-    names = (name for name, module in model.named_modules() if isinstance(module, nn.Embedding))
-    return next((f"{name}.weight" for name in names if name.rpartition(".")[2] == "position_embeddings"), None)
-
-
-def has_positions(model: PreTrainedModel) -> bool:
-    """Returns whether a model has a table of absolute positions, which can be repeated."""
-    return _position_table(model) is not None
-
-
-def reserved_positions(model: PreTrainedModel) -> int:
-    """Returns the number of rows of the table of positions in front of that of the first token."""
-    table = _position_table(model)
-    padding = None if table is None else model.get_submodule(table.removesuffix(".weight")).padding_idx
-    return 0 if padding is None else int(padding) + 1
 
 
 def repeat_rows(table: Tensor, rows: int, *, reserved: int = 0) -> Tensor:
@@ -319,7 +296,15 @@ class Chunking:
         if self.chunk > positions:
             raise UserError(f"student.chunk={self.chunk}, but the student reads {positions} tokens at most")
         config.max_position_embeddings = self.chunk + reserved_positions(student)
-        return self._wrap(rebuild(student, type(student), config), create, special)
+        reader = rebuild(student, type(student), config)
+        chunked = create(ChunkedConfig(
+            encoder=reader.config, chunk=self.chunk, chunk_overlap=self.overlap, chunk_pooling=self.pooling, **special,
+            **copy_labels(reader.config),
+        ))  # fmt: skip
+        chunked.model.load_state_dict(reader.state_dict())
+        pass_on(reader, chunked, {f"model.{name}": name for name in reader.state_dict()})
+        chunked.config.teacher_layers = getattr(reader.config, "teacher_layers", None)
+        return chunked.float().train(reader.training)
 
     def _check_pooling(self, settings: dict[str, object]) -> None:
         """Raises UserError for vectors that are no mean over all chunks."""
@@ -328,20 +313,3 @@ class Chunking:
                 f"got student.chunk_pooling={self.pooling} and task.pooling={settings['pooling']}, expected mean for "
                 "both: the vector of a text is the mean of the tokens of its chunks"
             )
-
-    def _wrap(
-        self, reader: PreTrainedModel, create: type[PreTrainedModel], special: dict[str, int | None]
-    ) -> PreTrainedModel:
-        assert self.chunk is not None
-        own = reader.config
-        config = ChunkedConfig(
-            encoder=own, chunk=self.chunk, chunk_overlap=self.overlap, chunk_pooling=self.pooling, **special,
-            **copy_labels(own),
-        )  # fmt: skip
-        chunked = create(config)
-        chunked.model.load_state_dict(reader.state_dict())
-        inherited = getattr(reader, "inherited", None)
-        if inherited is not None:
-            chunked.inherited = {f"model.{name}": source for name, source in inherited.items()}  # type: ignore[assignment]
-        chunked.config.teacher_layers = getattr(own, "teacher_layers", None)
-        return chunked.float().train(reader.training)
