@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from distill.kinds import Classification
 from distill.losses import Cosine, HardLabels, Objective, SoftTargets
 from distill.losses.term import EncoderSize
 from distill.models.forward import segment_logits
+from distill.models.surgery.embeddings import choose_pieces
 from distill.records import plots
 from distill.teachers.output_cache import Cached
 from distill.teachers.signal import Live
@@ -304,6 +305,14 @@ def stored_logits(outputs: Cached) -> np.ndarray:
     """Returns the cached logits of all items in the order of the examples."""
     numbers = range(len(outputs._shards))
     return np.concatenate([outputs._shard(number)["logits"].numpy() for number in numbers])
+
+
+def cut_vocabulary(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labelled: Iterable[str], unlabelled: Iterable[str] = ()
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Returns copies of a model and its tokenizer with the pieces that the texts need."""
+    cut = choose_pieces(model, tokenizer, labelled, unlabelled)
+    return cut.apply(model), cut.tokenizer
 
 
 def toy_bert(

@@ -20,11 +20,11 @@ from distill.edge.bundle_files import count_bytes
 from distill.export.onnx import export_onnx
 from distill.export.quantization import RecipeInput, write_dynamic
 from distill.kinds.multitask import Tasks
-from distill.models.surgery.embeddings import cut_vocabulary
 from distill.models.surgery.layers import Sizes, list_layers
 from distill.records import report
 from distill.records.run import Run, create_run_in
 from distill.teachers.source import TeacherSource
+from tests.conftest import cut_vocabulary
 from tests.records.test_report import record
 
 DISTILBERT = Student("distilbert", partial(from_teacher, depth=None, layers="alternate"))

@@ -22,8 +22,8 @@ from distill.core.errors import OptionError, UserError
 from distill.data.pool import read_texts
 from distill.export.quantization import ExportSettings
 from distill.kinds import Classification
-from distill.models.surgery.embeddings import COMMON, check_cut, cut_vocabulary
-from tests.conftest import toy_bert
+from distill.models.surgery.embeddings import COMMON, check_cut
+from tests.conftest import cut_vocabulary, toy_bert
 
 TEXTS = ["the cat sat on the mat", "a zebra ate the tall grass", "crocodiles eat cats, not zebras!"] * 3
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]

@@ -18,6 +18,7 @@ from distill.models.surgery.embeddings import (
     choose_words,
     count_words,
     grow_vocabulary,
+    pieces_per_word,
     plan_growth,
 )
 from tests.export.test_vocabulary import byte_bpe, unigram
@@ -55,9 +56,9 @@ def start(rows: int = len(PIECES)) -> Start:
 
 def test_words_are_counted_as_the_tokenizer_splits_them() -> None:
     words = count_words(["The Genome. The", "KINASES!"], word_piece())
-    assert words.counts == {"the": 2, "genome": 1, ".": 1, "kinases": 1, "!": 1}
+    assert words == {"the": 2, "genome": 1, ".": 1, "kinases": 1, "!": 1}
     # the, gen ##ome, ., the, kin ##ase ##s, [UNK]
-    assert words.pieces_per_word(word_piece()) == pytest.approx(9 / 6)
+    assert pieces_per_word(words, word_piece()) == pytest.approx(9 / 6)
 
 
 def test_words_are_chosen_by_the_pieces_that_they_save() -> None:
@@ -76,12 +77,12 @@ def test_auto_takes_the_fewest_words_that_shorten_the_text_enough() -> None:
     # The word kinases saves 2 of the pieces of each pair of texts, which are 4 + 3 and some marks.
     texts = [*TEXTS, *["the a cell"] * 30]
     words = count_words(texts, tokenizer)
-    pieces = words.total * words.pieces_per_word(tokenizer)
+    pieces = words.total() * pieces_per_word(words, tokenizer)
     assert 2 * LEAST_COUNT / pieces >= REDUCTION
     growth = plan_growth(texts, tokenizer, "auto")
     assert growth.words == ["kinases"]
-    assert growth.before == words.pieces_per_word(tokenizer)
-    assert growth.after == pytest.approx(growth.before - 2 * LEAST_COUNT / words.total)
+    assert growth.before == pieces_per_word(words, tokenizer)
+    assert growth.after == pytest.approx(growth.before - 2 * LEAST_COUNT / words.total())
 
 
 def test_a_new_row_is_the_mean_of_the_rows_of_the_old_pieces() -> None:

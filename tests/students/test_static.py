@@ -21,9 +21,8 @@ from distill.export.quantization import RecipeInput, write_rows
 from distill.kinds import Classification, MaskedLM
 from distill.models.architectures.modeling_static import StaticConfig, StaticForSequenceClassification, StaticModel
 from distill.models.architectures.modeling_texts import mark_texts
-from distill.models.surgery.embeddings import cut_vocabulary
 from distill.models.surgery.initialization import Origins, encode_pieces
-from tests.conftest import toy_bert
+from tests.conftest import cut_vocabulary, toy_bert
 
 SINGLE, PAIR = Classification(text="sentence"), Classification(text=["a", "b"])
 CLS, SEPARATOR, VOCABULARY = 2, 3, 100

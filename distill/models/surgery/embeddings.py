@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
@@ -222,19 +221,99 @@ KIND = "WordPiece"
 AddWords = int | list[str] | Literal["auto"]
 
 
-@dataclass(frozen=True)
-class WordCounts:
-    """The words of a text, as a tokenizer splits it before it looks for pieces, with their numbers."""
+class TokenizerFile:
+    """The tokenizer.json of a fast tokenizer.
 
-    counts: Mapping[str, int]
+    Attributes:
+        content: of the file.
+        model: the part of it that has the vocabulary.
+        kind: of the vocabulary, such as WordPiece.
+        pieces: their ids.
+        merges: pairs of pieces of a BPE, whose files have them as one string in old versions.
+    """
 
-    def pieces_per_word(self, tokenizer: PreTrainedTokenizerBase) -> float:
-        """Returns the mean number of pieces of a word."""
-        return sum(count * len(_split_word(tokenizer, word)) for word, count in self.counts.items()) / self.total
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+        self.model: dict[str, Any] = self.content["model"]
+        self.kind: str = self.model["type"]
+        self.pieces: dict[str, int] = self.model["vocab"]
+        if self.kind == "Unigram":
+            self.pieces = {piece: number for number, (piece, _) in enumerate(self.model["vocab"])}
+        merges = self.model.get("merges") or ()
+        self.merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges]
 
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
+    def rebuild(self) -> PreTrainedTokenizerBase:
+        """Returns a copy of the tokenizer with the content as it is now."""
+        rebuilt: Any = copy.deepcopy(self.tokenizer)
+        rebuilt._tokenizer = Tokenizer.from_str(json.dumps(self.content))
+        return rebuilt  # type: ignore[no-any-return]
+
+    def add(self, words: Sequence[str]) -> PreTrainedTokenizerBase:
+        """Returns a copy of the tokenizer with further pieces in its model.
+
+        Tokens that are added beside the model would keep the case of a text and bypass its normalization.
+        """
+        first = _next_id(self.tokenizer)
+        self.model["vocab"] |= {word: first + place for place, word in enumerate(words)}
+        return self.rebuild()
+
+    def covers_every_text(self) -> bool:
+        """Returns whether there is a piece for every byte, so that no text is unknown."""
+        if self.model.get("byte_fallback"):
+            return True
+        steps = self.content.get("pre_tokenizer") or {}
+        return any(step.get("type") == "ByteLevel" for step in (steps, *steps.get("pretokenizers", ())))
+
+    def close(self, used: set[int]) -> list[int]:
+        """Returns the ids that stay: those used, special ones, single characters, and what they are merged of."""
+        kept = used | set(self.tokenizer.all_special_ids) | {token["id"] for token in self.content["added_tokens"]}
+        kept |= {number for piece, number in self.pieces.items() if self._is_character(piece)}
+        halves = {"".join(merge): merge for merge in reversed(self.merges)}
+        queue = [piece for piece, number in self.pieces.items() if number in kept]
+        while queue:
+            for half in halves.get(queue.pop(), ()):
+                if self.pieces[half] not in kept:
+                    kept.add(self.pieces[half])
+                    queue.append(half)
+        return sorted(kept)
+
+    def _is_character(self, piece: str) -> bool:
+        prefix = self.model.get("continuing_subword_prefix") or "▁"
+        is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
+        return len(piece.removeprefix(prefix)) <= 1 or is_byte
+
+    def renumber(self, number: Mapping[int, int]) -> PreTrainedTokenizerBase:
+        """Returns a copy of the tokenizer with the pieces that have a new id."""
+        content, model = self.content, self.model
+        if self.kind == "Unigram":
+            model["vocab"] = [model["vocab"][old] for old in number if old < len(model["vocab"])]
+            if model.get("unk_id") is not None:
+                model["unk_id"] = number[model["unk_id"]]
+        else:
+            known = {piece: number[old] for piece, old in self.pieces.items() if old in number}
+            model["vocab"] = known
+        if self.kind == "BPE":
+            model["merges"] = [[a, b] for a, b in self.merges if a in known and b in known and a + b in known]
+        for token in content["added_tokens"]:
+            token["id"] = number[token["id"]]
+        if content.get("padding"):
+            content["padding"]["pad_id"] = number[content["padding"]["pad_id"]]
+        _renumber_special(content.get("post_processor"), number)
+        return self.rebuild()
+
+
+def _renumber_special(processor: Any, number: Mapping[int, int]) -> None:
+    """Renumbers the special pieces that a post-processor adds, in place."""
+    if not processor:
+        return
+    for inner in processor.get("processors", ()):
+        _renumber_special(inner, number)
+    for entry in (processor.get("special_tokens") or {}).values():  # TemplateProcessing
+        entry["ids"] = [number[old] for old in entry["ids"]]
+    for name in ("cls", "sep"):  # BertProcessing, RobertaProcessing
+        if name in processor:
+            processor[name][1] = number[processor[name][1]]
 
 
 @dataclass(frozen=True)
@@ -277,13 +356,14 @@ def check_option(add_words: object, option: str = "add_words") -> None:
         raise OptionError(option, show_value(add_words), expected)
 
 
-def count_words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> WordCounts:
-    """Returns the words of texts after the normalization of the tokenizer."""
-    backend: Tokenizer = tokenizer.backend_tokenizer
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(_split(backend, text))
-    return WordCounts(counts)
+def count_words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Counter[str]:
+    """Returns the words of texts with their numbers, as a tokenizer splits them before it looks for pieces."""
+    return Counter(word for text in texts for word in _split(tokenizer, text))
+
+
+def pieces_per_word(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> float:
+    """Returns the mean number of pieces of a word."""
+    return sum(count * len(_split_word(tokenizer, word)) for word, count in words.items()) / words.total()
 
 
 def can_grow(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -312,10 +392,11 @@ def plan_growth(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, add_wo
         chosen, standing = _sort_given(add_words, tokenizer)
     else:
         chosen = choose_words(words, tokenizer, None if add_words == AUTO_WORDS else int(add_words))
-    after = words.pieces_per_word(_add_pieces(tokenizer, chosen))
-    return Growth(chosen, standing, words.pieces_per_word(tokenizer), after)
+    after = pieces_per_word(words, TokenizerFile(tokenizer).add(chosen))
+    return Growth(chosen, standing, pieces_per_word(words, tokenizer), after)
 
 
+@torch.no_grad()
 def grow_vocabulary(start: Start, words: Sequence[str]) -> Start:
     """Returns copies of the model and its tokenizer with further pieces, which are words.
 
@@ -323,11 +404,23 @@ def grow_vocabulary(start: Start, words: Sequence[str]) -> Start:
     """
     if not words:
         return start
-    model = _grow_embeddings(start, [_split_word(start.tokenizer, word) for word in words])
-    return replace(start, model=model, tokenizer=_add_pieces(start.tokenizer, words))
+    model: PreTrainedModel = copy.deepcopy(start.model)
+    first = _next_id(start.tokenizer)
+    needed = first + len(words)
+    if needed > model.get_input_embeddings().weight.shape[0]:  # Rows that nothing read are used first.
+        model.resize_token_embeddings(needed, mean_resizing=False)
+    output = model.get_output_embeddings()
+    rows = [model.get_input_embeddings().weight]
+    if output is not None:
+        bias = getattr(output, "bias", None)
+        rows += [*([] if output.weight is rows[0] else [output.weight]), *([] if bias is None else [bias])]
+    for place, word in enumerate(words, first):
+        for parameter in rows:
+            parameter[place] = parameter[_split_word(start.tokenizer, word)].mean(dim=0)
+    return replace(start, model=model, tokenizer=TokenizerFile(start.tokenizer).add(words))
 
 
-def choose_words(words: WordCounts, tokenizer: PreTrainedTokenizerBase, number: int | None = None) -> list[str]:
+def choose_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase, number: int | None = None) -> list[str]:
     """Returns the words that save most pieces: their count times the pieces beyond one.
 
     Words have `LEAST_LETTERS` letters, and stand `LEAST_COUNT` times in the text.
@@ -337,13 +430,13 @@ def choose_words(words: WordCounts, tokenizer: PreTrainedTokenizerBase, number: 
     """
     gains = {
         word: count * (len(_split_word(tokenizer, word)) - 1)
-        for word, count in words.counts.items()
+        for word, count in words.items()
         if count >= LEAST_COUNT and sum(map(str.isalpha, word)) >= LEAST_LETTERS
     }
     ordered = sorted((word for word, gain in gains.items() if gain > 0), key=lambda word: (-gains[word], word))
     if number is not None:
         return ordered[:number]
-    wanted, saved = REDUCTION * words.total * words.pieces_per_word(tokenizer), 0
+    wanted, saved = REDUCTION * words.total() * pieces_per_word(words, tokenizer), 0
     for place, word in enumerate(ordered[:MOST_WORDS]):
         if saved >= wanted:
             return ordered[:place]
@@ -357,12 +450,11 @@ def _sort_given(given: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> tup
     Raises:
         UserError: for a word that the tokenizer splits before it looks for pieces.
     """
-    backend: Tokenizer = tokenizer.backend_tokenizer
     vocabulary = tokenizer.get_vocab()
     new: dict[str, None] = {}
     standing: dict[str, None] = {}
     for word in given:
-        parts = _split(backend, word)
+        parts = _split(tokenizer, word)
         if len(parts) != 1:
             raise UserError(
                 f"got the word {word!r} in adapt.add_words, which the tokenizer splits into {len(parts)} words before "
@@ -376,8 +468,9 @@ def _kind(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(type(tokenizer.backend_tokenizer.model).__name__)
 
 
-def _split(backend: Tokenizer, text: str) -> list[str]:
+def _split(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     """Returns the words of a text, normalized."""
+    backend: Tokenizer = tokenizer.backend_tokenizer
     if backend.normalizer is not None:
         text = backend.normalizer.normalize_str(text)
     if backend.pre_tokenizer is None:
@@ -390,43 +483,8 @@ def _split_word(tokenizer: PreTrainedTokenizerBase, word: str) -> list[int]:
     return [piece.id for piece in tokenizer.backend_tokenizer.model.tokenize(word)]
 
 
-def _add_pieces(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> PreTrainedTokenizerBase:
-    """Returns a copy of the tokenizer with further pieces in its model.
-
-    Tokens that are added beside the model would keep the case of a text and bypass its normalization.
-    """
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    first = _next_id(tokenizer)
-    content["model"]["vocab"] |= {word: first + place for place, word in enumerate(words)}
-    grown = copy.deepcopy(tokenizer)
-    grown._tokenizer = Tokenizer.from_str(json.dumps(content))
-    return grown
-
-
 def _next_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return int(max(tokenizer.get_vocab().values())) + 1
-
-
-@torch.no_grad()
-def _grow_embeddings(start: Start, pieces: Sequence[Sequence[int]]) -> PreTrainedModel:
-    """Returns a copy of the model with a row for each new piece, the mean of the rows of its old pieces.
-
-    Rows beyond the tokenizer's, which nothing read, are used first.
-    """
-    model: PreTrainedModel = copy.deepcopy(start.model)
-    first = _next_id(start.tokenizer)
-    needed = first + len(pieces)
-    if needed > model.get_input_embeddings().weight.shape[0]:
-        model.resize_token_embeddings(needed, mean_resizing=False)
-    output = model.get_output_embeddings()
-    rows = [model.get_input_embeddings().weight]
-    if output is not None:
-        bias = getattr(output, "bias", None)
-        rows += [*([] if output.weight is rows[0] else [output.weight]), *([] if bias is None else [bias])]
-    for parameter in rows:
-        for place, old in enumerate(pieces, first):
-            parameter[place] = parameter[list(old)].mean(dim=0)
-    return model
 
 
 COMMON = 20  # A piece that no labelled text holds stays if this many unlabelled ones do.
@@ -445,33 +503,38 @@ class CutVocabulary:
     tokenizer: PreTrainedTokenizerBase
     kept: Sequence[int]
 
+    @torch.no_grad()
     def apply(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns a copy of a model for the larger vocabulary with the embeddings of the pieces that stay."""
-        return _cut_embedding(model, self.kept, {old: new for new, old in enumerate(self.kept)})
+        smaller: PreTrainedModel = copy.deepcopy(model)
+        number, kept = {old: new for new, old in enumerate(self.kept)}, torch.tensor(self.kept)
+        embedding = smaller.get_input_embeddings()
+        padding = None if embedding.padding_idx is None else number[embedding.padding_idx]
+        rows = embedding.weight[kept].clone()
+        smaller.set_input_embeddings(nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=padding))
+        if hasattr(smaller, "select_pieces"):  # Of a model that has more of a piece than its embedding.
+            smaller.select_pieces(kept)
+        smaller.config.vocab_size = len(kept)
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+            old = getattr(smaller.config, name, None)
+            if isinstance(old, int) and old in number:
+                setattr(smaller.config, name, number[old])
+        return smaller
 
 
 def check_cut(tokenizer: PreTrainedTokenizerBase, option: str = "task") -> None:
     """Raises UserError for a tokenizer whose vocabulary cannot be cut, as the value `option` has it."""
-    content = _content(tokenizer)
-    kind = content["model"]["type"]
-    if kind not in KINDS:
+    file = TokenizerFile(tokenizer)
+    if file.kind not in KINDS:
         raise UserError(
-            f"got export.vocabulary={option} and a vocabulary of the kind {kind}, expected one of {', '.join(KINDS)}: "
-            "set export.vocabulary=full"
+            f"got export.vocabulary={option} and a vocabulary of the kind {file.kind}, expected one of "
+            f"{', '.join(KINDS)}: set export.vocabulary=full"
         )
-    if not _covers_every_text(content) and tokenizer.unk_token_id is None:
+    if not file.covers_every_text() and tokenizer.unk_token_id is None:
         raise UserError(
             f"got export.vocabulary={option} and a vocabulary without an unknown piece, so that a text with a "
             "character that training never shows would have no tokens: set export.vocabulary=full"
         )
-
-
-def cut_vocabulary(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, labelled: Iterable[str], unlabelled: Iterable[str] = ()
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns copies of the model and the tokenizer with the pieces of `choose_pieces`."""
-    cut = choose_pieces(model, tokenizer, labelled, unlabelled)
-    return cut.apply(model), cut.tokenizer
 
 
 def choose_pieces(
@@ -487,31 +550,16 @@ def choose_pieces(
         UserError: for a tokenizer whose vocabulary cannot be cut.
     """
     check_cut(tokenizer)
-    content = _content(tokenizer)
     used = set(_count_texts(tokenizer, labelled))
     used.update(piece for piece, texts in _count_texts(tokenizer, unlabelled).items() if texts >= COMMON)
-    pinned = _pinned_ids(model)
-    padding = model.get_input_embeddings().padding_idx
-    used |= pinned | ({padding} if padding is not None else set())
-    kept = _place(_kept_ids(content, tokenizer, used), pinned)
-    number = {old: new for new, old in enumerate(kept)}
-    smaller = copy.deepcopy(tokenizer)
-    smaller._tokenizer = Tokenizer.from_str(json.dumps(_renumber(content, number)))  # type: ignore[attr-defined]
-    return CutVocabulary(smaller, kept)
-
-
-def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]
-    return content
-
-
-def _covers_every_text(content: Mapping[str, Any]) -> bool:
-    """Returns whether there is a piece for every byte, so that no text is unknown."""
-    model = content["model"]
-    if model.get("byte_fallback"):
-        return True
-    steps = content.get("pre_tokenizer") or {}
-    return any(step.get("type") == "ByteLevel" for step in (steps, *steps.get("pretokenizers", ())))
+    embedding = model.get_input_embeddings()
+    # Modules besides the embedding of tokens compare with these to count positions.
+    ids = (getattr(module, "padding_idx", None) for module in model.modules() if module is not embedding)
+    pinned = {number for number in ids if isinstance(number, int)}
+    used |= pinned | ({embedding.padding_idx} if embedding.padding_idx is not None else set())
+    file = TokenizerFile(tokenizer)
+    kept = _place(file.close(used), pinned)
+    return CutVocabulary(file.renumber({old: new for new, old in enumerate(kept)}), kept)
 
 
 def _count_texts(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[int]:
@@ -520,92 +568,6 @@ def _count_texts(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Co
     for ids in encode_whole(texts, tokenizer, add_special_tokens=True):
         count.update(set(ids))
     return count
-
-
-def _pieces(model: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the id of every piece of a vocabulary."""
-    vocabulary = model["vocab"]
-    if model["type"] == "Unigram":
-        return {piece: number for number, (piece, _) in enumerate(vocabulary)}
-    return dict(vocabulary)
-
-
-def _kept_ids(content: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, used: set[int]) -> list[int]:
-    """Returns the ids that stay, in order: those used, special ones, single characters, and what they are merged of."""
-    model = content["model"]
-    pieces = _pieces(model)
-    kept = used | set(tokenizer.all_special_ids) | {token["id"] for token in content["added_tokens"]}
-    kept |= {number for piece, number in pieces.items() if _is_character(piece, model)}
-    if model["type"] == "BPE":
-        kept = _close(kept, pieces, [_pair(merge) for merge in model["merges"]])
-    return sorted(kept)
-
-
-def _is_character(piece: str, model: Mapping[str, Any]) -> bool:
-    prefix = model.get("continuing_subword_prefix") or "▁"
-    is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
-    return len(piece.removeprefix(prefix)) <= 1 or is_byte
-
-
-def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
-    """Returns the two pieces of a merge, which older files write as one string."""
-    first, second = merge.split(" ") if isinstance(merge, str) else merge
-    return first, second
-
-
-def _close(kept: set[int], pieces: Mapping[str, int], merges: Sequence[tuple[str, str]]) -> set[int]:
-    """Adds the pieces that kept pieces are merged of."""
-    parts: dict[str, tuple[str, str]] = {}
-    for first, second in merges:
-        parts.setdefault(first + second, (first, second))
-    closed, queue = set(kept), [piece for piece, number in pieces.items() if number in kept]
-    while queue:
-        for part in parts.get(queue.pop(), ()):
-            if pieces[part] not in closed:
-                closed.add(pieces[part])
-                queue.append(part)
-    return closed
-
-
-def _renumber(content: dict[str, Any], number: Mapping[int, int]) -> dict[str, Any]:
-    """Returns tokenizer.json with the kept pieces under their new ids."""
-    model = content["model"]
-    if model["type"] == "Unigram":
-        model["vocab"] = [model["vocab"][old] for old in number if old < len(model["vocab"])]
-        if model.get("unk_id") is not None:
-            model["unk_id"] = number[model["unk_id"]]
-    else:
-        model["vocab"] = {piece: number[old] for piece, old in model["vocab"].items() if old in number}
-    if model["type"] == "BPE":
-        known = model["vocab"]
-        pairs = (_pair(merge) for merge in model["merges"])
-        model["merges"] = [[a, b] for a, b in pairs if a in known and b in known and a + b in known]
-    for token in content["added_tokens"]:
-        token["id"] = number[token["id"]]
-    if content.get("padding"):
-        content["padding"]["pad_id"] = number[content["padding"]["pad_id"]]
-    _renumber_special(content.get("post_processor"), number)
-    return content
-
-
-def _renumber_special(processor: Any, number: Mapping[int, int]) -> None:
-    """Renumbers the special pieces that a post-processor adds, in place."""
-    if not processor:
-        return
-    for inner in processor.get("processors", ()):
-        _renumber_special(inner, number)
-    for entry in (processor.get("special_tokens") or {}).values():  # TemplateProcessing
-        entry["ids"] = [number[old] for old in entry["ids"]]
-    for name in ("cls", "sep"):  # BertProcessing, RobertaProcessing
-        if name in processor:
-            processor[name][1] = number[processor[name][1]]
-
-
-def _pinned_ids(model: PreTrainedModel) -> set[int]:
-    """Returns the ids that modules besides the embedding of tokens compare with to count positions."""
-    embedding = model.get_input_embeddings()
-    ids = (getattr(module, "padding_idx", None) for module in model.modules() if module is not embedding)
-    return {number for number in ids if isinstance(number, int)}
 
 
 def _place(kept: Sequence[int], pinned: set[int]) -> list[int]:
@@ -624,23 +586,3 @@ def _place(kept: Sequence[int], pinned: set[int]) -> list[int]:
     for place in places:
         others.insert(place, place)
     return others
-
-
-@torch.no_grad()
-def _cut_embedding(model: PreTrainedModel, kept: Sequence[int], number: Mapping[int, int]) -> PreTrainedModel:
-    smaller: PreTrainedModel = copy.deepcopy(model)
-    embedding = smaller.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    rows = embedding.weight[torch.from_numpy(np.asarray(kept))].clone()
-    padding = embedding.padding_idx
-    smaller.set_input_embeddings(
-        nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=None if padding is None else number[padding])
-    )
-    if hasattr(smaller, "select_pieces"):  # Of a model that has more of a piece than its embedding.
-        smaller.select_pieces(torch.from_numpy(np.asarray(kept)))
-    smaller.config.vocab_size = len(kept)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
-        old = getattr(smaller.config, name, None)
-        if isinstance(old, int) and old in number:
-            setattr(smaller.config, name, number[old])
-    return smaller
