@@ -4,21 +4,17 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, ModelOutput
 
-from distill.core.contracts import IGNORED, Items, Outputs
+from distill.core.contracts import IGNORED, Batch, Items, Outputs
 from distill.edge.decoder import MASKED
 from distill.models.forward import ENCODE, collect_outputs, run_encoder, run_head, segment_logits, shift_targets
-
-if TYPE_CHECKING:
-    from distill.core.contracts import Batch
-
 
 # Fields of a generation configuration that exported files have too, with the value that has no effect.
 RULES: Mapping[str, Any] = {
@@ -47,7 +43,7 @@ _CHANGES = (
 )  # fmt: skip
 
 
-def adopt_decoding(student: "PreTrainedModel", teacher: "PreTrainedModel") -> None:
+def adopt_decoding(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
     """Gives a student that writes text the generation configuration of its teacher.
 
     A student whose decoder begins with another token keeps that token.
@@ -61,16 +57,22 @@ def adopt_decoding(student: "PreTrainedModel", teacher: "PreTrainedModel") -> No
     student.generation_config = adopted
 
 
-def describe_rules(model: "PreTrainedModel") -> dict[str, Any]:
+def describe_rules(model: PreTrainedModel) -> dict[str, Any]:
     """Returns the rules of a model's generation configuration that have an effect, and the tokens that end a text."""
     config = model.generation_config
-    values = {"eos_token_id": config.eos_token_id, **{name: getattr(config, name, None) for name in RULES}}
+    rules = _effective(config, RULES)
     if config.min_new_tokens:
-        values["min_length"] = None  # `generate` replaces it.
-    return {name: value for name, value in values.items() if value is not None and value != RULES.get(name)}
+        rules.pop("min_length", None)  # `generate` replaces it.
+    return rules if config.eos_token_id is None else {"eos_token_id": config.eos_token_id, **rules}
 
 
-def list_notices(model: "PreTrainedModel", *, fills: bool, max_target: int | None) -> list[str]:
+def _effective(config: GenerationConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the fields of a generation configuration that have another value than the one without effect."""
+    values = {name: getattr(config, name, None) for name in defaults}
+    return {name: value for name, value in values.items() if value is not None and value != defaults[name]}
+
+
+def list_notices(model: PreTrainedModel, *, fills: bool, max_target: int | None) -> list[str]:
     """Returns notices of what texts are not written with here, of a teacher's generation configuration.
 
     Args:
@@ -79,22 +81,26 @@ def list_notices(model: "PreTrainedModel", *, fills: bool, max_target: int | Non
     """
     if not model.can_generate():
         return []
-    name, notices = "the teacher's generation_config.json", []
-    if lost := _list_lost(model):
+    config, name, notices = model.generation_config, "the teacher's generation_config.json", []
+    unread, rules = _effective(config, DROPPED), describe_rules(model)
+    rules.pop("eos_token_id", None)
+    if not model.config.is_encoder_decoder and config.max_length is not None and config.max_new_tokens is None:
+        unread["max_length"] = config.max_length
+    if unread:
         notices.append(
-            f"{', '.join(lost)} of {name} is for transformers alone: bundles write without it, and so does the teacher "
+            f"{_show(unread)} of {name} is for transformers alone: bundles write without it, and so does the teacher "
             "where its texts are scored or teach"
         )
-    if sampling := _list_sampling(model):
+    if config.do_sample:  # Which is a field of a sampling that has an effect.
         notices.append(
-            f"{', '.join(sampling)} of {name} samples: a bundle takes the most probable tokens unless a call gives a "
-            "temperature, and so does the teacher where its texts are scored"
+            f"{_show(_effective(config, SAMPLING))} of {name} samples: a bundle takes the most probable tokens unless "
+            "a call gives a temperature, and so does the teacher where its texts are scored"
         )
-    rules = {name: value for name, value in describe_rules(model).items() if name != "eos_token_id"}
     if fills and rules:
-        shown = ", ".join(f"{name}={value}" for name, value in rules.items())
-        notices.append(f"{shown} of {name} is for texts that are written token by token, which no student here does")
-    least = max(model.generation_config.min_new_tokens or 0, (rules.get("min_length") or 1) - 1)
+        notices.append(
+            f"{_show(rules)} of {name} is for texts that are written token by token, which no student here does"
+        )
+    least = max(config.min_new_tokens or 0, (rules.get("min_length") or 1) - 1)
     if not fills and max_target is not None and least >= max_target:
         notices.append(
             f"{name} has texts of at least {least:,} tokens, and task.max_target={max_target}: no text that is scored "
@@ -103,21 +109,8 @@ def list_notices(model: "PreTrainedModel", *, fills: bool, max_target: int | Non
     return notices
 
 
-def _list_lost(model: "PreTrainedModel") -> list[str]:
-    """Returns the fields of a model's generation configuration that nothing is written with here, with their values."""
-    config = model.generation_config
-    lost = {name: getattr(config, name, None) for name in DROPPED}
-    shown = {name: value for name, value in lost.items() if value is not None and value != DROPPED[name]}
-    if not model.config.is_encoder_decoder and config.max_length is not None and config.max_new_tokens is None:
-        shown["max_length"] = config.max_length
-    return [f"{name}={value}" for name, value in shown.items()]
-
-
-def _list_sampling(model: "PreTrainedModel") -> list[str]:
-    """Returns the fields of a sampling that a model's `generate` does by itself, with their values."""
-    config = model.generation_config
-    values = {name: getattr(config, name, None) for name in SAMPLING} if config.do_sample else {}
-    return [f"{name}={value}" for name, value in values.items() if value is not None and value != SAMPLING[name]]
+def _show(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def choose_tokens(temperature: float | None) -> dict[str, Any]:
@@ -134,7 +127,7 @@ def choose_tokens(temperature: float | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def continue_prompts(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     room: Sequence[int],
     *,
@@ -226,7 +219,7 @@ def run_encoder_pass(
     )
 
 
-def score_words(model: PreTrainedModel, batch: "Batch", words: Tensor) -> Tensor:
+def score_words(model: PreTrainedModel, batch: Batch, words: Tensor) -> Tensor:
     """Returns the log-likelihood of each word after its source, `[B, K]` in float32, `MASKED` where there is none.
 
     It is the sum over the tokens of the word, of which the last one ends it. A source is encoded once.
