@@ -30,6 +30,7 @@ from distill.core.contracts import (
 from distill.core.errors import UserError, first_line
 from distill.core.files import make_directory, write_json, write_text
 from distill.models.architectures.modeling_mask_predict import MaskPredictForConditionalGeneration
+from distill.models.surgery.copies import pass_on
 
 NAME = "attention_vectors"  # In the `needs` of a term; `attention_vectors.3` reads only the third layer.
 _PROJECTIONS = (
@@ -144,7 +145,7 @@ def has_plain_scores(attentions: Collection[Tensor], vectors: dict[int, Attentio
 Pooling = Literal["mean", "cls", "max"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 # The names of poolings in the files of sentence-transformers.
-_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
+POOLING_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
 _POOLING_FILE = Path("1_Pooling") / "config.json"
 
 
@@ -169,10 +170,7 @@ def configure(model: PreTrainedModel, settings: Mapping[str, Any]) -> list[str]:
         return []
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-        inherited: Mapping[str, str] | None = getattr(model, "inherited", None)
-        if inherited is not None:
-            kept = {name: source for name, source in inherited.items() if not name.startswith("pooler.")}
-            model.inherited = kept  # type: ignore[assignment]
+        pass_on(model, model, {name: name for name, _ in model.named_parameters()})
     if own is None or own["pooling"] == wanted["pooling"]:
         return []
     trained = own["pooling"]
@@ -221,7 +219,7 @@ def write_modules(model: PreTrainedModel, directory: Path) -> None:
     write_json(directory / "sentence_bert_config.json", limits)
     for folder in folders[1:]:
         make_directory(directory / folder)
-    flags = {flag: pooling == settings["pooling"] for flag, pooling in _FLAGS.items()}
+    flags = {flag: pooling == settings["pooling"] for flag, pooling in POOLING_FLAGS.items()}
     write_json(directory / _POOLING_FILE, {"word_embedding_dimension": model.config.hidden_size, **flags})
 
 
@@ -233,24 +231,20 @@ ENCODE = "run_encoder"  # Method of a model sharded by FSDP, which gathers the w
 
 def collect_outputs(output: ModelOutput, logits: Tensor | None = None) -> Outputs:
     """Returns the outputs of a forward pass as terms read them, with the logits `[n, C]` of all items."""
+    decoder = None
+    if "encoder_last_hidden_state" in output:  # Of an encoder-decoder, which has a second half.
+        decoder = Outputs(
+            hidden_states=output.get("decoder_hidden_states"),
+            attentions=output.get("decoder_attentions"),
+            cross_attentions=output.get("cross_attentions"),
+        )
     return Outputs(
         logits=logits,
         hidden_states=output.get("hidden_states"),
         attentions=output.get("attentions"),
         attention_vectors=output.get("attention_vectors"),
         length_logits=output.get("length_logits"),
-        decoder=_decoder_outputs(output),
-    )
-
-
-def _decoder_outputs(output: ModelOutput) -> Outputs | None:
-    """Returns the outputs of the second half of an encoder-decoder, None of another model."""
-    if "encoder_last_hidden_state" not in output:
-        return None
-    return Outputs(
-        hidden_states=output.get("decoder_hidden_states"),
-        attentions=output.get("decoder_attentions"),
-        cross_attentions=output.get("cross_attentions"),
+        decoder=decoder,
     )
 
 
@@ -286,9 +280,7 @@ def run_encoder(
 
     Of an encoder-decoder both halves run, and the last hidden states are those of its decoder, `[B, T, H]`.
     """
-    if not _has_inner_model(model):
-        return _run(model, _without_head(model), batch, needs)
-    return _run(model, model.base_model, batch, needs)
+    return _run(model, model.base_model if _has_inner_model(model) else _without_head(model), batch, needs)
 
 
 def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> ModelOutput:
@@ -300,7 +292,7 @@ def run_head(model: PreTrainedModel, encoded: ModelOutput, states: Tensor) -> Mo
     if not _has_inner_model(model):
         return ModelOutput(logits=model.get_output_embeddings()(states.unsqueeze(0)))
     output = _StatesOnly(last_hidden_state=states.unsqueeze(0), pooler_output=getattr(encoded, "pooler_output", None))
-    head = _with_encoder(model, _FixedEncoder(model.base_model, output))
+    head = _with_module(model, model.base_model_prefix, _FixedEncoder(model.base_model, output))
     ids = states.new_zeros((1, len(states)), dtype=torch.long)
     return _with_logits(model, head(input_ids=ids), torch.ones_like(ids))
 
@@ -421,6 +413,15 @@ def _mask_question(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
     return before.long()
 
 
+def input_embeddings(model: PreTrainedModel) -> nn.Module | None:
+    """Returns the embeddings of the pieces; None for a model of transformers without a table."""
+    try:
+        table: nn.Module = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return table
+
+
 def count_outputs(model: PreTrainedModel) -> int:
     """Returns the number of logits of an item, or the width of the vector of a text."""
     return int(model.config.num_labels if vector_settings(model.config) is None else model.config.hidden_size)
@@ -510,11 +511,6 @@ class _FixedEncoder:
         return self.output
 
 
-def _with_encoder(model: PreTrainedModel, encoder: _FixedEncoder) -> PreTrainedModel:
-    """Returns an object with the model's modules and this encoder; the model is not changed."""
-    return _with_module(model, model.base_model_prefix, encoder)
-
-
 def _with_module(model: PreTrainedModel, name: str, module: object) -> PreTrainedModel:
     """Returns an object with the model's modules but one; the model is not changed."""
     viewed = object.__new__(type(model))  # `copy.copy` would call the constructor of a model that FSDP has sharded.
@@ -547,9 +543,8 @@ def exported_inputs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
     return input_names(model, tokenizer) + ([POSITIONS] if predicts_tokens(model) else [])
 
 
-PADDING_TOLERANCE = (
-    1e-3  # Of the largest logit. Padding on the wrong side changes logits by as much as another text does.
-)
+# Of the largest logit. Padding on the wrong side changes logits by as much as another text does.
+PADDING_TOLERANCE = 1e-3
 _TEXTS = ("a", "a b c d e f g h")
 
 
@@ -588,9 +583,8 @@ def _is_padding_ignored(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
 
 BOTH_SIDES = ("AutoModelForTokenClassification", "AutoModelForQuestionAnswering")  # Read the tokens behind each too.
-CAUSALITY_TOLERANCE = (
-    1e-3  # Of the largest logit. A model of both directions changes logits by as much as another text does.
-)
+# Of the largest logit. A model of both directions changes logits by as much as another text does.
+CAUSALITY_TOLERANCE = 1e-3
 _LENGTH = 8
 
 
@@ -603,7 +597,8 @@ def check_causal(model: PreTrainedModel, name: str) -> None:
     ids = torch.arange(1, _LENGTH + 1).unsqueeze(0) % int(model.config.vocab_size)
     other = ids.clone()
     other[:, -1] = 0
-    logits, expected = (_logits_before_last(model, tokens) for tokens in (other, ids))
+    batches = ({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)} for tokens in (other, ids))
+    logits, expected = (try_model(model, batch).logits[:, :-1] for batch in batches)  # [1, L - 1, V]
     if bool((logits - expected).abs().max() > CAUSALITY_TOLERANCE * expected.abs().max()):
         raise UserError(
             f"{name} has a {type(model).__name__} that reads the tokens behind each token too, expected a model that "
@@ -630,9 +625,3 @@ def is_decoder(config: PreTrainedConfig) -> bool:
     """
     causal, masked = (model_class(head, type(config)) for head in ("AutoModelForCausalLM", "AutoModelForMaskedLM"))
     return causal is not None and masked is None and getattr(config, "attn_type", "uni") != "bi"
-
-
-def _logits_before_last(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Returns the logits `[1, L - 1, V]` at all tokens but the last one."""
-    logits: Tensor = try_model(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).logits
-    return logits[:, :-1]

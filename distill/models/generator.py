@@ -23,7 +23,7 @@ from distill.data.batches import scored_tokens, scoring_steps
 from distill.data.splits import LabelledData
 from distill.models.forward import attention_width, run_encoder, run_head, to_device
 from distill.models.loading import Start, find_directory, load_directory
-from distill.models.wrappers import SeveralHeads
+from distill.models.wrappers import SeveralHeads, shapes_of
 
 DISCRIMINATOR, GENERATOR = "discriminator", "generator"
 
@@ -128,7 +128,7 @@ def share_embeddings(generator: PreTrainedModel, discriminator: PreTrainedModel)
     before = {
         name: module
         for name, module in own.named_children()
-        if module is not table and name in theirs and _shapes(module) == _shapes(theirs[name])
+        if module is not table and name in theirs and shapes_of(module) == shapes_of(theirs[name])
     }
     for name in before:
         setattr(own, name, theirs[name])
@@ -158,10 +158,6 @@ def _parent(model: PreTrainedModel, child: nn.Module) -> nn.Module:
     """Returns the module of the encoder that has this one."""
     modules: Iterator[nn.Module] = model.base_model.modules()
     return next(module for module in modules if any(each is child for each in module.children()))
-
-
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
 @torch.no_grad()

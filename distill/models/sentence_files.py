@@ -14,13 +14,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from distill.core.contracts import VECTOR_SETTINGS
 from distill.core.errors import UserError, first_line
-from distill.models.forward import POOLINGS
+from distill.models.forward import POOLING_FLAGS, POOLINGS
 
 SETTINGS_FILE = "tokenizer_config.json"
 # Attributes of a tokenizer that tokenizer.json does not have.
-_ATTRIBUTES = (
-    "padding_side", "truncation_side", "model_input_names", "model_max_length", "src_lang", "tgt_lang",
-)  # fmt: skip
+_ATTRIBUTES = ("padding_side", "truncation_side", "model_input_names", "model_max_length", "src_lang", "tgt_lang")
 _TARGET_LANGUAGE = "set_tgt_lang_special_tokens"  # Method of the tokenizers of several languages.
 _CAPITALS = 0.01  # Of the tokens. A vocabulary of lower-cased texts has none but special tokens.
 
@@ -146,11 +144,7 @@ _READ = ("Transformer", "Pooling", "Normalize")
 _WITHOUT_EFFECT = ("Dropout",)  # At inference.
 CROSS_ENCODER = "CrossEncoder"  # The `model_type` of a model of pairs.
 # The names of poolings in files of old versions, which set one of these to true.
-_FLAGS = {
-    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}  # fmt: skip
+_FLAGS = {**POOLING_FLAGS, "pooling_mode_weightedmean_tokens": "weightedmean"}
 
 
 @dataclass(frozen=True)
@@ -179,9 +173,13 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
         UserError: for a file that is damaged, and for a step that cannot be computed here.
     """
     modules = [] if _is_cross_encoder(directory) else _read_modules(directory)
-    _check_modules(modules, directory)
-    folders = {name: directory / folder for name, folder in modules}
-    pooling = _read_pooling(folders["Pooling"]) if modules else None
+    folders, pooling = dict(modules), None
+    if modules:
+        _check_modules(modules, directory)
+        path = directory / folders["Pooling"] / "config.json"
+        if not path.is_file():
+            raise UserError(f"{path} is missing, which {MODULES_FILE} names")
+        pooling = _read_object(path)
     limits: dict[str, Any] = {}
     for path in sorted(directory.glob(_LENGTH_FILES)):
         if path.name != _PROMPTS_FILE:
@@ -300,20 +298,16 @@ def _read_modules(directory: Path) -> list[tuple[str, str]]:
         return [("Transformer", ""), *modules] if modules else []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return [(_module_name(str(module["type"])), str(module["path"])) for module in content]
+        named = [(str(module["type"]), str(module["path"])) for module in content]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
-
-
-def _module_name(kind: str) -> str:
-    """Returns the class of a module of sentence-transformers; that of another package stays whole."""
-    return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
+    # The name of a class of another package stays whole.
+    own = "sentence_transformers."
+    return [(kind.rpartition(".")[2] if kind.startswith(own) else kind, folder) for kind, folder in named]
 
 
 def _check_modules(modules: Sequence[tuple[str, str]], directory: Path) -> None:
     """Raises UserError for modules that are not an encoder with a pooling, and maybe the length 1."""
-    if not modules:
-        return
     for name, folder in modules:
         if name not in (*_READ, *_WITHOUT_EFFECT):
             raise UserError(
@@ -332,13 +326,6 @@ def _check_modules(modules: Sequence[tuple[str, str]], directory: Path) -> None:
             f"{directory} keeps its model in {folder}, as old versions of sentence-transformers did: load it with a "
             "newer one, save it again with its method save, and give that directory"
         )
-
-
-def _read_pooling(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{path} is missing, which {MODULES_FILE} names")
-    return _read_object(path)
 
 
 def _pooling_name(content: Mapping[str, Any], directory: Path) -> str:

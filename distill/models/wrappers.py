@@ -4,7 +4,7 @@ Several models as one: a student with an encoder that its heads share, teachers 
 a discriminator and its generator.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from distill.core.console import print_notice
 from distill.core.errors import UserError
 from distill.models.compatibility import longest
-from distill.models.forward import input_names
+from distill.models.forward import input_embeddings, input_names
 
 
 class SeveralHeads(PreTrainedModel):
@@ -60,7 +60,7 @@ def share_encoder(models: Mapping[str, PreTrainedModel], *, name: str) -> Severa
     check_encoder(first, name)
     inherited = {f"heads.{first_name}.{key}": value for key, value in getattr(first, "inherited", {}).items()}
     for task, model in others:
-        if _shapes(model.base_model) != _shapes(first.base_model):
+        if shapes_of(model.base_model) != shapes_of(first.base_model):
             raise UserError(
                 f"student {name} has another encoder for task {task} ({type(model.base_model).__name__}) than for task "
                 f"{first_name} ({type(first.base_model).__name__}): give teachers with encoders of one kind and size"
@@ -90,17 +90,14 @@ def heads_of(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
     return {name: model.head(name) for name in model.heads} if isinstance(model, SeveralHeads) else {"": model}
 
 
-def _shapes(encoder: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in encoder.state_dict().items()}
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of all tensors of a module by name."""
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
 def find_table(student: PreTrainedModel) -> nn.Module | None:
     """Returns the embeddings of the pieces, which the models of several tasks share; None for a model without them."""
-    try:
-        table: nn.Module | None = next(iter(heads_of(student).values())).get_input_embeddings()
-    except NotImplementedError:  # Of a model of transformers without a table.
-        return None
-    return table
+    return input_embeddings(next(iter(heads_of(student).values())))
 
 
 EQUAL = 1e-6  # Difference of equal probabilities.
@@ -139,7 +136,8 @@ class KnownLogits(nn.Module):
         Raises:
             UserError: for a text without probabilities.
         """
-        numbers = [self.rows.get(key) for key in _keys(input_ids, attention_mask)]
+        ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
+        numbers = [self.rows.get(_key(row[of_row])) for row, of_row in zip(ids, mask, strict=True)]
         if None in numbers:
             raise UserError("a text has no probabilities in teacher.path: leave out augment and task.bank")
         return self.logits[torch.tensor(numbers)].to(input_ids.device)
@@ -155,11 +153,6 @@ class KnownLogits(nn.Module):
     def find_missing(self, tokens: Iterable[Sequence[int]]) -> list[int]:
         """Returns the numbers of those texts that have no probabilities."""
         return [number for number, ids in enumerate(tokens) if _key(ids) not in self.rows]
-
-
-def _keys(input_ids: Tensor, attention_mask: Tensor) -> Iterator[bytes]:
-    ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
-    return (_key(row[of_row]) for row, of_row in zip(ids, mask, strict=True))
 
 
 def _key(ids: Sequence[int] | np.ndarray) -> bytes:

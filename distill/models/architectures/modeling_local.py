@@ -44,7 +44,8 @@ def compute_local_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     length = query.shape[2]
     padding = (length + side - 1) // side * side - length
-    is_token = F.pad(_ones(key, length) if attention_mask is None else attention_mask.long(), (0, padding))  # [B, P]
+    mask = key.new_ones((key.shape[0], length)) if attention_mask is None else attention_mask
+    is_token = F.pad(mask.long(), (0, padding))  # [B, P]
     near = _bias(_visible_keys(is_token, side, global_tokens), query)  # [B, 1, n, side, G + 3 * side]
     everywhere = _bias(is_token[:, None, :].bool(), query)  # [B, 1, 1, P]
     outputs = []
@@ -58,10 +59,6 @@ def compute_local_attention(
             output = torch.cat([rows, output[:, :, global_tokens:]], dim=2)
         outputs.append(output[:, :, :length])
     return torch.cat(outputs, dim=1).transpose(1, 2), None
-
-
-def _ones(key: Tensor, length: int) -> Tensor:
-    return torch.ones((key.shape[0], length), dtype=torch.long, device=key.device)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, dropout: float) -> Tensor:

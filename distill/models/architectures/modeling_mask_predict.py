@@ -126,11 +126,8 @@ class MaskPredictForConditionalGeneration(BartForConditionalGeneration):
             decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs, **options,
         )  # fmt: skip
         logits = self.lm_head(output.last_hidden_state) + self.final_logits_bias
-        names = (
-            "length_logits", "decoder_hidden_states", "decoder_attentions", "cross_attentions",
-            "encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions",
-        )  # fmt: skip
-        return MaskPredictOutput(logits=logits, **{name: getattr(output, name) for name in names})
+        fields = {name: value for name, value in output.items() if name != "last_hidden_state"}
+        return MaskPredictOutput(logits=logits, **fields)
 
 
 register(MaskPredictForConditionalGeneration)
