@@ -5,7 +5,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 import transformers
@@ -20,6 +20,7 @@ from distill.models.forward import (
     check_causal,
     check_reads_both_sides,
     choose_padding_side,
+    input_embeddings,
     is_decoder,
     model_class,
     vector_settings,
@@ -42,60 +43,9 @@ class LoadingInfo(TypedDict):
     mismatched_keys: Collection[tuple[str, torch.Size, torch.Size]]
 
 
-def check_tensors(
-    model: PreTrainedModel, info: LoadingInfo, directory: Path, *, encodes: bool, new_head: bool
-) -> list[str]:
-    """Returns notices about tensors of the encoder's layers that the checkpoint has and the model does not read.
-
-    The checkpoint must have all tensors of the encoder but those of its pooler. Only a head may be new.
-
-    Args:
-        encodes: whether the model is an encoder without a head.
-        new_head: whether the head may have another shape than in the checkpoint, and is then new.
-
-    Raises:
-        UserError: if the encoder lacks tensors, a tensor has another shape than the configuration says, or positions
-            are relative and the model has absolute ones.
-    """
-    encoder, name = f"{model.base_model_prefix}.", type(model).__name__
-    mismatched = [entry for entry in info["mismatched_keys"] if not new_head or entry[0].startswith(encoder)]
-    if mismatched:
-        tensor, saved, expected = min(mismatched)
-        raise UserError(
-            f"{directory} cannot be loaded: {tensor} is of shape {list(saved)} in its weights and {list(expected)} by "
-            "its config.json, which are not of the same model"
-        )
-    within = tuple(_layer_prefixes(model))
-    embeddings = find_embeddings(model, directory)
-    read = [name for name, parameter in model.named_parameters() if parameter is embeddings]
-    # Some classes have their head beside the encoder's layers, without a prefix that tells them apart.
-    whole = ("",) if encodes else () if model.base_model is model else (encoder,)
-    poolers = tuple(f"{prefix}pooler" for prefix in whole)
-    missing = [
-        tensor
-        for tensor in info["missing_keys"]
-        if tensor.startswith(within) or tensor in read or (tensor.startswith(whole) and not tensor.startswith(poolers))
-    ]
-    if missing:
-        raise UserError(
-            f"{directory} cannot be loaded: its weights lack {len(missing)} tensors of the encoder of a {name}, such "
-            f"as {min(missing)}"
-        )
-    unread = [tensor for tensor in info["unexpected_keys"] if tensor.startswith(within)]
-    if any("distance_embedding" in tensor for tensor in unread):
-        raise UserError(
-            f"{directory} cannot be loaded: it has relative positions (position_embedding_type in config.json), and a "
-            f"{name} of this version of transformers has absolute ones only"
-        )
-    return [_describe(unread, name)] if unread else []
-
-
 def find_embeddings(model: PreTrainedModel, directory: Path) -> Tensor:
     """Returns the table of the embeddings of tokens `[V, H]`; raises UserError for a model without one."""
-    try:
-        table = getattr(model.get_input_embeddings(), "weight", None)
-    except NotImplementedError:
-        table = None
+    table = getattr(input_embeddings(model), "weight", None)
     if table is None:
         raise UserError(
             f"{directory} has a {type(model).__name__}, which has no table of token embeddings (it may read "
@@ -103,20 +53,6 @@ def find_embeddings(model: PreTrainedModel, directory: Path) -> Tensor:
         )
     assert isinstance(table, Tensor)
     return table
-
-
-def _describe(unread: Sequence[str], name: str) -> str:
-    return (
-        f"a {name} has no place for {len(unread)} tensors in the layers of the checkpoint, such as {min(unread)}: its "
-        "outputs are not those of the model that was saved"
-    )
-
-
-def _layer_prefixes(model: PreTrainedModel) -> list[str]:
-    """Returns the beginnings of the names of all tensors in the encoder's lists of layers."""
-    is_encoder = model.base_model is model  # Its tensors have no prefix.
-    modules = model.base_model.named_modules(prefix="" if is_encoder else model.base_model_prefix)
-    return [f"{name}." for name, module in modules if isinstance(module, nn.ModuleList)]
 
 
 @dataclass(frozen=True)
@@ -195,24 +131,25 @@ def load_directory(
     Raises:
         UserError: if files are damaged, or there is no such head for the model.
     """
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    loading = _Loading(directory, auto_class, {"trust_remote_code": trust_remote_code})
+    notices = loading.notices
     try:
         with without_warnings():  # `Start.reason` reports a new head.
-            config = _load_config(directory, auto_class, **options)
-            tokenizer, more_notices = _load_tokenizer(directory, auto_class, config, **options)
-            more_notices += attend_in_full(config)
-            order, reason, notices = _fit_labels(config, labels, problem_type, head_activation(config, directory))
+            config = loading.load_config()
+            tokenizer = loading.load_tokenizer(config)
+            notices += attend_in_full(config)
+            order, reason, of_labels = _fit_labels(config, labels, problem_type, head_activation(config, directory))
             if not reason and (other_head := _find_other_head(config, auto_class)):
-                order, reason, notices = None, other_head, []
-            model, info = _load_weights(directory, auto_class, config, **options)
+                order, reason = None, other_head
+            model, info = loading.load_weights(config)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded: {first_line(error)}") from error  # Damaged files, no such head.
-    more_notices += check_tensors(model, info, directory, encodes=auto_class == ENCODER, new_head=order is None)
+    loading.check_tensors(model, info, new_head=order is None)
     check_tokenizer(tokenizer, directory)
-    check_embeddings(model, tokenizer, directory)
-    more_notices += _check_decoder(auto_class, model, tokenizer, directory)
-    more_notices += choose_padding_side(model, tokenizer)
-    missing = _missing_in_head(model, info)
+    loading.check_tokens(model, tokenizer)
+    notices += choose_padding_side(model, tokenizer)
+    pooler = "pooler." if model.base_model is model else ()  # Of an encoder, which is no head of a task.
+    missing = [name for name in info["missing_keys"] if not name.startswith(pooler)]
     fresh = sorted({*missing, *(name for name, *_ in info["mismatched_keys"])})
     if missing:
         reason = f"its head is not trained ({', '.join(fresh)})"
@@ -221,51 +158,148 @@ def load_directory(
     if reason:
         if auto_class == OF_TEXTS:  # A trained head has learned texts without separators.
             separate_texts(tokenizer)
-        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=more_notices)
-    return Start(model, tokenizer, fits=True, notices=notices + more_notices)
+        return Start(model, tokenizer, fits=False, reason=reason, fresh=fresh, notices=notices)
+    return Start(model, tokenizer, fits=True, notices=of_labels + notices)
 
 
-def _missing_in_head(model: PreTrainedModel, info: LoadingInfo) -> list[str]:
-    """Returns the names of the tensors that were not saved; the pooler of an encoder is no head of a task."""
-    return [name for name in info["missing_keys"] if model.base_model is not model or not name.startswith("pooler.")]
+@dataclass(frozen=True)
+class _Loading:
+    """The steps of loading a directory.
 
-
-def _load_weights(
-    directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
-) -> tuple[PreTrainedModel, LoadingInfo]:
-    """Loads the model in float32, and returns with it the names of the tensors that are missing or have other sizes."""
-    loaded: tuple[PreTrainedModel, LoadingInfo] = getattr(transformers, auto_class).from_pretrained(
-        directory,
-        config=config,
-        dtype=torch.float32,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # `check_tensors` refuses those outside a new head.
-        use_safetensors=True,
-        **options,
-    )
-    return loaded
-
-
-def _load_config(directory: Path, auto_class: str, **options: bool) -> PreTrainedConfig:
-    """Loads the configuration of a model.
-
-    Raises:
-        UserError: if the family has no model with this head.
+    Args:
+        auto_class: with which the model is loaded.
+        options: of each `from_pretrained`.
+        notices: those that the steps have added.
     """
-    register_architecture(directory)
-    config = transformers.AutoConfig.from_pretrained(directory, **options)
-    check_reads_both_sides(config, auto_class, str(directory))
-    if auto_class == CAUSAL and config.is_encoder_decoder:
-        raise UserError(
-            f"{directory} has a model of type {config.model_type}, an encoder-decoder, and the task is for a decoder "
-            "alone: take task=seq2seq or task=denoising, or a model such as GPT-2"
-        )
-    if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
-        raise UserError(
-            f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
-            f"{config.model_type}: take one of another family, such as {_FAMILIES.get(auto_class, _ENCODERS)}"
-        )
-    return config
+
+    directory: Path
+    auto_class: str
+    options: Mapping[str, bool]
+    notices: list[str] = field(default_factory=list)
+
+    def load_config(self) -> PreTrainedConfig:
+        """Loads the configuration; raises UserError if the family has no model with this head."""
+        directory, auto_class = self.directory, self.auto_class
+        register_architecture(directory)
+        config = transformers.AutoConfig.from_pretrained(directory, **self.options)
+        check_reads_both_sides(config, auto_class, str(directory))
+        if auto_class == CAUSAL and config.is_encoder_decoder:
+            raise UserError(
+                f"{directory} has a model of type {config.model_type}, an encoder-decoder, and the task is for a "
+                "decoder alone: take task=seq2seq or task=denoising, or a model such as GPT-2"
+            )
+        if model_class(auto_class, type(config)) is None and auto_class not in getattr(config, "auto_map", {}):
+            raise UserError(
+                f"{directory} cannot be loaded: transformers has no {auto_class} for a model of type "
+                f"{config.model_type}: take one of another family, such as {_FAMILIES.get(auto_class, _ENCODERS)}"
+            )
+        return config
+
+    def load_tokenizer(self, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+        """Loads the tokenizer, which treats texts as sentence-transformers does."""
+        tokenizer, notices = load_tokenizer(self.directory, **self.options)
+        encodes = self.auto_class == ENCODER
+        tokenizer, more_notices = adopt_sentence_files(config, tokenizer, self.directory, encodes=encodes)
+        self.notices.extend(notices + more_notices)
+        if tokenizer.pad_token_id is None and (self.auto_class in (CAUSAL, OF_TEXTS) or is_decoder(config)):
+            tokenizer.pad_token = tokenizer.eos_token  # No token reads the padding behind it, whatever it is.
+        if self.auto_class == OF_TEXTS and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = tokenizer.pad_token_id  # By which a decoder finds the last token of a text.
+        return tokenizer
+
+    def load_weights(self, config: PreTrainedConfig) -> tuple[PreTrainedModel, LoadingInfo]:
+        """Loads the model in float32, with the names of the tensors that are missing or have other sizes."""
+        loaded: tuple[PreTrainedModel, LoadingInfo] = getattr(transformers, self.auto_class).from_pretrained(
+            self.directory, config=config, dtype=torch.float32, output_loading_info=True, use_safetensors=True,
+            ignore_mismatched_sizes=True,  # `check_tensors` refuses those outside a new head.
+            **self.options,
+        )  # fmt: skip
+        return loaded
+
+    def check_tensors(self, model: PreTrainedModel, info: LoadingInfo, *, new_head: bool) -> None:
+        """Adds a notice about tensors of the encoder's layers that the checkpoint has and the model does not read.
+
+        The checkpoint must have all tensors of the encoder but those of its pooler. Only a head may be new.
+
+        Args:
+            new_head: whether the head may have another shape than in the checkpoint, and is then new.
+
+        Raises:
+            UserError: if the encoder lacks tensors, a tensor has another shape, or positions are relative.
+        """
+        encoder, name, directory = f"{model.base_model_prefix}.", type(model).__name__, self.directory
+        mismatched = [entry for entry in info["mismatched_keys"] if not new_head or entry[0].startswith(encoder)]
+        if mismatched:
+            tensor, saved, expected = min(mismatched)
+            raise UserError(
+                f"{directory} cannot be loaded: {tensor} is of shape {list(saved)} in its weights and {list(expected)} "
+                "by its config.json, which are not of the same model"
+            )
+        is_encoder = model.base_model is model  # Its tensors have no prefix.
+        modules = model.base_model.named_modules(prefix="" if is_encoder else model.base_model_prefix)
+        within = tuple(f"{name}." for name, module in modules if isinstance(module, nn.ModuleList))
+        embeddings = find_embeddings(model, directory)
+        read = [name for name, parameter in model.named_parameters() if parameter is embeddings]
+        # Some classes have their head beside the encoder's layers, without a prefix that tells them apart.
+        whole = ("",) if self.auto_class == ENCODER else () if is_encoder else (encoder,)
+        poolers = tuple(f"{prefix}pooler" for prefix in whole)
+        missing = [
+            tensor
+            for tensor in info["missing_keys"]
+            if tensor.startswith(within)
+            or tensor in read
+            or (tensor.startswith(whole) and not tensor.startswith(poolers))
+        ]
+        if missing:
+            raise UserError(
+                f"{directory} cannot be loaded: its weights lack {len(missing)} tensors of the encoder of a {name}, "
+                f"such as {min(missing)}"
+            )
+        unread = [tensor for tensor in info["unexpected_keys"] if tensor.startswith(within)]
+        if any("distance_embedding" in tensor for tensor in unread):
+            raise UserError(
+                f"{directory} cannot be loaded: it has relative positions (position_embedding_type in config.json), "
+                f"and a {name} of this version of transformers has absolute ones only"
+            )
+        if unread:
+            self.notices.append(
+                f"a {name} has no place for {len(unread)} tensors in the layers of the checkpoint, such as "
+                f"{min(unread)}: its outputs are not those of the model that was saved"
+            )
+
+    def check_tokens(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises UserError for tokens without an embedding, and for those that a decoder cannot write targets with.
+
+        Adds notices about the language of targets. Other models than decoders and encoder-decoders write none.
+        """
+        embedded, directory = len(find_embeddings(model, self.directory)), self.directory
+        if len(tokenizer) > embedded:
+            raise UserError(
+                f"the tokenizer of {directory} has {len(tokenizer):,} tokens and the model embeds {embedded:,} only: "
+                "save both again after model.resize_token_embeddings(len(tokenizer))"
+            )
+        if self.auto_class == CAUSAL:
+            check_causal(model, str(directory))
+        if self.auto_class != SEQ2SEQ:
+            return
+        if (tokens := getattr(model.config, "ngram", 1)) > 1:  # Of a ProphetNet.
+            raise UserError(
+                f"{directory} has a {type(model).__name__}, whose decoder predicts the next {tokens} tokens at once "
+                "(ngram in its config.json), and targets are learned one token at a time: take "
+                f"{_FAMILIES[SEQ2SEQ]}"
+            )
+        if tokenizer.eos_token_id is None:
+            raise UserError(
+                f"the tokenizer of {directory} has no eos_token, which ends each target: name one of its tokens "
+                "(tokenizer.eos_token = ...) and save it there again"
+            )
+        if getattr(model.config, "decoder_start_token_id", None) is None:
+            raise UserError(
+                f"the config.json of {directory} has no decoder_start_token_id, with which a decoder begins: that of "
+                "T5 is its pad_token, that of BART its eos_token, and that of mBART the token of the language of "
+                "targets"
+            )
+        self.notices.extend(adopt_language(model, tokenizer))
 
 
 def attend_in_full(config: PreTrainedConfig) -> list[str]:
@@ -313,54 +347,11 @@ def list_labels(config: PreTrainedConfig) -> list[str]:
     return [str(config.id2label[index]) for index in sorted(config.id2label)]
 
 
-def _load_tokenizer(
-    directory: Path, auto_class: str, config: PreTrainedConfig, **options: bool
-) -> tuple[PreTrainedTokenizerBase, list[str]]:
-    """Loads the tokenizer, which treats texts as sentence-transformers does, and returns it with notices."""
-    tokenizer, notices = load_tokenizer(directory, **options)
-    tokenizer, more_notices = adopt_sentence_files(config, tokenizer, directory, encodes=auto_class == ENCODER)
-    if tokenizer.pad_token_id is None and (auto_class in (CAUSAL, OF_TEXTS) or is_decoder(config)):
-        tokenizer.pad_token = tokenizer.eos_token  # No token reads the padding behind it, whatever it is.
-    if auto_class == OF_TEXTS and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = tokenizer.pad_token_id  # By which a decoder finds the last token of a text.
-    return tokenizer, notices + more_notices
-
-
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Raises UserError if batches cannot be padded, or there is no fast tokenizer for a bundle."""
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         missing = "padding token" if tokenizer.is_fast else "fast version (tokenizer.json)"
         raise UserError(f"the tokenizer of {directory} has no {missing}, which batches and bundles need")
-
-
-def _check_decoder(
-    auto_class: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path
-) -> list[str]:
-    """Returns notices about the tokens of targets; other models than decoders and encoder-decoders stay unchecked.
-
-    Raises:
-        UserError: for a decoder that reads in both directions, and without tokens to begin and end a target with.
-    """
-    if auto_class == CAUSAL:
-        check_causal(model, str(directory))
-    if auto_class != SEQ2SEQ:
-        return []
-    if (tokens := getattr(model.config, "ngram", 1)) > 1:  # Of a ProphetNet.
-        raise UserError(
-            f"{directory} has a {type(model).__name__}, whose decoder predicts the next {tokens} tokens at once (ngram "
-            f"in its config.json), and targets are learned one token at a time: take {_FAMILIES[SEQ2SEQ]}"
-        )
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"the tokenizer of {directory} has no eos_token, which ends each target: name one of its tokens "
-            "(tokenizer.eos_token = ...) and save it there again"
-        )
-    if getattr(model.config, "decoder_start_token_id", None) is None:
-        raise UserError(
-            f"the config.json of {directory} has no decoder_start_token_id, with which a decoder begins: that of T5 is "
-            "its pad_token, that of BART its eos_token, and that of mBART the token of the language of targets"
-        )
-    return adopt_language(model, tokenizer)
 
 
 # The outputs of a head, by the `problem_type` of its configuration.
@@ -369,16 +360,6 @@ _OUTPUTS = {
     "single_label_classification": "labels that exclude each other",
     "regression": "numbers",
 }
-
-
-def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Raises UserError if the tokenizer has tokens without an embedding."""
-    embedded = len(find_embeddings(model, directory))
-    if len(tokenizer) > embedded:
-        raise UserError(
-            f"the tokenizer of {directory} has {len(tokenizer):,} tokens and the model embeds {embedded:,} only: save "
-            "both again after model.resize_token_embeddings(len(tokenizer))"
-        )
 
 
 def _find_other_head(config: PreTrainedConfig, auto_class: str) -> str | None:
@@ -468,9 +449,10 @@ def match_labels(own: Sequence[str], labels: Sequence[str]) -> tuple[list[int] |
         if order is not None:
             moved = order != list(range(len(order)))
             return order, "", [f"the teacher's labels are put in order: {', '.join(labels)}"] if moved else []
-    order = _match_names(list(map(_strip_default_prefix, own)), list(map(_strip_default_prefix, labels)))
+    stripped = [_strip_default_prefix(label) for label in labels]
+    order = _match_names([_strip_default_prefix(name) for name in own], stripped)
     # Labels such as LABEL_1 to LABEL_4 name indices too, and other ones.
-    has_names = own != [f"LABEL_{index}" for index in range(len(own))] or any(map(_is_default_name, labels))
+    has_names = own != [f"LABEL_{index}" for index in range(len(own))] or stripped != [of.lower() for of in labels]
     if order is None and has_names:
         return None, f"its labels are {', '.join(own)} and the task's {', '.join(labels)}", []
     order = order or list(range(len(labels)))
@@ -486,13 +468,9 @@ def _match_names(own: Sequence[str], labels: Sequence[str]) -> list[int] | None:
     return [position[label] for label in labels]
 
 
-def _is_default_name(label: str) -> bool:
-    return re.fullmatch(r"label_\d+", label.lower()) is not None
-
-
 def _strip_default_prefix(label: str) -> str:
     """Returns the index of a default name `LABEL_i`, and any other label in lower case."""
-    return label.lower().removeprefix("label_") if _is_default_name(label) else label.lower()
+    return re.sub(r"^label_(\d+)\Z", r"\1", label.lower())
 
 
 @torch.no_grad()
@@ -546,28 +524,24 @@ def replace_head(model: PreTrainedModel, weight: Tensor, bias: Tensor) -> None:
         head.bias.copy_(bias)
 
 
+@torch.no_grad()
 def change_encoder(model: PreTrainedModel, changes: Mapping[str, Tensor]) -> None:
     """Adds these changes to the tensors of the base model, all of it but a pooler.
 
     Raises:
         UserError: for a base model with other tensors.
     """
-    encoder = model.base_model
-    shapes = {name: tensor.shape for name, tensor in encoder.state_dict().items() if not _is_pooler(name)}
-    given = {name: tensor for name, tensor in changes.items() if not _is_pooler(name)}
-    if shapes != {name: tensor.shape for name, tensor in given.items()}:
+    tensors, given = (
+        {name: tensor for name, tensor in of.items() if not name.startswith("pooler.")}
+        for of in (model.base_model.state_dict(), changes)
+    )
+    if {name: tensor.shape for name, tensor in tensors.items()} != {name: of.shape for name, of in given.items()}:
         raise UserError(
             f"student.init=general has the encoder of a student without a head, and that of a {type(model).__name__} "
             "has other tensors: take +student=layers, or another student.init"
         )
-    tensors = encoder.state_dict()
-    with torch.no_grad():
-        for name, change in given.items():
-            tensors[name].add_(change)
-
-
-def _is_pooler(name: str) -> bool:
-    return name.startswith("pooler.")
+    for name, change in given.items():
+        tensors[name].add_(change)
 
 
 def find_head(model: PreTrainedModel, outputs: int) -> nn.Linear | None:
