@@ -11,10 +11,9 @@ from distill.core.options import check_options
 from distill.models.architectures.modeling_shared_albert import SharedAlbertConfig
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
-from distill.models.surgery.copies import Copies
+from distill.models.surgery.copies import Copies, copy_labels
 from distill.models.surgery.embeddings import EmbeddingTables, factorize_embeddings
 from distill.models.surgery.layers import encoder_below_features, list_parts, name_in_whole
-from distill.models.surgery.student_options import copy_labels
 
 COPIED = ("first", "last", "mean", "random")
 # Modules of the heads of an ALBERT, and their names in other families.
@@ -72,8 +71,7 @@ def from_teacher(
     encoder = encoder_below_features(teacher)
     total = _count_layers(encoder)
     depth = max(1, total // 2) if depth is None else depth
-    _check_sizes(total, groups=groups, depth=depth)
-    _check_sets(layer, total=total, share=share, groups=groups)
+    _check_sets(layer, total=total, depth=depth, share=share, groups=groups)
     student = _create_student(encoder, embedding_dim=embedding_dim, groups=groups, depth=depth, share=share)
     copies = Copies(encoder, student)
     if init == "teacher":
@@ -95,16 +93,12 @@ def _count_layers(teacher: PreTrainedModel) -> int:
     return int(teacher.config.num_hidden_layers)
 
 
-def _check_sizes(total: int, *, groups: int, depth: int) -> None:
-    """Raises UserError for more layers than the teacher has, or more groups than layers."""
+def _check_sets(layer: str | int, *, total: int, depth: int, share: str, groups: int) -> None:
+    """Raises UserError for sizes out of range, groups that share nothing, and a layer that several sets have."""
     if depth > total:
         raise UserError(f"student.depth={depth} is out of range: the teacher has {total} layers")
     if groups > depth:
         raise UserError(f"student.groups={groups} is above the student's layers: expected 1 to {depth}, or more depth")
-
-
-def _check_sets(layer: str | int, *, total: int, share: str, groups: int) -> None:
-    """Raises UserError for groups that share nothing, and for a layer that the teacher lacks or several sets have."""
     if share == "none" and groups != 1:
         raise UserError(f"student.share=none shares nothing in groups: leave out student.groups={groups}")
     if isinstance(layer, bool) or not isinstance(layer, int):

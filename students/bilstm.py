@@ -12,8 +12,7 @@ from distill.core.errors import UserError
 from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_bilstm import BilstmConfig
 from distill.models.forward import model_class
-from distill.models.surgery.copies import Copies
-from distill.models.surgery.student_options import copy_labels
+from distill.models.surgery.copies import Copies, copy_labels
 
 # Root mean square of the initial embeddings. Those of a transformer are ten times smaller, because it normalizes them.
 EMBEDDING_RMS = 0.3
@@ -57,9 +56,7 @@ def from_teacher(
         num_hidden_layers=layers, classifier_dim=classifier_dim, dropout=dropout, pooling=pooling,
         **describe_texts(teacher, task),
     )  # fmt: skip
-    student: PreTrainedModel = student_class(config)
-    student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
-    return student.float().train()
+    return start_embeddings(student_class(config), teacher, init)
 
 
 def describe_texts(teacher: PreTrainedModel, task: Task) -> dict[str, Any]:
@@ -95,11 +92,13 @@ def get_embeddings(teacher: PreTrainedModel) -> Tensor:
     return embeddings.weight
 
 
-def inherit_embeddings(student: PreTrainedModel, teacher: PreTrainedModel) -> dict[str, str]:
-    """Initializes the student's embeddings from the teacher's and returns the student's `inherited`."""
+def start_embeddings(student: PreTrainedModel, teacher: PreTrainedModel, init: str) -> PreTrainedModel:
+    """Returns the student in training mode, with the teacher's embeddings if `init` says so."""
     copies, embeddings = Copies(teacher, student), get_embeddings(teacher)
-    copies.copy(get_embeddings(student), embeddings, project_embeddings(embeddings, student.config.embedding_dim))
-    return copies.names
+    if init == "teacher":
+        copies.copy(get_embeddings(student), embeddings, project_embeddings(embeddings, student.config.embedding_dim))
+    student.inherited = copies.names  # type: ignore[assignment]
+    return student.float().train()
 
 
 def project_embeddings(embeddings: Tensor, width: int) -> Tensor:

@@ -11,7 +11,7 @@ from distill.core.errors import UserError
 from distill.core.options import Dropout, check_options
 from distill.models.architectures.modeling_cnn import CnnConfig
 
-from .bilstm import describe_texts, find_class, get_embeddings, inherit_embeddings
+from .bilstm import describe_texts, find_class, get_embeddings, start_embeddings
 
 EMBEDDING_DIM = 200  # At most, where the width is not given.
 SizeList = Annotated[Sequence[PositiveInt], Field(min_length=1, description="a list of whole numbers of at least 1")]
@@ -65,9 +65,7 @@ def from_teacher(
         vocab_size=vocabulary, embedding_dim=_choose_width(embedding_dim, width), hidden_dim=hidden_dim,
         tag_width=tag_width, classifier_dim=classifier_dim, dropout=dropout, **describe_texts(teacher, task), **layers,
     )  # fmt: skip
-    student: PreTrainedModel = student_class(config)
-    student.inherited = inherit_embeddings(student, teacher) if init == "teacher" else {}  # type: ignore[assignment]
-    return student.float().train()
+    return start_embeddings(student_class(config), teacher, init)
 
 
 def _choose_width(embedding_dim: int | None, teacher_width: int) -> int:

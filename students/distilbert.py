@@ -12,10 +12,11 @@ from transformers import BertConfig, DistilBertConfig, PreTrainedConfig, PreTrai
 
 from distill.core.contracts import Task
 from distill.core.errors import UserError
+from distill.core.options import show_value
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
-from distill.models.surgery.copies import Copies
-from distill.models.surgery.initialization import GENERAL, Origins, check_general
+from distill.models.surgery.copies import Copies, copy_labels
+from distill.models.surgery.initialization import GENERAL, GeneralSettings, Origins, names_general
 from distill.models.surgery.layers import (
     BERT_LAYER,
     DISTILBERT_LAYER,
@@ -24,12 +25,12 @@ from distill.models.surgery.layers import (
     decoder_layers_option,
     encoder_below_features,
     find_layer_prefix,
+    is_whole,
     name_in_whole,
     renumber_layer,
     spread_layers,
 )
 from distill.models.surgery.long_texts import Attention, Chunking, ChunkPooling, LongTexts
-from distill.models.surgery.student_options import copy_labels, is_whole
 
 Layers = str | Sequence[int]
 
@@ -96,9 +97,8 @@ def from_teacher(
     long_texts = LongTexts("student", attention, window, global_tokens, positions)
     encoder = encoder_below_features(teacher)
     cut.check(copies=copies, can_be_cut=encoder is teacher and not chunk and not long_texts.is_set)
-    student = copy_layers(
-        encoder, layers, depth, copies=copies, decoder_depth=decoder_depth if encoder is teacher else None
-    )
+    decoder_depth = decoder_depth if encoder is teacher else None
+    student = copy_layers(encoder, layers, depth, copies=copies, decoder_depth=decoder_depth)
     name_in_whole(student, encoder=encoder, whole=teacher)
     student = cut.apply(student, origins.importance if copies and origins else None)
     return Chunking(chunk, chunk_overlap, chunk_pooling).apply(long_texts.apply(student), task, teacher=teacher)
@@ -117,7 +117,14 @@ def check_init(init: str | Sequence[str], general: Mapping[str, Any] | None = No
     Raises:
         UserError: for names that do not combine, and for other options of a general stage.
     """
-    check_general(init, general, **chosen)
+    GeneralSettings.of(general)
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if names_general(init) and given:
+        name, value = next(iter(given.items()))
+        raise UserError(
+            f"student.init=general starts the students of all tasks from the same weights, and "
+            f"student.{name}={show_value(value)} chooses them for one task: leave out one"
+        )
     names = [init] if isinstance(init, str) else list(init)
     unknown = [name for name in names if name not in ("teacher", "random", "search", GENERAL)]
     if unknown or not names:

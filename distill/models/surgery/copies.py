@@ -1,10 +1,11 @@
-"""Copies tensors of one model to another one, and records which of them each was made from."""
+"""Copies tensors and labels of one model to another one, and records which tensor each was made from."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 class Copies:
@@ -55,3 +56,11 @@ def pass_on(source: PreTrainedModel, target: PreTrainedModel, names: Mapping[str
     if inherited is not None:
         # An attribute of the object only, which is not saved.
         target.inherited = {own: inherited[name] for own, name in names.items() if name in inherited}  # type: ignore[assignment]
+
+
+def copy_labels(config: PreTrainedConfig) -> dict[str, Any]:
+    """Returns the entries of a configuration that its head has."""
+    return {
+        "id2label": dict(config.id2label), "label2id": {label: index for index, label in config.id2label.items()},
+        "problem_type": config.problem_type,
+    }  # fmt: skip

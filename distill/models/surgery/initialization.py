@@ -8,7 +8,7 @@ transformers' EncoderDecoderModel in two things: the output has no transformatio
 1e-5 to the variance, where a BERT adds 1e-12.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.core.errors import OptionError, UserError
-from distill.core.options import STRICT, check_options, show_value
+from distill.core.options import STRICT, check_options
 from distill.models.forward import VectorSettings, pool, run_encoder, vector_settings
 from distill.models.surgery.copies import Copies
 from distill.models.surgery.layers import (
@@ -27,12 +27,12 @@ from distill.models.surgery.layers import (
     MODULES,
     Importance,
     find_layer_prefix,
+    is_whole,
     list_parts,
     reserved_positions,
     spread_layers,
 )
 from distill.models.surgery.long_texts import attends_locally
-from distill.models.surgery.student_options import is_whole
 
 OPTION = "student.general"
 GENERAL = "general"  # Among the names of the option `init` of a student.
@@ -78,22 +78,6 @@ class GeneralSettings:
 def names_general(init: object) -> bool:
     """Returns whether the option `init` of a student names the general stage."""
     return GENERAL in ([init] if isinstance(init, str) else init if isinstance(init, list | tuple) else ())
-
-
-def check_general(init: object, options: Mapping[str, Any] | None, **chosen: object) -> None:
-    """Raises UserError for options of a general stage that it does not have, or that do not combine with it.
-
-    Args:
-        chosen: options of the student that are chosen for one task, None where they are not given.
-    """
-    GeneralSettings.of(options)
-    given = {name: value for name, value in chosen.items() if value is not None}
-    if names_general(init) and given:
-        name, value = next(iter(given.items()))
-        raise UserError(
-            f"student.init=general starts the students of all tasks from the same weights, and "
-            f"student.{name}={show_value(value)} chooses them for one task: leave out one"
-        )
 
 
 BATCH = 1024  # Pieces in a forward pass, each a sequence of three tokens at most.
@@ -153,6 +137,7 @@ _EMBEDDINGS = {
 _OFFSET = 2  # Rows in front of the positions of a BART.
 
 
+@torch.no_grad()
 def build_encoder_decoder(
     encoder: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -184,9 +169,18 @@ def build_encoder_decoder(
     }
     _check_encoder(encoder)
     _fit_tokenizer(tokenizer)
-    config = _configure(encoder, tokenizer, {half: len(layers) for half, layers in halves.items()})
-    model = BartForConditionalGeneration(config)
-    model.inherited = _copy_encoder(encoder, model, halves)  # type: ignore[assignment]
+    parts, positions = list_parts(encoder), _read_positions(encoder)
+    model = _create(encoder, tokenizer, {half: len(layers) for half, layers in halves.items()})
+    copies = Copies(encoder, model)
+    copies.copy_module(model.model.shared, encoder.embeddings.word_embeddings)
+    for half, layers in halves.items():
+        module = model.get_submodule(f"model.{half}")
+        copies.copy_module(module.layernorm_embedding, encoder.embeddings.LayerNorm)
+        module.embed_positions.weight[_OFFSET:] = positions
+        for own, layer in zip(module.layers, layers, strict=True):
+            for name, target in zip(MODULES, BART_LAYER, strict=True):
+                copies.copy_module(own.get_submodule(target), parts[layer][name])
+    model.inherited = copies.names  # type: ignore[assignment]
     return model.float().eval()
 
 
@@ -235,29 +229,28 @@ def _check_encoder(encoder: PreTrainedModel) -> None:
             "them: take a BERT, a RoBERTa, a DistilBERT or a model with such embeddings"
         )
     width = encoder.config.hidden_size
-    sizes = {
-        (layer["attention.query"].get_parameter("weight").shape[0], layer["ffn"].get_parameter("weight").shape[0])
-        for layer in parts
-    }
+    sizes = {(layer["attention.query"].out_features, layer["ffn"].out_features) for layer in parts}
     if len(sizes) > 1 or min(sizes)[0] != width:
         raise UserError(f"the layers of this {name} were narrowed, and an encoder-decoder has whole ones: take another")
 
 
-def _configure(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, depths: Mapping[str, int]) -> BartConfig:
+def _create(
+    encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, depths: Mapping[str, int]
+) -> BartForConditionalGeneration:
+    """Returns a BART of the encoder's sizes with random weights."""
     config = encoder.config
-    sizes = dict[str, int]()
-    inner = list_parts(encoder)[0]["ffn"].get_parameter("weight").shape[0]
+    activation, dropout = (getattr(config, name, None) for name in ("hidden_act", "hidden_dropout_prob"))
+    sizes: dict[str, int] = {}
     for half, depth in depths.items():
+        inner = list_parts(encoder)[0]["ffn"].out_features
         heads = config.num_attention_heads
         sizes |= {f"{half}_layers": depth, f"{half}_attention_heads": heads, f"{half}_ffn_dim": inner}
-    # DistilBERT has names of its own.
-    options = {name: getattr(config, name, None) for name in ("hidden_act", "activation", "hidden_dropout_prob")}
-    return BartConfig(
+    return BartForConditionalGeneration(BartConfig(
         vocab_size=encoder.get_input_embeddings().weight.shape[0],
         d_model=config.hidden_size,
         max_position_embeddings=len(_read_positions(encoder)),
-        activation_function=options["hidden_act"] or options["activation"],
-        dropout=config.dropout if options["hidden_dropout_prob"] is None else options["hidden_dropout_prob"],
+        activation_function=activation or config.activation,  # DistilBERT has names of its own.
+        dropout=config.dropout if dropout is None else dropout,
         init_std=config.initializer_range,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
@@ -265,7 +258,7 @@ def _configure(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dep
         decoder_start_token_id=tokenizer.cls_token_id,
         forced_eos_token_id=None,
         **sizes,
-    )
+    ))  # fmt: skip
 
 
 def _read_positions(encoder: PreTrainedModel) -> Tensor:
@@ -273,21 +266,3 @@ def _read_positions(encoder: PreTrainedModel) -> Tensor:
     table: Tensor = encoder.embeddings.position_embeddings.weight[reserved_positions(encoder) :]
     types = getattr(encoder.embeddings, "token_type_embeddings", None)
     return table if types is None else table + types.weight[0]
-
-
-@torch.no_grad()
-def _copy_encoder(
-    encoder: PreTrainedModel, model: BartForConditionalGeneration, halves: Mapping[str, Sequence[int]]
-) -> dict[str, str]:
-    """Copies the tensors, and returns the names of those that are equal to one of the encoder's, with its name."""
-    copies = Copies(encoder, model)
-    copies.copy_module(model.model.shared, encoder.embeddings.word_embeddings)
-    parts, positions = list_parts(encoder), _read_positions(encoder)
-    for half, layers in halves.items():
-        module = model.get_submodule(f"model.{half}")
-        copies.copy_module(module.layernorm_embedding, encoder.embeddings.LayerNorm)
-        module.embed_positions.weight[_OFFSET:] = positions
-        for own, layer in zip(module.layers, layers, strict=True):
-            for name, target in zip(MODULES, BART_LAYER, strict=True):
-                copies.copy_module(own.get_submodule(target), parts[layer][name])
-    return copies.names

@@ -1,10 +1,9 @@
-"""The layers of an encoder and the modules inside them, some of which a narrower student copies."""
+"""The layers of an encoder and the modules inside them, some of which a narrower student copies, with its options."""
 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -18,7 +17,6 @@ from distill.models.architectures.modeling_shared_albert import SharedAlbertConf
 from distill.models.forward import model_class
 from distill.models.loading import auto_class_of
 from distill.models.surgery.copies import Copies, pass_on
-from distill.models.surgery.student_options import check_sizes, is_whole
 
 _ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.dense", "attention.LayerNorm")
 _FFN = ("ffn", "ffn_output", "full_layer_layer_norm")
@@ -205,7 +203,7 @@ def name_in_whole(student: PreTrainedModel, *, encoder: PreTrainedModel, whole: 
 def _has_exactly(layer: nn.Module, layout: tuple[str, ...]) -> bool:
     """Returns whether the tensors of the layer are those of the layout's modules."""
     names = {name for name, _ in layer.named_parameters() if _GLOBAL not in name}
-    return names == set(chain.from_iterable((f"{module}.weight", f"{module}.bias") for module in layout))
+    return names == {f"{module}.{kind}" for module in layout for kind in ("weight", "bias")}
 
 
 # Modules of a layer whose outputs are of heads or of inner neurons, and those that read these.
@@ -372,6 +370,18 @@ def _create(model: PreTrainedModel, heads: list[int], neurons: list[int], embedd
     return create(NarrowDistilBertConfig(**values))
 
 
+def is_whole(value: Any, least: int = 1, most: int | None = None) -> bool:
+    """Returns whether a value is a whole number in this range."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and value >= least and (most is None or value <= most)
+
+
+def check_size(option: str, value: object, least: int = 1) -> None:
+    """Raises UserError for an option, such as `student.chunk`, that is no whole number of at least `least`."""
+    if not is_whole(value, least):
+        raise UserError(f"got {option}={value}, expected a whole number of at least {least}")
+
+
 @dataclass(frozen=True)
 class Width:
     """The width of a student.
@@ -394,10 +404,10 @@ class Width:
     prune_share: float
 
     def __post_init__(self) -> None:
-        steps, share = self.prune_steps, self.prune_share
+        share = self.prune_share
         if self.prune not in (None, "iterative"):
             raise UserError(f"student.prune={self.prune} is unknown, expected iterative or null")
-        check_sizes("student", prune_steps=steps)
+        check_size("student.prune_steps", self.prune_steps)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise UserError(f"got student.prune_share={share}, expected a number above 0 and at most 1")
 
@@ -429,8 +439,12 @@ class Width:
         if not self.is_set:
             return student
         whole = Sizes.of(student)
-        heads, neurons = choose_counts("heads", self.heads, whole.heads), choose_counts("ffn", self.ffn, whole.neurons)
-        check_rank(student, self.embedding_dim)
+        heads, neurons = (
+            _choose_counts("heads", self.heads, whole.heads),
+            _choose_counts("ffn", self.ffn, whole.neurons),
+        )
+        if self.embedding_dim is not None:
+            _check_rank(student, self.embedding_dim)
         scores = Importance(*([torch.zeros(size) for size in sizes] for sizes in (whole.heads, whole.neurons)))
         if importance is not None and (heads, neurons) != (whole.heads, whole.neurons):
             scores = importance().of_layers(student.config.teacher_layers)
@@ -440,7 +454,7 @@ class Width:
         )  # fmt: skip
 
 
-def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequence[int]) -> list[int]:
+def _choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequence[int]) -> list[int]:
     """Returns the number of heads or inner neurons of each layer.
 
     Args:
@@ -467,10 +481,8 @@ def choose_counts(option: str, given: int | Sequence[int] | None, whole: Sequenc
     return counts
 
 
-def check_rank(student: PreTrainedModel, embedding_dim: int | None) -> None:
+def _check_rank(student: PreTrainedModel, embedding_dim: int) -> None:
     """Raises UserError for a width of embeddings that a student cannot have."""
-    if embedding_dim is None:
-        return
     width = int(student.config.hidden_size)
     if not is_whole(embedding_dim, 1, width - 1):
         raise UserError(

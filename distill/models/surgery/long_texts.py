@@ -15,9 +15,8 @@ from distill.models.architectures import modeling_local
 from distill.models.architectures.modeling_chunked import ChunkedConfig
 from distill.models.forward import model_class
 from distill.models.loading import Start, auto_class_of
-from distill.models.surgery.copies import pass_on
-from distill.models.surgery.layers import position_tables, reserved_positions
-from distill.models.surgery.student_options import check_names, check_optional_sizes, check_sizes, copy_labels, is_whole
+from distill.models.surgery.copies import copy_labels, pass_on
+from distill.models.surgery.layers import check_size, is_whole, position_tables, reserved_positions
 
 Attention = Literal["own", "local", "full"]
 WINDOW = 256  # Of a model whose teacher has none.
@@ -41,6 +40,12 @@ class AttentionOptions(TypedDict, total=False):
     window: int | None
     global_tokens: int
     positions: int | None
+
+
+def _check_name(option: str, given: str, known: tuple[str, ...]) -> None:
+    """Raises UserError for an option that is none of its known names."""
+    if given not in known:
+        raise UserError(f"{option}={given} is unknown, expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,12 @@ class LongTexts:
     positions: int | None = None
 
     def __post_init__(self) -> None:
-        check_names(self.role, attention=(self.attention, get_args(Attention)))
-        check_optional_sizes(self.role, least=2, window=self.window)
-        check_optional_sizes(self.role, positions=self.positions)
-        check_sizes(self.role, least=0, global_tokens=self.global_tokens)
+        _check_name(f"{self.role}.attention", self.attention, get_args(Attention))
+        if self.window is not None:
+            check_size(f"{self.role}.window", self.window, least=2)
+        if self.positions is not None:
+            check_size(f"{self.role}.positions", self.positions)
+        check_size(f"{self.role}.global_tokens", self.global_tokens, least=0)
         if self.window is not None and self.window % 2:
             raise UserError(
                 f"got {self.role}.window={self.window}, expected an even number: half of it is on each side of a token"
@@ -247,12 +254,12 @@ class Chunking:
     pooling: ChunkPooling = "mean"
 
     def __post_init__(self) -> None:
-        check_names("student", chunk_pooling=(self.pooling, get_args(ChunkPooling)))
+        _check_name("student.chunk_pooling", self.pooling, get_args(ChunkPooling))
         if self.chunk is None:
             if self.overlap or self.pooling != "mean":
                 raise UserError("student.chunk_overlap and student.chunk_pooling are of chunks: add student.chunk=512")
             return
-        check_sizes("student", least=3, chunk=self.chunk)
+        check_size("student.chunk", self.chunk, least=3)
         most = self.chunk - 3
         if not is_whole(self.overlap, 0, most):
             raise UserError(
