@@ -61,23 +61,16 @@ def from_teacher(
     layers: dict[str, Any] = {name: of if name == student_class.layers_by else [] for name, of in given.items()}
     _check_layers(layers, hidden_dim=hidden_dim, tag_width=tag_width, max_length=task.info.max_length)
     vocabulary, width = get_embeddings(teacher).shape
+    if embedding_dim is not None and embedding_dim > width:
+        raise UserError(
+            f"got student.embedding_dim={embedding_dim}, expected at most {width}, the width of the teacher's "
+            "embeddings"
+        )
     config = CnnConfig(
-        vocab_size=vocabulary, embedding_dim=_choose_width(embedding_dim, width), hidden_dim=hidden_dim,
+        vocab_size=vocabulary, embedding_dim=embedding_dim or min(width, EMBEDDING_DIM), hidden_dim=hidden_dim,
         tag_width=tag_width, classifier_dim=classifier_dim, dropout=dropout, **describe_texts(teacher, task), **layers,
     )  # fmt: skip
     return start_embeddings(student_class(config), teacher, init)
-
-
-def _choose_width(embedding_dim: int | None, teacher_width: int) -> int:
-    """Returns the width of the embeddings; raises UserError if it is above the teacher's."""
-    if embedding_dim is None:
-        return min(teacher_width, EMBEDDING_DIM)
-    if embedding_dim > teacher_width:
-        raise UserError(
-            f"got student.embedding_dim={embedding_dim}, expected at most {teacher_width}, the width of the teacher's "
-            "embeddings"
-        )
-    return embedding_dim
 
 
 def _check_layers(layers: Mapping[str, Sequence[int]], *, hidden_dim: int, tag_width: int, max_length: int) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, SkipValidation
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from distill.core.contracts import VECTOR_SETTINGS, Task
 from distill.core.errors import OptionError, UserError
@@ -63,8 +63,10 @@ def from_teacher(
         **describe_texts(teacher, task),
     ))  # fmt: skip
     if origins.shares is not None and origins.sentence_vectors is not None:
-        shares = origins.shares()
-        _start_weights(student, shares, origins.tokenizer, smoothing=smoothing)
+        shares, special = origins.shares(), sorted(set(origins.tokenizer.all_special_ids))
+        with torch.no_grad():
+            student.weights.weight[: len(shares), 0] = smoothing / (smoothing + shares)
+            student.counted[torch.tensor(special, dtype=torch.long)] = 0
         if start != "random":
             vectors = origins.sentence_vectors() if start == "sentence" else encode_pieces(teacher, origins.tokenizer)
             _start_vectors(student, vectors, shares)
@@ -93,15 +95,6 @@ def _find_class(task: Task) -> type[StaticPreTrainedModel]:
             f"student static has the mean of vectors, and task.pooling={settings['pooling']}: set task.pooling=mean"
         )
     return found
-
-
-@torch.no_grad()
-def _start_weights(
-    student: StaticPreTrainedModel, shares: Tensor, tokenizer: PreTrainedTokenizerBase, *, smoothing: float
-) -> None:
-    """Sets the weights to a / (a + p), those of special tokens to 0."""
-    student.weights.weight[: len(shares), 0] = smoothing / (smoothing + shares)
-    student.counted[torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)] = 0
 
 
 @torch.no_grad()

@@ -56,19 +56,19 @@ def share_encoder(models: Mapping[str, PreTrainedModel], *, name: str) -> Severa
     Raises:
         UserError: for a model whose encoder is no module of its own, or has other tensors than the first one's.
     """
-    (first_name, first), *others = models.items()
+    first_name, first = next(iter(models.items()))
     check_encoder(first, name)
-    inherited = {f"heads.{first_name}.{key}": value for key, value in getattr(first, "inherited", {}).items()}
-    for task, model in others:
+    inherited: dict[str, str] = {}
+    for task, model in models.items():
         if shapes_of(model.base_model) != shapes_of(first.base_model):
             raise UserError(
                 f"student {name} has another encoder for task {task} ({type(model.base_model).__name__}) than for task "
                 f"{first_name} ({type(first.base_model).__name__}): give teachers with encoders of one kind and size"
             )
         setattr(model, model.base_model_prefix, first.base_model)
-        encoder = f"{model.base_model_prefix}."
-        own = {key: value for key, value in getattr(model, "inherited", {}).items() if not key.startswith(encoder)}
-        inherited |= {f"heads.{task}.{key}": value for key, value in own.items()}
+        own = () if model is first else f"{model.base_model_prefix}."
+        copied: Mapping[str, str] = getattr(model, "inherited", {})
+        inherited |= {f"heads.{task}.{key}": value for key, value in copied.items() if not key.startswith(own)}
     student = SeveralHeads(models)
     student.encoder = first.base_model
     if all(hasattr(model, "inherited") for model in models.values()):

@@ -36,11 +36,7 @@ PENALTY = 1e-6  # Of the ridge regression, a share of the mean square of a featu
 
 
 class _FirstLayer(Exception):
-    """Ends a forward pass at the first layer, with its input."""
-
-    def __init__(self, states: Tensor) -> None:
-        super().__init__()
-        self.states = states
+    """Ends a forward pass at the first layer, with its input as the argument."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,14 @@ class EmbeddingTables:
         assert isinstance(words, nn.Embedding)
         name = next(name for name, module in model.named_modules() if module is words)
         beside = dict(model.get_submodule(name.rpartition(".")[0]).named_children())
-        tables = {
-            key: table
-            for key in ("position_embeddings", "token_type_embeddings")
-            if isinstance(table := beside.get(key), nn.Embedding) and table.embedding_dim == words.embedding_dim
-        }
-        norms = [module for module in beside.values() if isinstance(module, nn.LayerNorm)]
-        return cls(
-            words, tables.get("position_embeddings"), tables.get("token_type_embeddings"), norms[0] if norms else None
-        )
+
+        def find(key: str) -> nn.Embedding | None:
+            table = beside.get(key)
+            is_added = isinstance(table, nn.Embedding) and table.embedding_dim == words.embedding_dim
+            return table if is_added else None  # type: ignore[return-value]
+
+        norm = next((module for module in beside.values() if isinstance(module, nn.LayerNorm)), None)
+        return cls(words, find("position_embeddings"), find("token_type_embeddings"), norm)
 
     def position_rows(self) -> Tensor | None:
         """Returns the rows `[P, W]` from position 0 on."""
@@ -145,7 +140,7 @@ def _read_first_inputs(teacher: PreTrainedModel, ids: Tensor) -> Tensor:
             try:
                 teacher.base_model(input_ids=part, attention_mask=torch.ones_like(part))
             except _FirstLayer as reached:
-                inputs.append(reached.states.float().cpu())
+                inputs.append(reached.args[0].float().cpu())
     finally:
         handle.remove()
         teacher.train(is_training)

@@ -108,7 +108,8 @@ class LongTexts:
         if self.attention != "own":
             create, config = self._convert(model)
         if self.positions is not None:
-            config.max_position_embeddings = self.positions + self._check_positions(model)
+            self._check_positions(model, self.positions)
+            config.max_position_embeddings = self.positions + reserved_positions(model)
         if self.attention == "local":
             self._check_window(config, int(config.max_position_embeddings) - reserved_positions(model))
         return rebuild(model, create, config)
@@ -134,22 +135,17 @@ class LongTexts:
             )
         return created, target(**values)
 
-    def _check_positions(self, model: PreTrainedModel) -> int:
-        """Returns the rows of the table of positions that no token has; raises UserError for a size it cannot have."""
+    def _check_positions(self, model: PreTrainedModel, positions: int) -> None:
+        """Raises UserError for a number of positions that the table of a model cannot have."""
         tables = position_tables(model)
         if not tables:
             raise UserError(
                 f"{self.role}.positions is for models with a table of positions, and a {type(model).__name__} has "
                 "none: leave it out"
             )
-        reserved = reserved_positions(model)
-        least = next(iter(tables.values())).num_embeddings - reserved
-        assert self.positions is not None
-        if self.positions < least:
-            raise UserError(
-                f"got {self.role}.positions={self.positions}, expected at least the {least} that the model has"
-            )
-        return reserved
+        least = next(iter(tables.values())).num_embeddings - reserved_positions(model)
+        if positions < least:
+            raise UserError(f"got {self.role}.positions={positions}, expected at least the {least} that the model has")
 
     def _check_window(self, config: PreTrainedConfig, positions: int) -> None:
         """Raises UserError for a window that is the whole text, and for more global tokens than half of a window."""
