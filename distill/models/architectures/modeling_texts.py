@@ -77,6 +77,7 @@ class AroundEncoderConfig(PreTrainedConfig):
 class TextModel(PreTrainedModel):
     """A model whose encoder has a table of `embeddings`, and which has a `dropout`."""
 
+    _input_embed_layer = "embeddings"
     embeddings: Any
     dropout: nn.Module
 
@@ -84,12 +85,6 @@ class TextModel(PreTrainedModel):
         """Uses torch's initialization: that of transformers covers no LSTM, and ignores the number of inputs."""
         if isinstance(module, nn.Linear | nn.Embedding | nn.LSTM):
             module.reset_parameters()
-
-    def get_input_embeddings(self) -> Any:
-        return self.base_model.embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.base_model.embeddings = value
 
     def add_classifier(self, width: int) -> None:
         """Adds a ReLU layer and the scores behind it, for vectors of this width, and initializes the model."""
