@@ -15,7 +15,7 @@ from distill.data.sources import missing_columns
 from distill.rows.columns import SAMPLED, Table, has_mark, read_columns
 from distill.rows.formats import is_delimited, is_number, select_lines, show_names
 from distill.rows.label_sets import name_lists
-from distill.rows.labels import LabelColumn, join_spellings, simplify, sort_classes
+from distill.rows.labels import LabelColumn, LabelWords, simplify, sort_classes
 
 
 def choose_columns(columns: Sequence[ColumnProfile], given: RowRules, file: Table) -> RowRules:
@@ -89,7 +89,7 @@ def _name_labels(tables: Mapping[str, Table], rules: RowRules) -> dict[str, Sequ
     columns = {split: LabelColumn(table.source, table.columns[rules.label[0]]) for split, table in tables.items()}
     words = {split: list(map(str, column.values)) for split, column in columns.items()}
     if rules.task == "classification":
-        join_spellings(columns, words, rules.names or (), ignore_notice)
+        LabelWords(columns, words).join_spellings(rules.names or (), ignore_notice)
     return {split: [[word] for word in of_split] for split, of_split in words.items()}
 
 

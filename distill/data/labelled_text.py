@@ -27,6 +27,7 @@ from distill.rows.formats import (
     MARKS,
     Lines,
     Notify,
+    check_surrogates,
     find_marks,
     has_no_label,
     is_missing,
@@ -35,7 +36,7 @@ from distill.rows.formats import (
     select_lines,
 )
 from distill.rows.label_sets import check_single, first_rows, read_lists, stack_columns, to_label_sets
-from distill.rows.labels import LabelColumn, find_classes, find_kinds, join_spellings, to_classes, to_numbers, to_words
+from distill.rows.labels import LabelColumn, LabelWords, find_classes, find_kinds, to_classes, to_numbers
 
 
 def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
@@ -44,7 +45,7 @@ def get_labels(table: Table, names: Sequence[str]) -> LabelColumn:
     Raises:
         UserError: if it has several.
     """
-    found = [name for name in names if name in table.names]
+    found = table.find(names)
     if len(found) > 1:
         raise UserError(
             f"{table.source} has the columns {' and '.join(found)}, expected one of them, because an example has one "
@@ -67,13 +68,12 @@ def stack_labels(table: Table, names: Sequence[str]) -> LabelColumn:
 
 def is_labelled(table: Table, names: Sequence[str]) -> bool:
     """Returns whether a split has labels. GLUE on the Hub has -1 for the hidden labels of a test split."""
-    found = [name for name in names if name in table.names]
-    return not all(is_without_label(value) for name in found for value in table.columns[name])
+    return not all(is_without_label(value) for name in table.find(names) for value in table.columns[name])
 
 
 def lacks_labels(table: Table, names: Sequence[str]) -> bool:
     """Returns whether no row of a table has a label; several columns of labels have one for every row."""
-    found = [name for name in names if name in table.names]
+    found = table.find(names)
     return len(found) == 1 and all(is_missing(value) for value in table.columns[found[0]])
 
 
@@ -111,14 +111,6 @@ def read_text_column(table: Table, name: str, *, may_be_empty: bool, optional: b
             check_surrogates(text, f"{table.place(row)}: column {name}")
         texts.append(text)
     return texts
-
-
-def check_surrogates(text: str, source: str) -> None:
-    """Raises UserError for a text that is no Unicode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
-        raise UserError(f"{source} contains the unpaired surrogate {text[error.start]!r}") from error
 
 
 TaskKind: TypeAlias = Literal["classification", "multi_label", "regression"]
@@ -200,7 +192,7 @@ class RowRules:
         Raises:
             UserError: for a column that is missing, and for values that can be read in two ways.
         """
-        if any(len([name for name in self.label if name in table.names]) > 1 for table in tables.values()):
+        if any(len(table.find(self.label)) > 1 for table in tables.values()):
             return {split: stack_labels(table, self.label) for split, table in tables.items()}
         columns = {split: get_labels(table, self.label) for split, table in tables.items()}
         further = self.label if len(self.label) > 1 else ()
@@ -208,7 +200,7 @@ class RowRules:
 
     def _find_labels(self, table: Table) -> LabelColumn | None:
         """Returns the labels of a table, None if there is a column for each of several."""
-        several = self.task == "multi_label" and len([name for name in self.label if name in table.names]) > 1
+        several = self.task == "multi_label" and len(table.find(self.label)) > 1
         return None if several else get_labels(table, self.label)
 
     def _find_marks(self, columns: Mapping[str, LabelColumn | None]) -> frozenset[str]:
@@ -332,7 +324,7 @@ class LabelledText(RowRules):
 
     def check_names(self, tables: Mapping[str, Table]) -> None:
         """Raises UserError for tables of which one lacks a column; their rows are not read."""
-        self._add_label_columns(dict(tables))
+        self._add_label_columns(tables)
 
     def _read_tables(self, cache_dir: Path) -> tuple[dict[str, Table], Table | None]:
         """Returns the rows of each split that have a text and a label, and those that only the teacher labels."""
@@ -342,17 +334,18 @@ class LabelledText(RowRules):
         single = tables.pop(SINGLE, None)
         return ({} if single is None else self._hold_out_dev(single)) | tables, unlabelled
 
-    def _add_label_columns(self, tables: dict[str, Table]) -> dict[str, Table]:
+    def _add_label_columns(self, given: Mapping[str, Table]) -> dict[str, Table]:
         """Returns the tables, where those without labels of classes have a column of missing values, if train is one.
 
         Raises:
             UserError: for columns of text that are missing, for tables that all lack the labels they should have, for
                 others than train that lack them, and for classes without names.
         """
+        tables = dict(given)
         of_class, text = self.task == "classification", [(name,) for name in self.text]
         train = next(tables[name] for name in ("train", SINGLE) if name in tables)
-        is_anywhere = any(_has_column(table, self.label) for table in tables.values())
-        if self.is_labelled and not (of_class and is_anywhere and not _has_column(train, self.label)):
+        is_anywhere = any(table.find(self.label) for table in tables.values())
+        if self.is_labelled and not (of_class and is_anywhere and not train.find(self.label)):
             advice = f"{ADVICE}; task.label=null if no text has a label" if of_class else ADVICE
             for table in tables.values():
                 check_columns(table, [*text, self.label], advice)
@@ -365,12 +358,12 @@ class LabelledText(RowRules):
                 f"{train.source} has no row with a label: name the classes in task.labels=[...] and take a teacher "
                 "that knows them, as +teacher=zero_shot does, or add labels"
             )
-        return {
-            name: table
-            if self.is_labelled and _has_column(table, self.label)
-            else _without_labels(table, self.label[0])
-            for name, table in tables.items()
-        }
+        for name, table in tables.items():
+            if not (self.is_labelled and table.find(self.label)):
+                column = self.label[0]
+                names = (*(other for other in table.names if other != column), column)
+                tables[name] = replace(table, names=names, columns={**table.columns, column: [None] * len(table)})
+        return tables
 
     def _hold_out_dev(self, table: Table) -> dict[str, Table]:
         """Splits a table into train and dev, stratified by class; of several labels train has every one."""
@@ -380,10 +373,8 @@ class LabelledText(RowRules):
         if self.task == "multi_label":
             [column] = self.read_lists({"train": table}, ignore_notice).values()
             return self.source.hold_out_dev(table, train=first_rows(column), together=together)
-        columns = {"train": get_labels(table, self.label)}
-        words = to_words(columns, self.names)
-        join_spellings(columns, words, self.names or (), ignore_notice)
-        [column], [classes] = columns.values(), words.values()
+        column = get_labels(table, self.label)
+        classes = LabelWords.read({"train": column}, self.names, ignore_notice).words["train"]
         self._check_classes(table, classes)
         # Rows are drawn class by class, and indices in the order of their numbers as text.
         by_class = classes if column.classes is None else list(map(str, column.values))
@@ -415,7 +406,7 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
         return to_label_sets(rows.read_lists(tables, print_notice), rows.names, print_notice)
     columns = {split: get_labels(table, rows.label) for split, table in tables.items()}
     if rows.task == "regression":
-        name = next(column for column in rows.label if column in tables["train"].names)
+        [name, *_] = tables["train"].find(rows.label)
         return (name,), {split: to_numbers(column) for split, column in columns.items()}
     check_single(columns, rows.names)
     if not lacks_labels(tables["train"], rows.label):
@@ -430,18 +421,9 @@ def _read_labels(rows: LabelledText, tables: Mapping[str, Table]) -> tuple[tuple
     }
 
 
-def _has_column(table: Table, names: Sequence[str]) -> bool:
-    return any(name in table.names for name in names)
-
-
-def _without_labels(table: Table, name: str) -> Table:
-    names = (*(other for other in table.names if other != name), name)
-    return replace(table, names=names, columns={**table.columns, name: [None] * len(table)})
-
-
 def _check_same_column(rows: LabelledText, tables: Mapping[str, Table]) -> None:
     """Raises UserError if the labels of the splits are in columns of different names."""
-    found = {split: [name for name in rows.label if name in table.names] for split, table in tables.items()}
+    found = {split: table.find(rows.label) for split, table in tables.items()}
     [expected, *further] = found["train"]
     for split, names in found.items():
         if not further and len(names) == 1 and names != [expected]:

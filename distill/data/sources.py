@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from distill.rows.formats import check_names, read_articles, read_shard, reading
 
 if TYPE_CHECKING:
     import datasets
+
+    from distill.data.splits import Split
 
 
 # Of each row, for one reason to keep rows together: those with an equal key other than None are on one side.
@@ -142,7 +144,9 @@ def read_file(path: Path, wanted: Collection[str]) -> Table:
     with reading_errors(path):
         if path.stat().st_size == 0:
             raise UserError(f"{path} is empty, expected a header and examples")
-        return _read_squad(path, wanted)
+        rows = read_articles(path)
+        names = tuple(dict.fromkeys(name for row in rows for name in row))
+        return Table(str(path), names, {name: [row.get(name) for row in rows] for name in names if name in wanted})
 
 
 def from_dataset(dataset: "datasets.Dataset", source: str, wanted: Collection[str]) -> Table:
@@ -154,13 +158,6 @@ def from_dataset(dataset: "datasets.Dataset", source: str, wanted: Collection[st
     others = [name for name in names if name not in wanted and is_string(dataset.features[name])]
     samples = dict(plain.select_columns(others)[:SAMPLED]) if others else {}
     return Table(source, names, columns, _get_class_names(dataset.features, columns), samples=samples)
-
-
-def _read_squad(path: Path, wanted: Collection[str]) -> Table:
-    """Reads the nested JSON of SQuAD 1.1 and 2.0: articles of `data`, their `paragraphs`, and the `qas` of each."""
-    rows = read_articles(path)
-    names = tuple(dict.fromkeys(name for row in rows for name in row))
-    return Table(str(path), names, {name: [row.get(name) for row in rows] for name in names if name in wanted})
 
 
 def _add_classes(table: Table) -> Table:
@@ -198,17 +195,7 @@ MOST_OF_WANTED = 2  # A notice says if dev has more than this multiple of its sh
 SINGLE = "data"  # The name of the only table of a source, of which dev is held out.
 
 
-class Selectable(Protocol):
-    """Raw examples of a split."""
-
-    def __len__(self) -> int: ...
-
-    def select(self, rows: np.ndarray) -> Self:
-        """Returns these examples."""
-        ...
-
-
-S = TypeVar("S", bound=Selectable)
+S = TypeVar("S", Table, "Split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,18 +365,18 @@ class TableSource:
         return self.read_file(path, self.wanted)
 
     def _read_memory(self, tables: "Mapping[str, datasets.Dataset]") -> dict[str, Table]:
-        names = {split: next((stem for stem in stems if stem in tables), None) for split, stems in self.stems.items()}
-        missing = [split for split in self._needed if names.get(split) is None]
-        if missing:
+        names = self._name_splits(tables)
+        if missing := [split for split in self._needed if split not in names]:
             raise UserError(
                 f"the data has no split {' and '.join(missing)}, expected {' and '.join(self._needed)}: it has "
                 f"{', '.join(tables)}"
             )
-        return {
-            split: from_dataset(tables[stem], f"the split {stem}", self.wanted)
-            for split, stem in names.items()
-            if stem is not None
-        }
+        return {split: from_dataset(tables[stem], f"the split {stem}", self.wanted) for split, stem in names.items()}
+
+    def _name_splits(self, given: Collection[str]) -> dict[str, str]:
+        """Returns the name that each split has among those given, the first one of its possible names."""
+        named = {split: [stem for stem in stems if stem in given] for split, stems in self.stems.items()}
+        return {split: found[0] for split, found in named.items() if found}
 
     def _read_directory(self, directory: Path) -> dict[str, Table]:
         """Returns the table of each split in the directory."""
@@ -427,14 +414,14 @@ class TableSource:
             self.hub_id, f"data set {self.hub_id}",
             advice="with train and dev files, go online once, or use the built-in data with task=docstrings",
         )  # fmt: skip
-        tables = {}
-        for split, stems in self.stems.items():
-            name = next((stem for stem in stems if stem in loaded), None)
-            if name is not None:
-                tables[split] = from_dataset(loaded[name], f"{self.hub_id} {name}", self.wanted)
-            elif split in self._needed:
-                raise UserError(f"data set {self.hub_id} has no split {' or '.join(stems)}: it has {', '.join(loaded)}")
-        return tables
+        names = self._name_splits(loaded)
+        for split in self._needed:
+            if split not in names:
+                expected = " or ".join(self.stems[split])
+                raise UserError(f"data set {self.hub_id} has no split {expected}: it has {', '.join(loaded)}")
+        return {
+            split: from_dataset(loaded[name], f"{self.hub_id} {name}", self.wanted) for split, name in names.items()
+        }
 
 
 def find_files(
@@ -518,7 +505,7 @@ def check_columns(table: Table, columns: Sequence[Sequence[str]], advice: str) -
 
 def check_names_of(table: Table, columns: Sequence[Sequence[str]], advice: str) -> None:
     """Raises UserError for a table that lacks a column, as `check_columns`."""
-    missing = [" or ".join(names) for names in columns if not any(name in table.names for name in names)]
+    missing = [" or ".join(names) for names in columns if not table.find(names)]
     if missing:
         raise missing_columns(table, ", ".join(missing), advice)
 
@@ -536,7 +523,7 @@ def check_memory(source: TableSource, columns: Sequence[Sequence[str]], advice: 
         table = from_dataset(dataset, "the data" if name == SINGLE else f"the split {name}", ())
         check_names_of(table, columns, advice)
         for names in columns:
-            found = [column for column in names if column in table.names]
+            found = table.find(names)
             if len(dataset) and all(_is_empty(dataset, column) for column in found):
                 raise UserError(
                     f"{table.source} has no value in the column {' or '.join(found)}: all {len(dataset):,} are None; "

@@ -38,7 +38,7 @@ from distill.core.contracts import DECODER_INPUTS, IGNORED, TARGET_LENGTHS, TARG
 from distill.core.errors import UserError
 from distill.core.options import check_arguments
 from distill.data.batches import CollatedBatch, TokenizedExamples
-from distill.data.labelled_text import check_surrogates, read_text_column
+from distill.data.labelled_text import read_text_column
 from distill.data.sources import TableSource, check_columns, check_memory, text_keys
 from distill.data.splits import LabelledData, Split, create_data, text_split
 from distill.data.tokenization import Tokens, tokenize_split
@@ -54,7 +54,7 @@ from distill.models.decoding import run_encoder_pass
 from distill.models.forward import fills_targets, shift_targets
 from distill.models.sentence_files import for_targets
 from distill.rows.columns import Table
-from distill.rows.formats import is_missing
+from distill.rows.formats import check_surrogates, is_missing
 
 MissingTarget = Literal["error", "drop"]
 ADVICE = "name other columns with task.source=... and task.target=..."

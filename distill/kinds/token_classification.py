@@ -50,7 +50,7 @@ from distill.kinds.labelled_rows import ClassWeights, describe_weights, resolve_
 from distill.kinds.scoring import Scoring, always, list_by_example
 from distill.losses import HardLabels
 from distill.rows.columns import BLANK, Table, read_conll
-from distill.rows.formats import is_without_label
+from distill.rows.formats import check_surrogates, is_without_label
 
 OUTSIDE = "O"
 CONLL = (".conll", ".txt", ".conll.gz", ".txt.gz")

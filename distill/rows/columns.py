@@ -76,6 +76,10 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
+    def find(self, names: Sequence[str]) -> list[str]:
+        """Returns those of these columns that the source has."""
+        return [name for name in names if name in self.names]
+
     def select(self, rows: Iterable[int], source: str | None = None) -> "Table":
         """Returns these rows, with `source` under another name in messages."""
         chosen = list(map(int, rows))

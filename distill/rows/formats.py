@@ -101,6 +101,14 @@ def has_no_label(value: object, marks: frozenset[str] = frozenset()) -> bool:
     return is_missing(value) or (bool(marks) and str(value) in marks)
 
 
+def check_surrogates(text: str, source: str) -> None:
+    """Raises UserError for a text that is no Unicode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
+        raise UserError(f"{source} contains the unpaired surrogate {text[error.start]!r}") from error
+
+
 class RowNumbers(tuple[int, ...]):
     """The numbers of rows, counted from 1, in a table that has no lines."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -68,7 +68,6 @@ class LabelColumn:
 
 
 Columns = Mapping[str, LabelColumn]
-Words = dict[str, list[str]]  # The labels of each split as text.
 
 
 def to_numbers(column: LabelColumn) -> np.ndarray:
@@ -110,22 +109,18 @@ def to_classes(
         UserError: for a value that is neither, for values of both kinds, and for values that look alike.
     """
     own = columns["train"].classes
-    words = to_words(columns, given)
-    join_spellings(columns, words, given or own or (), notify)
-    values = set(words["train"])
+    labels = LabelWords.read(columns, given, notify)
+    values = set(labels.words["train"])
     if len(values) < 2:
         raise UserError(
             f"{columns['train'].source} has one class only ({show_names(sorted(values)) or 'none'}), expected at least "
             "two"
         )
-    if given is None:
-        names = own or _sort(values)
-        _name_indices(columns, words, names, indices=own is not None, notify=notify)
-    else:
-        names = given
-        _rename(columns, words, names)
-        _name_indices(columns, words, names, indices=True, notify=notify)
-    return names, {split: _to_indices(of, names) for split, of in words.items()}
+    names = given or own or _sort(values)
+    if given is not None:
+        labels.rename(given)
+    labels.name_indices(names, indices=given is not None or own is not None, notify=notify)
+    return names, labels.to_indices(names)
 
 
 def find_classes(column: LabelColumn, names: tuple[str, ...], notify: Notify) -> np.ndarray:
@@ -136,31 +131,11 @@ def find_classes(column: LabelColumn, names: tuple[str, ...], notify: Notify) ->
     Raises:
         UserError: for a value that is neither, and for values of both kinds.
     """
-    columns = {"": column}
-    words = to_words(columns, names)
-    join_spellings(columns, words, names, notify)
+    labels = LabelWords.read({"": column}, names, notify)
     numbers = {name: place for place, name in enumerate(names) if _NUMBER.fullmatch(name)}
     unlike = any(Decimal(name) != place for name, place in numbers.items())
-    _name_indices(columns, words, names, indices=not unlike, notify=notify)
-    return _to_indices(words[""], names)
-
-
-def _to_indices(words: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    index = {name: number for number, name in enumerate(names)}
-    return np.array([index[word] for word in words], dtype=np.int64)
-
-
-def to_words(columns: Columns, given: tuple[str, ...] | None) -> Words:
-    """Returns the labels of each split as text.
-
-    Raises:
-        UserError: for labels that are empty, look alike, or may mean that there is none.
-    """
-    words = {split: _to_words(column) for split, column in columns.items()}
-    _check_lookalikes(columns, words)
-    if given is None and columns["train"].classes is None:
-        _check_marks(columns, words)
-    return words
+    labels.name_indices(names, indices=not unlike, notify=notify)
+    return labels.to_indices(names)[""]
 
 
 def _sort(values: Iterable[str]) -> tuple[str, ...]:
@@ -212,145 +187,169 @@ def _get_class(column: LabelColumn, row: int, value: object) -> str:
     return column.classes[value]
 
 
-def _replace(words: Words, changed: Mapping[str, str], splits: Sequence[str]) -> None:
-    for split in splits:
-        words[split] = [changed.get(word, word) for word in words[split]]
-
-
-def _find(columns: Columns, words: Words, splits: Sequence[str], fits: Callable[[str], bool]) -> tuple[str, str] | None:
-    """Returns the first label for which `fits` is true, and the name of its example in messages."""
-    for split in splits:
-        unique = {word: fits(word) for word in set(words[split])}
-        for row, word in enumerate(words[split]):
-            if unique[word]:
-                return word, columns[split].place(row)
-    return None
-
-
-def _plain(columns: Columns) -> list[str]:
-    """Returns the splits whose labels are no `datasets.ClassLabel`."""
-    return [split for split, column in columns.items() if column.classes is None]
-
-
-def join_spellings(columns: Columns, words: Words, names: Sequence[str], notify: Notify) -> None:
-    """Makes 1 and 1.0 one label if the data has both, if one is the name of a class, or if all labels are such numbers.
-
-    `words` are changed.
-    """
-    splits = _plain(columns)
-    whole = {word for split in splits for word in words[split] if WHOLE.fullmatch(word)}
-    named = {name.partition(".")[0]: name for name in names if WHOLE.fullmatch(name)}
-    by_name = {word: named[word.partition(".")[0]] for word in whole - set(names) if word.partition(".")[0] in named}
-    joined = {word: word.partition(".")[0] for word in whole if "." in word and word.partition(".")[0] in whole}
-    if names:  # Indices may have both spellings.
-        joined = {}
-    elif whole == {word for split in splits for word in words[split]}:
-        joined = {word: word.partition(".")[0] for word in whole if "." in word}
-    if joined:
-        word = min(joined)
-        notify(
-            f"the labels {word} and {joined[word]} are read as one class"
-            if joined[word] in whole
-            else f"the labels {show_names(_sort(set(joined)))} are read as the whole numbers "
-            f"{show_names(_sort(set(joined.values())))}, because programs write them so in a column with gaps"
-        )
-    _replace(words, by_name | joined, splits)
-
-
-def _check_lookalikes(columns: Columns, words: Words) -> None:
-    """Raises UserError for labels that differ only in white space, invisible characters or the coding of accents."""
-    seen: dict[str, tuple[str, str]] = {}
-    for split, column in columns.items():
-        for word in dict.fromkeys(words[split]):
-            plain = simplify(word)
-            other, place = seen.setdefault(plain, (word, split))
-            if other != word:
-                raise UserError(
-                    f"{column.place(words[split].index(word))}: label {word!a} looks like {other!a} of "
-                    f"{columns[place].place(words[place].index(other))}, expected one of them: write both alike"
-                )
-
-
 def simplify(label: str) -> str:
     """Returns a label without surrounding white space and invisible characters, with composed accents."""
     visible = "".join(letter for letter in unicodedata.normalize("NFC", label) if unicodedata.category(letter) != "Cf")
     return visible.strip()
 
 
-def _check_marks(columns: Columns, words: Words) -> None:
-    """Raises UserError for a text in train or dev by which programs mark that there is no label."""
-    splits = [split for split in _plain(columns) if split in _SELECTING]
-    values = set(chain.from_iterable(words[split] for split in splits))
-    marks, minus_one = list_marks(values)
-    found = _find(columns, words, splits, minus_one.__contains__) or _find(columns, words, splits, marks.__contains__)
-    if found:
-        names = ",".join(_sort(values)) if len(values) <= 10 else f"{found[0]},..."
-        drop = "; task.missing=drop leaves these rows out" if minus_one and len(values - minus_one) > 1 else ""
-        raise UserError(
-            f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
-            f"classes with task.labels=[{names}]{drop}"
-        )
+@dataclass(frozen=True)
+class LabelWords:
+    """The labels of each split as text, with the columns that they are from."""
 
+    columns: Columns
+    words: dict[str, list[str]]
 
-def _rename(columns: Columns, words: Words, names: tuple[str, ...]) -> None:
-    """Gives the classes of each `datasets.ClassLabel` the names of the task: the same words, or others by index."""
-    for split, column in columns.items():
-        own = column.classes
-        if own is None or set(own) == set(names):
-            continue
-        is_renamed = len(own) == len(names) and all(
-            first == second or (first not in names and second not in own)
-            for first, second in zip(own, names, strict=True)
-        )
-        if not is_renamed:
+    @classmethod
+    def read(cls, columns: Columns, given: tuple[str, ...] | None, notify: Notify) -> Self:
+        """Returns the labels of columns, where 1 and 1.0 are one as in `join_spellings`.
+
+        Args:
+            given: names of the classes; None has those of train.
+
+        Raises:
+            UserError: for labels that are empty, look alike, or may mean that there is none.
+        """
+        labels = cls(columns, {split: _to_words(column) for split, column in columns.items()})
+        labels._check_lookalikes()
+        names = columns["train"].classes if given is None else given
+        if names is None:
+            labels._check_marks()
+        labels.join_spellings(names or (), notify)
+        return labels
+
+    @property
+    def plain(self) -> list[str]:
+        """Returns the splits whose labels are no `datasets.ClassLabel`."""
+        return [split for split, column in self.columns.items() if column.classes is None]
+
+    def replace(self, changed: Mapping[str, str], splits: Sequence[str]) -> None:
+        """Gives labels of splits another text."""
+        for split in splits:
+            self.words[split] = [changed.get(word, word) for word in self.words[split]]
+
+    def to_indices(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Returns the class index of each label by split."""
+        index = {name: number for number, name in enumerate(names)}
+        return {split: np.array([index[word] for word in words], dtype=np.int64) for split, words in self.words.items()}
+
+    def _find(self, splits: Sequence[str], fits: Callable[[str], bool]) -> tuple[str, str] | None:
+        """Returns the first label for which `fits` is true, and the name of its example in messages."""
+        for split in splits:
+            unique = {word: fits(word) for word in set(self.words[split])}
+            for row, word in enumerate(self.words[split]):
+                if unique[word]:
+                    return word, self.columns[split].place(row)
+        return None
+
+    def join_spellings(self, names: Sequence[str], notify: Notify) -> None:
+        """Makes 1 and 1.0 one label if the data has both, one names a class, or all labels are such numbers."""
+        words = {word for split in self.plain for word in self.words[split]}
+        numbers = {word: word.partition(".")[0] for word in words if WHOLE.fullmatch(word)}
+        named = {name.partition(".")[0]: name for name in names if WHOLE.fullmatch(name)}
+        by_name = {word: named[number] for word, number in numbers.items() if word not in names and number in named}
+        joined = {word: number for word, number in numbers.items() if "." in word}
+        if names:  # Indices may have both spellings.
+            joined = {}
+        elif len(numbers) < len(words):
+            joined = {word: number for word, number in joined.items() if number in numbers}
+        if joined:
+            word = min(joined)
+            notify(
+                f"the labels {word} and {joined[word]} are read as one class"
+                if joined[word] in numbers
+                else f"the labels {show_names(_sort(set(joined)))} are read as the whole numbers "
+                f"{show_names(_sort(set(joined.values())))}, because programs write them so in a column with gaps"
+            )
+        self.replace(by_name | joined, self.plain)
+
+    def _check_lookalikes(self) -> None:
+        """Raises UserError for labels that differ only in white space, invisible characters or coding of accents."""
+        words, seen = self.words, dict[str, tuple[str, str]]()
+        for split, column in self.columns.items():
+            for word in dict.fromkeys(words[split]):
+                plain = simplify(word)
+                other, place = seen.setdefault(plain, (word, split))
+                if other != word:
+                    raise UserError(
+                        f"{column.place(words[split].index(word))}: label {word!a} looks like {other!a} of "
+                        f"{self.columns[place].place(words[place].index(other))}, expected one of them: write both "
+                        "alike"
+                    )
+
+    def _check_marks(self) -> None:
+        """Raises UserError for a text in train or dev by which programs mark that there is no label."""
+        splits = [split for split in self.plain if split in _SELECTING]
+        values = set(chain.from_iterable(self.words[split] for split in splits))
+        marks, minus_one = list_marks(values)
+        found = self._find(splits, minus_one.__contains__) or self._find(splits, marks.__contains__)
+        if found:
+            names = ",".join(_sort(values)) if len(values) <= 10 else f"{found[0]},..."
+            drop = "; task.missing=drop leaves these rows out" if minus_one and len(values - minus_one) > 1 else ""
             raise UserError(
-                f"{column.source} has the classes {show_names(own)} and task.labels {show_names(names)}: expected the "
-                "same names, or as many others in the same order"
+                f"{found[1]}: label {found[0]} often marks an example without a label: remove these rows, or name the "
+                f"classes with task.labels=[{names}]{drop}"
             )
-        _replace(words, dict(zip(own, names, strict=True)), [split])
 
-
-def _name_indices(columns: Columns, words: Words, names: tuple[str, ...], *, indices: bool, notify: Notify) -> None:
-    """Replaces indices of classes by their names, if the plain labels of all splits together are indices.
-
-    Raises:
-        UserError: if they are neither all names nor, with `indices`, all indices.
-    """
-    splits = _plain(columns)
-    values = set(chain.from_iterable(words[split] for split in splits))
-    by_index = {
-        value: names[number]
-        for value in values
-        if indices and WHOLE.fullmatch(value) and 0 <= (number := int(value.partition(".")[0])) < len(names)
-    }
-    if values <= set(names):
-        other = next((value for value in sorted(values) if by_index.get(value, value) != value), None)
-        if other is not None and set(by_index) == values:
-            notify(
-                f"the labels {show_names(_sort(values))} are read as names of classes and not as indices: {other} "
-                f"is the class {other}, not {by_index[other]}"
+    def rename(self, names: tuple[str, ...]) -> None:
+        """Gives the classes of each `datasets.ClassLabel` the names of the task: the same words, or others by index."""
+        for split, column in self.columns.items():
+            own = column.classes
+            if own is None or set(own) == set(names):
+                continue
+            is_renamed = len(own) == len(names) and all(
+                first == second or (first not in names and second not in own)
+                for first, second in zip(own, names, strict=True)
             )
-        return
-    if set(by_index) == values:
-        other = next((value for value in _sort(values) if by_index[value] != value and value in names), None)
-        if other is not None:
-            notify(
-                f"the labels {show_names(_sort(values))} are read as indices of classes and not as names, because not "
-                f"all of them are names: {other} is the class {by_index[other]}"
+            if not is_renamed:
+                raise UserError(
+                    f"{column.source} has the classes {show_names(own)} and task.labels {show_names(names)}: expected "
+                    "the same names, or as many others in the same order"
+                )
+            self.replace(dict(zip(own, names, strict=True)), [split])
+
+    def name_indices(self, names: tuple[str, ...], *, indices: bool, notify: Notify) -> None:
+        """Replaces indices of classes by their names, if the plain labels of all splits together are indices.
+
+        Raises:
+            UserError: if they are neither all names nor, with `indices`, all indices.
+        """
+        splits = self.plain
+        values = set(chain.from_iterable(self.words[split] for split in splits))
+        by_index = {
+            value: names[number]
+            for value in values
+            if indices and WHOLE.fullmatch(value) and 0 <= (number := int(value.partition(".")[0])) < len(names)
+        }
+        if values <= set(names):
+            other = next((value for value in sorted(values) if by_index.get(value, value) != value), None)
+            if other is not None and set(by_index) == values:
+                notify(
+                    f"the labels {show_names(_sort(values))} are read as names of classes and not as indices: {other} "
+                    f"is the class {other}, not {by_index[other]}"
+                )
+            return
+        if set(by_index) == values:
+            other = next((value for value in _sort(values) if by_index[value] != value and value in names), None)
+            if other is not None:
+                notify(
+                    f"the labels {show_names(_sort(values))} are read as indices of classes and not as names, because "
+                    f"not all of them are names: {other} is the class {by_index[other]}"
+                )
+            self.replace(by_index, splits)
+            return
+        unknown = self._find(splits, lambda word: word not in names and word not in by_index)
+        if unknown:
+            numbers = f", or all labels from 0 to {len(names) - 1}" if indices else ""
+            raise UserError(
+                f"{unknown[1]}: label {reprlib.repr(unknown[0])} is unknown, expected one of {show_names(names)}"
+                f"{numbers}"
             )
-        _replace(words, by_index, splits)
-        return
-    unknown = _find(columns, words, splits, lambda word: word not in names and word not in by_index)
-    if unknown:
-        numbers = f", or all labels from 0 to {len(names) - 1}" if indices else ""
+        index = self._find(splits, lambda word: word not in names)
+        name = self._find(splits, lambda word: word not in by_index)
+        assert index is not None
+        assert name is not None
         raise UserError(
-            f"{unknown[1]}: label {reprlib.repr(unknown[0])} is unknown, expected one of {show_names(names)}{numbers}"
+            f"{index[1]}: label {index[0]} is an index and {name[0]} of {name[1]} a name, expected only indices or "
+            f"only names out of {show_names(names)}"
         )
-    index = _find(columns, words, splits, lambda word: word not in names)
-    name = _find(columns, words, splits, lambda word: word not in by_index)
-    assert index is not None
-    assert name is not None
-    raise UserError(
-        f"{index[1]}: label {index[0]} is an index and {name[0]} of {name[1]} a name, expected only indices or only "
-        f"names out of {show_names(names)}"
-    )
