@@ -197,6 +197,13 @@ def to_bit(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
+def _list_examples(columns: Columns, lists: Lists) -> Iterator[tuple[str, Sequence[object], object]]:
+    """Yields the place of each example, its list and its value."""
+    for split, column in columns.items():
+        for row, (labels, value) in enumerate(zip(lists[split], column.values, strict=True)):
+            yield column.place(row), labels, value
+
+
 def find_width(columns: Columns, lists: Lists, names: Names) -> int | None:
     """Returns the length of the vectors of 0 and 1 that the lists of all splits are, None for names or indices.
 
@@ -212,7 +219,7 @@ def find_width(columns: Columns, lists: Lists, names: Names) -> int | None:
         _check_values(columns, lists)
         return None
     widths = {len(row) for row in filled}
-    has_double = any(map(_has_double, filled))
+    has_double = any(len(set(map(to_bit, row))) < len(row) for row in filled)
     if len(widths) == 1 and has_double:
         width = widths.pop()
         _check_vectors(columns, lists, width, names)
@@ -220,12 +227,7 @@ def find_width(columns: Columns, lists: Lists, names: Names) -> int | None:
     if has_double:
         _check_values(columns, lists)
     if _may_be_vectors(columns, rows, widths, names):
-        place, shown = next(
-            (column.place(row), value)
-            for split, column in columns.items()
-            for row, value in enumerate(column.values)
-            if lists[split][row]
-        )
+        place, shown = next((place, value) for place, labels, value in _list_examples(columns, lists) if labels)
         raise UserError(
             f"{place}: labels such as {shown!r} may be indices of labels, or a 0 or 1 for each of them: {ADVICE}"
         )
@@ -234,13 +236,12 @@ def find_width(columns: Columns, lists: Lists, names: Names) -> int | None:
 
 def check_indices(columns: Columns, lists: Lists) -> None:
     """Raises UserError for a list of indices of a `datasets.ClassLabel` with one twice, as a vector of 0 and 1 has."""
-    for split, column in columns.items():
-        for row, labels in enumerate(lists[split]):
-            if len(set(map(str, labels))) < len(labels):
-                raise UserError(
-                    f"{column.place(row)}: the labels {labels!r} have an index twice, expected each once, because "
-                    "the data set names the labels; give a vector of 0 and 1 as numbers"
-                )
+    for place, labels, _ in _list_examples(columns, lists):
+        if len(set(map(str, labels))) < len(labels):
+            raise UserError(
+                f"{place}: the labels {labels!r} have an index twice, expected each once, because the data set names "
+                "the labels; give a vector of 0 and 1 as numbers"
+            )
 
 
 def _may_be_vectors(columns: Columns, rows: Sequence[Sequence[object]], widths: set[int], names: Names) -> bool:
@@ -252,16 +253,11 @@ def _may_be_vectors(columns: Columns, rows: Sequence[Sequence[object]], widths: 
     return widths == {2} and fits and [] not in rows  # Each example has one of two labels, or both.
 
 
-def _has_double(row: Sequence[object]) -> bool:
-    return len(set(map(to_bit, row))) < len(row)
-
-
 def _check_vectors(columns: Columns, lists: Lists, width: int, names: Names) -> None:
     """Raises UserError for vectors without a name for each value, and for an example without one."""
-    for split, rows in lists.items():
-        for row, labels in enumerate(rows):
-            if not labels:
-                raise UserError(f"{columns[split].place(row)} has no labels, expected {width} values of 0 and 1")
+    for place, labels, _ in _list_examples(columns, lists):
+        if not labels:
+            raise UserError(f"{place} has no labels, expected {width} values of 0 and 1")
     if names is not None and len(names) != width:
         raise UserError(
             f"{columns[next(iter(columns))].source}: lists of {width} values of 0 and 1 do not fit the {len(names)} "
@@ -271,31 +267,27 @@ def _check_vectors(columns: Columns, lists: Lists, width: int, names: Names) -> 
 
 def _check_values(columns: Columns, lists: Lists) -> None:
     """Raises UserError for a list with a fraction, or with a whole number twice, which is no list of labels."""
-    for split, rows in lists.items():
-        for row, labels in enumerate(rows):
-            place = columns[split].place(row)
-            for value in labels:
-                if isinstance(value, float) and not value.is_integer():
-                    raise UserError(f"{place}: label {value!r} is no label, expected names, indices, or 0 and 1")
-            numbers = [value for value in map(str, labels) if value.partition(".")[0].isdecimal()]
-            if len(set(numbers)) < len(numbers):
-                double = next(value for value in numbers if numbers.count(value) > 1)
-                raise UserError(
-                    f"{place}: label {double} is there twice, expected each index once, or as many values of 0 and 1 "
-                    f"in every example, while {_find_other(columns, lists, len(labels))}"
-                )
+    for place, labels, _ in _list_examples(columns, lists):
+        for value in labels:
+            if isinstance(value, float) and not value.is_integer():
+                raise UserError(f"{place}: label {value!r} is no label, expected names, indices, or 0 and 1")
+        numbers = [value for value in map(str, labels) if value.partition(".")[0].isdecimal()]
+        if len(set(numbers)) < len(numbers):
+            double = next(value for value in numbers if numbers.count(value) > 1)
+            raise UserError(
+                f"{place}: label {double} is there twice, expected each index once, or as many values of 0 and 1 in "
+                f"every example, while {_find_other(columns, lists, len(labels))}"
+            )
 
 
 def _find_other(columns: Columns, lists: Lists, width: int) -> str:
     """Returns the first example, with what it has, that is no vector of 0 and 1 of this length."""
-    for split, rows in lists.items():
-        for row, labels in enumerate(rows):
-            place = columns[split].place(row)
-            other = next((value for value in labels if to_bit(value) is None), None)
-            if other is not None or None in labels:
-                return f"{place} has {other!r}"
-            if labels and len(labels) != width:
-                return f"{place} has {len(labels)} values"
+    for place, labels, _ in _list_examples(columns, lists):
+        other = next((value for value in labels if to_bit(value) is None), None)
+        if other is not None or None in labels:
+            return f"{place} has {other!r}"
+        if labels and len(labels) != width:
+            return f"{place} has {len(labels)} values"
     raise AssertionError("all labels are vectors of one length")
 
 
