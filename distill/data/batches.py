@@ -4,7 +4,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
@@ -22,31 +23,110 @@ if TYPE_CHECKING:
 
 CollatedBatch = dict[str, Tensor]
 Step = list[list[int]]
+Pass = Sequence[np.ndarray]  # The examples of a forward pass of all ranks, in parts of which each rank has its share.
 POOL = 50  # Micro-batches that are sorted by length together; more reduce padding and randomness.
 SCORED_TOKENS = 2048  # In a forward pass without gradients; more do not fit into the caches of a CPU.
 ACCELERATOR_TOKENS = 16_384  # The same on a GPU.
 COUNTED = 1 << 20  # Tokens whose ids are looked at together, those of a corpus need much memory.
 
 
+class Batches(BatchOptions, total=False):
+    """The options of `Buckets`."""
+
+    rank: int
+
+
 @dataclass(frozen=True)
-class Unpadded:
-    """Examples of a micro-batch before they are padded.
+class TokenRows:
+    """Examples of one or several sequences of tokens, which are not padded.
 
     Args:
-        columns: `[tokens]`, those of all sequences one after another.
+        columns: `[tokens]`, those of all sequences.
+        starts: the first token of each sequence, `[S]`.
         lengths: of the sequences in tokens, `[S]`.
-        counts: number of sequences of each example, `[B]`.
+        counts: number of sequences of each example, `[B]`; they follow one another.
         per_example: further columns, `[B, ...]`.
+        targets: the tokens that a decoder writes, `[tokens]`, and their number for each example, `[B]`; None without.
     """
 
-    columns: dict[str, np.ndarray]
+    columns: Mapping[str, np.ndarray]
+    starts: np.ndarray
     lengths: np.ndarray
     counts: np.ndarray
     per_example: dict[str, np.ndarray]
+    targets: tuple[np.ndarray, np.ndarray] | None = None
+
+    @cached_property
+    def firsts(self) -> np.ndarray:
+        """The first sequence of each example, `[B]`."""
+        firsts: np.ndarray = self.counts.cumsum() - self.counts
+        return firsts
+
+    def select(self, chosen: np.ndarray) -> "TokenRows":
+        """Returns these examples, whose sequences follow one another, without their targets."""
+        counts = self.counts[chosen]
+        sequences = token_positions(self.firsts[chosen], counts)
+        lengths = self.lengths[sequences]
+        positions = token_positions(self.starts[sequences], lengths)
+        columns = {name: values[positions] for name, values in self.columns.items()}
+        per_example = {name: values[chosen] for name, values in self.per_example.items()}
+        return TokenRows(columns, lengths.cumsum() - lengths, lengths, counts, per_example)
+
+    def __add__(self, other: "TokenRows") -> "TokenRows":
+        """Returns these examples, all of whose tokens are their own, and then the others."""
+        return TokenRows(
+            {name: np.concatenate([values, other.columns[name]]) for name, values in self.columns.items()},
+            np.concatenate([self.starts, other.starts + self.lengths.sum()]),
+            np.concatenate([self.lengths, other.lengths]),
+            np.concatenate([self.counts, other.counts]),
+            {name: np.concatenate([values, other.per_example[name]]) for name, values in self.per_example.items()},
+        )
 
 
-class TokenizedExamples(Dataset[CollatedBatch]):
-    """One tokenized split. An index is a list of examples, which are padded together to a micro-batch.
+class PaddedExamples(Dataset[CollatedBatch]):
+    """Examples as a training reads them. An index is a list of examples, which are padded together to a micro-batch.
+
+    The attributes are those of `contracts.Examples`, and the following ones.
+
+    Attributes:
+        longest: length of the longest sequence of tokens.
+        longest_target: the same of the targets.
+        padding: the padding value of each column.
+        pads_left: whether to pad before the sequences instead of behind them.
+    """
+
+    visits: int | None = 1
+    classes_per_item: float | None = None
+    lengths: np.ndarray
+    longest: int
+    longest_target = 0
+    padding: dict[str, int]
+    pads_left: bool
+
+    def take(self, chosen: np.ndarray) -> TokenRows:
+        """Returns these examples."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, indices: Sequence[int]) -> CollatedBatch:
+        chosen = np.asarray(indices)
+        rows = self.take(chosen)
+        batch = pad_columns(rows.columns, rows.lengths, longest=self.longest, padding=self.padding, left=self.pads_left)
+        if rows.targets is not None:
+            # They are padded behind their tokens, because a decoder reads from left to right.
+            ids, lengths = rows.targets
+            written = pad_columns(
+                {"labels": ids}, lengths, longest=self.longest_target, padding={"labels": IGNORED}, left=False
+            )
+            batch |= {"labels": written["labels"], TARGET_MASK: written["attention_mask"]}
+        batch["example_id"] = chosen
+        return {name: torch.from_numpy(array) for name, array in (batch | rows.per_example).items()}
+
+
+class TokenizedExamples(PaddedExamples):
+    """One tokenized split.
 
     `lengths [N]` are in tokens. `truncated` is the number of truncated sequences. `digest` is a digest of all token
     ids.
@@ -54,6 +134,7 @@ class TokenizedExamples(Dataset[CollatedBatch]):
     Args:
         encoded: the tokens of all examples.
         tokenizer: determines the padding.
+        rows: the sequences of `encoded` to use; None uses all.
         per_example: further columns `[N]` of the batches, such as `labels`.
         per_token: further columns `[tokens]`. Columns that a model does not read are padded with -100.
         items_per_example: mean number of items.
@@ -67,13 +148,12 @@ class TokenizedExamples(Dataset[CollatedBatch]):
             examples without a target.
     """
 
-    visits: int | None = 1
-
     def __init__(
         self,
         encoded: tokenization.Tokens,
         tokenizer: "PreTrainedTokenizerBase",
         *,
+        rows: np.ndarray | None = None,
         per_example: Mapping[str, np.ndarray] | None = None,
         per_token: Mapping[str, np.ndarray] | None = None,
         items_per_example: float = 1.0,
@@ -83,68 +163,50 @@ class TokenizedExamples(Dataset[CollatedBatch]):
     ) -> None:
         self.digest, self.truncated = encoded.digest, encoded.truncated
         self.items_per_example, self.classes_per_item = items_per_example, classes_per_item
-        self._per_example = dict(per_example or {})
-        self._lengths = np.diff(encoded.offsets)  # Of the sequences.
-        self.lengths = self.tokens = self._lengths
-        self.sequences = self._counts = np.ones_like(self._lengths)
-        self._firsts = np.arange(len(self._lengths))
+        chosen = slice(None) if rows is None else rows
+        lengths = np.diff(encoded.offsets)[chosen]  # Of the sequences.
+        self.lengths = self.tokens = lengths
+        self.sequences, self.longest = np.ones_like(lengths), int(lengths.max())
+        # Columns that are memory-mapped are pickled as their path.
+        columns = {**encoded.columns, **per_token} if per_token else encoded.columns
+        self._rows = TokenRows(columns, encoded.offsets[:-1][chosen], lengths, self.sequences, dict(per_example or {}))
         if valid is not None:
             self._group(valid)
-        self.longest = int(self._lengths.max())
         self._targets = targets
         if targets is not None:
-            self._add_targets(targets)
-        self._columns: Mapping[str, np.ndarray] = (
-            {**encoded.columns, **(per_token or {})} if per_token else encoded.columns
-        )
-        self._starts = encoded.offsets[:-1]
-        self.padding = dict.fromkeys(self._columns, IGNORED) | padding_values(tokenizer)
+            self._add_targets(np.diff(targets.offsets))
+            self.digest = hashlib.sha256(f"{self.digest} {targets.digest}".encode()).hexdigest()
+        self.padding = dict.fromkeys(columns, IGNORED) | padding_values(tokenizer)
         self.pads_left = tokenizer.padding_side == "left"
 
     def _group(self, valid: np.ndarray) -> None:
         """Makes every example of its sequences."""
-        self._counts = valid.sum(axis=1)
-        self.sequences = np.full(len(valid), self._counts.max())
-        self._firsts = self._counts.cumsum() - self._counts
-        self.tokens = np.add.reduceat(self._lengths, self._firsts)
-        self.lengths = self.sequences * np.maximum.reduceat(self._lengths, self._firsts)
-        self._per_example["valid"] = valid
-        self.digest = hashlib.sha256(f"{self.digest} {self._counts.tolist()}".encode()).hexdigest()
+        counts = valid.sum(axis=1)
+        self._rows = rows = replace(self._rows, counts=counts, per_example={**self._rows.per_example, "valid": valid})
+        self.sequences = np.full(len(valid), counts.max())
+        self.tokens = np.add.reduceat(rows.lengths, rows.firsts)
+        self.lengths = self.sequences * np.maximum.reduceat(rows.lengths, rows.firsts)
+        self.digest = hashlib.sha256(f"{self.digest} {counts.tolist()}".encode()).hexdigest()
 
-    def _add_targets(self, targets: tokenization.Tokens) -> None:
-        """Makes every example of its tokens and those of its target."""
-        lengths = np.diff(targets.offsets)
+    def _add_targets(self, lengths: np.ndarray) -> None:
+        """Makes every example of its tokens and those of its target, whose lengths are `[N]`."""
         self.lengths, self.tokens = self.lengths + lengths, self.tokens + lengths
-        self.items_per_example = float(lengths.mean())
-        self.digest = hashlib.sha256(f"{self.digest} {targets.digest}".encode()).hexdigest()
+        self.items_per_example, self.longest_target = float(lengths.mean()), int(lengths.max())
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, indices: Sequence[int]) -> CollatedBatch:
-        chosen = np.asarray(indices)
-        rows = self.take(chosen)
-        batch = pad_columns(rows.columns, rows.lengths, longest=self.longest, padding=self.padding, left=self.pads_left)
-        if self._targets is not None:
-            batch |= pad_targets(self._targets, chosen)
-        batch["example_id"] = chosen
-        return {name: torch.from_numpy(array) for name, array in (batch | rows.per_example).items()}
-
-    def take(self, chosen: np.ndarray) -> Unpadded:
-        """Returns these examples."""
-        counts = self._counts[chosen]
-        sequences = token_positions(self._firsts[chosen], counts)
-        lengths = self._lengths[sequences]
-        positions = token_positions(self._starts[sequences], lengths)
-        columns = {name: values[positions] for name, values in self._columns.items()}
-        per_example = {name: values[chosen] for name, values in self._per_example.items()}
-        return Unpadded(columns, lengths, counts, per_example)
+    def take(self, chosen: np.ndarray) -> TokenRows:
+        rows = self._rows.select(chosen)
+        if self._targets is None:
+            return rows
+        offsets = self._targets.offsets
+        lengths = np.diff(offsets)[chosen]
+        ids = self._targets.columns["input_ids"][token_positions(offsets[:-1][chosen], lengths)]
+        return replace(rows, targets=(ids, lengths))
 
     def pieces(self) -> np.ndarray | None:
         """Returns the ids of all tokens of the batches, ascending, `[n]`; None with targets, which a decoder reads."""
         if self._targets is not None:
             return None
-        ids, padding = self._columns["input_ids"], self.padding["input_ids"]
+        ids, padding = self._rows.columns["input_ids"], self.padding["input_ids"]
         has_piece = np.zeros(1 + max(int(ids.max()), padding), dtype=bool)
         has_piece[padding] = True
         for start in range(0, len(ids), COUNTED):
@@ -180,11 +242,12 @@ def pad_columns(
     """Returns columns `[S, L]` with their `attention_mask` from columns `[tokens]` of sequences of `lengths [S]`.
 
     Args:
-        longest: length of the longest sequence of the split, the largest L.
+        longest: length of the longest sequence of the split, the largest L unless one of these is longer.
         padding: padding value of each column.
         left: whether to pad before the sequences instead of behind them.
     """
-    mask = np.arange(padded_length(lengths.max(), longest)) < lengths[:, None]
+    most = int(lengths.max())
+    mask = np.arange(padded_length(most, max(most, longest))) < lengths[:, None]
     if left:
         mask = mask[:, ::-1]
     batch = {}
@@ -193,20 +256,6 @@ def pad_columns(
         batch[name] = np.full(mask.shape, padding[name], dtype=dtype)
         batch[name][mask] = values
     return {**batch, "attention_mask": mask.astype(np.int64)}
-
-
-def pad_targets(targets: tokenization.Tokens, chosen: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns `labels` and `decoder_attention_mask`, `[B, T]`, of the targets of these examples.
-
-    They are padded behind their tokens, because a decoder reads from left to right.
-    """
-    lengths = np.diff(targets.offsets)
-    positions = token_positions(targets.offsets[:-1][chosen], lengths[chosen])
-    batch = pad_columns(
-        {"labels": targets.columns["input_ids"][positions]}, lengths[chosen], longest=int(lengths.max()),
-        padding={"labels": IGNORED}, left=False,
-    )  # fmt: skip
-    return {"labels": batch["labels"], TARGET_MASK: batch["attention_mask"]}
 
 
 def padded_length(longest: int, most: int) -> int:
@@ -219,23 +268,24 @@ def padded_length(longest: int, most: int) -> int:
     return min(-(-int(longest) // step) * step, int(most))
 
 
-class LengthBuckets(Sampler[Step]):
+class Buckets(Sampler[Step]):
     """Samples the steps of an epoch. A step is a list of micro-batches, each a list of examples of similar length.
-
-    The examples are shuffled and split into pools of `pool` micro-batches. Each pool is sorted by length and split
-    into micro-batches, which are shuffled again. Every example occurs once in an epoch, in an order that depends only
-    on the seed and the epoch. Without `shuffle`, all examples are sorted, the longest first, so that too little memory
-    shows at once.
-
-    A micro-batch has `batch_size` examples, of a fraction one of the whole numbers beside it, so that the mean is met.
-    Or it has as many as fit into `batch_tokens` tokens including padding. With `batch_tokens` all examples are one
-    pool, so that every epoch has the same number of steps.
-
-    In epoch `e`, the index of example `i` of `n` is `i + n * (e % visits)`, or `i + n * e` without `visits`. A data
-    set can thus mask the same example differently in each visit.
 
     With `world` ranks, micro-batches are `world` times as large, and each rank gets its part of every one. All ranks
     thus process texts of the same lengths, and together the batches of one process with a larger `batch_size`.
+
+    Args:
+        lengths: of all examples in tokens, `[N]`.
+        batch_size: examples of a micro-batch.
+        batch_tokens: tokens of a micro-batch including padding, at most.
+        accumulate: micro-batches of a step.
+        seed: of the order, with the epoch.
+
+    Attributes:
+        skip: steps of the next epoch that a resumed training has finished.
+
+    Raises:
+        UserError: for an example that is longer than a micro-batch.
     """
 
     def __init__(
@@ -245,31 +295,19 @@ class LengthBuckets(Sampler[Step]):
         batch_size: float | None = None,
         batch_tokens: int | None = None,
         accumulate: int = 1,
-        shuffle: bool = True,
         seed: int = 0,
-        pool: int = POOL,
-        visits: int | None = 1,
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        if (batch_size is None) == (batch_tokens is None):
-            raise ValueError(f"got batch_size={batch_size} and batch_tokens={batch_tokens}, expected one of them")
-        if (batch_size is not None and batch_size < 1) or accumulate < 1:
-            raise UserError(f"got batch_size={batch_size} and accumulate={accumulate}, expected at least 1 of each")
         self.lengths, self.longest, self.accumulate = lengths, int(lengths.max()), accumulate
         if batch_tokens is not None and batch_tokens < self.longest:
             raise UserError(
                 f"got batch_tokens={batch_tokens}, expected at least {self.longest}, the length of the longest example"
             )
-        self.batch_size, self.batch_tokens = batch_size, batch_tokens
-        self.shuffle, self.seed, self.pool, self.epoch = shuffle, seed, pool, 0
-        self.visits, self.rank, self.world = visits, rank, world
-        self.skip = 0  # Steps of the next epoch that a resumed training has finished.
+        self.batch_size, self.batch_tokens, self.seed = batch_size, batch_tokens, seed
+        self.rank, self.world, self.skip, self.epoch = rank, world, 0, 0
         self.sampler = self  # Lightning calls its `set_epoch`.
-        self._micro_batches = len(self._bounds(np.sort(lengths)))
-        if batch_size:
-            pools, remaining = divmod(len(lengths), self._size_of(pool))
-            self._micro_batches = pools * pool + sum(self._size_of(number) < remaining for number in range(pool))
+        self._micro_batches = 0  # Of an epoch.
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -278,25 +316,78 @@ class LengthBuckets(Sampler[Step]):
         return -(-self._micro_batches // self.accumulate)
 
     def __iter__(self) -> Iterator[Step]:
-        micro_batches = self.sample_epoch()
+        micro_batches = self.sample_passes()
         first, self.skip = self.skip, 0
         for start in range(first * self.accumulate, len(micro_batches), self.accumulate):
-            step = micro_batches[start : start + self.accumulate]
-            yield [micro_batch[self.rank :: self.world].tolist() for micro_batch in step]
+            passes = itertools.chain(*micro_batches[start : start + self.accumulate])
+            yield [np.concatenate([part[self.rank :: self.world] for part in one]).tolist() for one in passes]
+
+    def sample_passes(self) -> list[list[Pass]]:
+        """Returns the forward passes of each micro-batch of the epoch in order."""
+        raise NotImplementedError
 
     def indices(self) -> np.ndarray:
-        """Returns the examples of an epoch."""
+        """Returns the examples of the epoch; one that is shown twice occurs twice."""
         return np.arange(len(self.lengths))
 
     def median_batch(self, size: int) -> list[int]:
         """Returns `size` examples of median length."""
-        return median_examples(self.lengths, self.indices(), size)
+        shown = self.indices()
+        by_length = shown[np.argsort(self.lengths[shown], kind="stable")]
+        middle = max(0, (len(by_length) - size) // 2)
+        chosen: list[int] = by_length[middle : middle + size].tolist()
+        return chosen
 
     def padding(self) -> float:
         """Returns the share of padding among the tokens of an epoch."""
-        batch_lengths = (self.lengths[indices % len(self.lengths)] for indices in self.sample_epoch())
-        computed = sum(len(lengths) * padded_length(lengths.max(), self.longest) for lengths in batch_lengths)
-        return 1 - int(self.lengths.sum()) / computed
+        examples = [np.concatenate(one) % len(self.lengths) for passes in self.sample_passes() for one in passes]
+        return 1 - sum(int(self.lengths[of].sum()) for of in examples) / sum(map(self._cost, examples))
+
+    def _cost(self, examples: np.ndarray) -> int:
+        """Returns the tokens of a forward pass, padding included."""
+        return len(examples) * padded_length(self.lengths[examples].max(), self.longest)
+
+
+class LengthBuckets(Buckets):
+    """Micro-batches of examples that are shuffled and split into pools of `pool` micro-batches.
+
+    Each pool is sorted by length and split into micro-batches, which are shuffled again. Every example occurs once in
+    an epoch, in an order that depends only on the seed and the epoch. Without `shuffle`, all examples are sorted, the
+    longest first, so that too little memory shows at once.
+
+    A micro-batch has `batch_size` examples, of a fraction one of the whole numbers beside it, so that the mean is met.
+    Or it has as many as fit into `batch_tokens` tokens including padding. With `batch_tokens` all examples are one
+    pool, so that every epoch has the same number of steps.
+
+    In epoch `e`, the index of example `i` of `n` is `i + n * (e % visits)`, or `i + n * e` without `visits`. A data
+    set can thus mask the same example differently in each visit.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        shuffle: bool = True,
+        pool: int = POOL,
+        visits: int | None = 1,
+        **batches: Unpack[Batches],
+    ) -> None:
+        super().__init__(lengths, **batches)
+        batch_size = self.batch_size
+        if (batch_size is None) == (self.batch_tokens is None):
+            raise ValueError(f"got batch_size={batch_size} and batch_tokens={self.batch_tokens}, expected one of them")
+        if (batch_size is not None and batch_size < 1) or self.accumulate < 1:
+            raise UserError(
+                f"got batch_size={batch_size} and accumulate={self.accumulate}, expected at least 1 of each"
+            )
+        self.shuffle, self.pool, self.visits = shuffle, pool, visits
+        self._micro_batches = len(self._bounds(np.sort(lengths)))
+        if batch_size:
+            pools, remaining = divmod(len(lengths), self._size_of(pool))
+            self._micro_batches = pools * pool + sum(self._size_of(number) < remaining for number in range(pool))
+
+    def sample_passes(self) -> list[list[Pass]]:
+        return [[[micro_batch]] for micro_batch in self.sample_epoch()]
 
     def sample_epoch(self) -> list[np.ndarray]:
         """Returns all micro-batches of the epoch in order."""
@@ -351,14 +442,6 @@ class LengthBuckets(Sampler[Step]):
         return bounds
 
 
-def median_examples(lengths: np.ndarray, shown: np.ndarray, size: int) -> list[int]:
-    """Returns those `size` of the examples `shown` whose `lengths` are in the middle."""
-    by_length = shown[np.argsort(lengths[shown], kind="stable")]
-    middle = max(0, (len(by_length) - size) // 2)
-    chosen: list[int] = by_length[middle : middle + size].tolist()
-    return chosen
-
-
 def loader(examples: Examples, steps: Sampler[Step] | Sequence[Step]) -> Loader:
     """Returns a loader of optimizer steps: lists of micro-batches, each padded to its own longest example."""
     # Pinned memory is copied to a GPU during its computation.
@@ -408,13 +491,12 @@ def all_loaders(
 
 
 TOLERATED_PADDING = 1.2  # Labelled and unlabelled texts share a forward pass up to this factor of tokens.
-MicroBatch = tuple[np.ndarray, np.ndarray]  # The labelled and the unlabelled examples of all ranks.
 
 
-class MixedExamples(Dataset[CollatedBatch]):
+class MixedExamples(PaddedExamples):
     """The labelled examples of a training split, followed by the unlabelled ones of a pool.
 
-    The attributes are those of `Examples`. `unlabelled` is the `task.unlabelled` of run.json.
+    `unlabelled` is the `task.unlabelled` of run.json.
 
     Args:
         labelled: the examples that a teacher is fine-tuned on.
@@ -422,8 +504,6 @@ class MixedExamples(Dataset[CollatedBatch]):
         share: of the pool in every optimizer step.
         record: describes the pool in run.json.
     """
-
-    visits: int | None = 1
 
     def __init__(
         self, labelled: TokenizedExamples, pool: TokenizedExamples, *, share: float, record: Mapping[str, Any]
@@ -435,35 +515,16 @@ class MixedExamples(Dataset[CollatedBatch]):
         self.longest = max(labelled.longest, pool.longest)
         self.truncated = labelled.truncated + pool.truncated
         self.classes_per_item = labelled.classes_per_item
+        self.padding, self.pads_left = labelled.padding, labelled.pads_left
         self.digest = hashlib.sha256(json.dumps([labelled.digest, pool.digest]).encode()).hexdigest()
         items = sum(part.items_per_example * len(part) for part in (labelled, pool))
         self.items_per_example = items / len(self.lengths)
         self.unlabelled = {**record, "truncated": pool.truncated}
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, indices: Sequence[int]) -> CollatedBatch:
-        chosen = np.asarray(indices)
+    def take(self, chosen: np.ndarray) -> TokenRows:
         is_labelled = chosen < len(self.labelled)
-        order = np.argsort(~is_labelled, kind="stable")  # The labelled ones first.
-        parts = [
-            (part, chosen[of_part] - first)
-            for part, of_part, first in ((self.labelled, is_labelled, 0), (self.pool, ~is_labelled, len(self.labelled)))
-            if of_part.any()
-        ]
-        rows = [part.take(rows) for part, rows in parts]
-        columns = {name: np.concatenate([of.columns[name] for of in rows]) for name in rows[0].columns}
-        lengths, counts = (np.concatenate([getattr(of, name) for of in rows]) for name in ("lengths", "counts"))
-        batch = pad_columns(
-            columns, lengths, longest=self.longest, padding=self.labelled.padding, left=self.labelled.pads_left
-        )
-        per_example = {name: np.concatenate([of.per_example[name] for of in rows]) for name in rows[0].per_example}
-        back = np.argsort(order, kind="stable")
-        sequences_back = token_positions((counts.cumsum() - counts)[back], counts[back])
-        batch = {name: array[sequences_back] for name, array in batch.items()}
-        batch |= {name: array[back] for name, array in per_example.items()} | {"example_id": chosen}
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        both = self.labelled.take(chosen[is_labelled]) + self.pool.take(chosen[~is_labelled] - len(self.labelled))
+        return both.select(np.argsort(np.argsort(~is_labelled, kind="stable"), kind="stable"))
 
     def pieces(self) -> np.ndarray | None:
         """Returns the ids of all tokens of the batches, as `Examples`."""
@@ -516,7 +577,7 @@ def seen_examples(examples: Examples, epochs: int | None) -> int:
     return (visits if epochs is None else min(epochs, visits)) * len(examples)
 
 
-class MixedBuckets(Sampler[Step]):
+class MixedBuckets(Buckets):
     """Samples the steps of an epoch, which is one pass over the labelled examples.
 
     The labelled examples are in micro-batches of `LengthBuckets`, smaller by the share. Each of them gets unlabelled
@@ -541,24 +602,10 @@ class MixedBuckets(Sampler[Step]):
         UserError: for batches that are too small for both kinds.
     """
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        labelled: int,
-        *,
-        share: float,
-        batch_size: int | None = None,
-        batch_tokens: int | None = None,
-        accumulate: int = 1,
-        seed: int = 0,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        self.lengths, self.labelled, self.share, self.longest = lengths, labelled, share, int(lengths.max())
-        if batch_tokens is not None and batch_tokens < self.longest:
-            raise UserError(
-                f"got batch_tokens={batch_tokens}, expected at least {self.longest}, the length of the longest example"
-            )
+    def __init__(self, lengths: np.ndarray, labelled: int, *, share: float, **batches: Unpack[Batches]) -> None:
+        super().__init__(lengths, **batches)
+        self.labelled, self.share = labelled, share
+        batch_size, batch_tokens, world = self.batch_size, self.batch_tokens, self.world
         size = None if batch_size is None else round(batch_size * (1 - share), 9)
         if size is not None and size < 1:
             raise UserError(
@@ -566,44 +613,21 @@ class MixedBuckets(Sampler[Step]):
                 f"example in a batch: expected a batch_size of at least {int(np.ceil(1 / (1 - share) - 1e-9))}"
             )
         tokens = None if batch_tokens is None else max(int(lengths[:labelled].max()), int(batch_tokens * (1 - share)))
+        fraction: Any = size  # A mean of whole numbers.
         self._buckets = LengthBuckets(
-            lengths[:labelled], batch_size=size, batch_tokens=tokens, seed=seed, world=world
-        )  # fmt: skip
-        self.batch_size, self.batch_tokens, self.accumulate, self.seed = batch_size, batch_tokens, accumulate, seed
-        self.rank, self.world, self.skip, self.epoch = rank, world, 0, 0
-        self.sampler = self  # Lightning calls its `set_epoch`.
+            lengths[:labelled], batch_size=fraction, batch_tokens=tokens, seed=self.seed, world=world
+        )
         self._draws = world * int(labelled * ratio(share) / world + 1e-9)
         self._micro_batches = len(self._buckets)
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return -(-self._micro_batches // self.accumulate)
-
-    def __iter__(self) -> Iterator[Step]:
-        micro_batches = self._sample_epoch()
-        first, self.skip = self.skip, 0
-        for start in range(first * self.accumulate, len(micro_batches), self.accumulate):
-            passes = [one for both in micro_batches[start : start + self.accumulate] for one in self._passes(*both)]
-            yield [np.concatenate([part[self.rank :: self.world] for part in one]).tolist() for one in passes]
-
     def indices(self) -> np.ndarray:
-        """Returns the examples of the epoch; one that is drawn twice occurs twice."""
         return np.concatenate([np.arange(self.labelled), *self._draw()])
 
-    def median_batch(self, size: int) -> list[int]:
-        """Returns `size` examples of median length."""
-        return median_examples(self.lengths, self.indices(), size)
+    def sample_passes(self) -> list[list[Pass]]:
+        return [self._passes(labelled, unlabelled) for labelled, unlabelled in self._sample_epoch()]
 
-    def padding(self) -> float:
-        """Returns the share of padding among the tokens of an epoch."""
-        passes = [np.concatenate(one) for both in self._sample_epoch() for one in self._passes(*both)]
-        tokens = sum(int(self.lengths[one].sum()) for one in passes)
-        return 1 - tokens / sum(map(self._cost, passes))
-
-    def _sample_epoch(self) -> list[MicroBatch]:
-        """Returns all micro-batches of the epoch in order."""
+    def _sample_epoch(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the labelled and the unlabelled examples of each micro-batch of the epoch in order."""
         self._buckets.set_epoch(self.epoch)
         labelled = self._buckets.sample_epoch()
         drawn = self._draw()
@@ -659,7 +683,7 @@ class MixedBuckets(Sampler[Step]):
         ordered = sorted(cuts)
         return list(itertools.pairwise(ordered))
 
-    def _passes(self, labelled: np.ndarray, unlabelled: np.ndarray) -> list[list[np.ndarray]]:
+    def _passes(self, labelled: np.ndarray, unlabelled: np.ndarray) -> list[Pass]:
         """Returns the forward passes of a micro-batch, each one or both kinds of examples."""
         if not len(unlabelled):
             return [[labelled]]

@@ -39,7 +39,8 @@ from distill.kinds.masked_lm import TextData, TextTask, TokenScores
 from distill.kinds.seq2seq import TargetTask, ends_texts
 from distill.models.decoding import run_encoder_pass
 from distill.text.corruptions import Corruption
-from distill.text.sequences import SIZE_COLUMNS, Packing, Sequences
+from distill.text.packing import SIZE_COLUMNS
+from distill.text.sequences import Packing, Sequences
 from distill.text.streaming import StreamedText
 
 PACKINGS = ("full_sentences", "doc_sentences", "sentence")

@@ -60,16 +60,7 @@ from distill.models.generator import DISCRIMINATOR, GENERATOR, GeneratorOptions,
 from distill.models.wrappers import heads_of
 from distill.text.corpus import Corpus
 from distill.text.masking import Masking
-from distill.text.sequences import (
-    PAIR_COLUMNS,
-    Sequences,
-    SequenceSettings,
-    dev_of_stream,
-    held_out_of,
-    is_streamed,
-    keep_sequences,
-    open_corpus,
-)
+from distill.text.sequences import PAIR_COLUMNS, PackedText, Sequences, SequenceSettings, held_out_of, is_streamed, open_corpus
 from distill.text.streaming import StreamedText
 
 UNIGRAM = "the frequency of each token in train"
@@ -300,10 +291,11 @@ class TextTask(Kind):
         """Packs the corpus into sequences, once; of a corpus that is streamed only dev is read now."""
         if cache_dir is None:
             raise ValueError("got no cache_dir, expected a directory for the tokens of the corpus")
+        text = PackedText(data.corpus, data.settings, tokenizer)
         if is_streamed(data.settings, data.corpus):
-            dev, texts = dev_of_stream(data.corpus, data.settings, tokenizer)
+            dev, texts = text.read_dev()
             return {"train": StreamedText(data.corpus, data.settings, tokenizer, texts), "dev": dev}
-        return dict(keep_sequences(data.corpus, data.settings, tokenizer, cache_dir))
+        return dict(text.keep(cache_dir))
 
     def assemble(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """Returns the model that is trained on the text: the loaded one, or together with a further one."""

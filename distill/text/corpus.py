@@ -19,6 +19,7 @@ from distill.core.errors import UnreachableError, UserError
 from distill.data.prose import WebCleaner, check_left, normalize_text
 from distill.rows.formats import (
     assign_splits,
+    check_surrogates,
     format_reason,
     open_file,
     open_parquet,
@@ -201,11 +202,7 @@ def get_text(row: Mapping[str, object], column: str, source: str) -> str:
     value = row[column]
     if not isinstance(value, str):
         raise UserError(f"{source}: column {column} is {reprlib.repr(value)}, expected a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:  # JSON can contain "\ud800", which tokenizers do not accept.
-        surrogate = value[error.start]
-        raise UserError(f"{source}: column {column} contains the unpaired surrogate {surrogate!r}") from error
+    check_surrogates(value, f"{source}: column {column}")
     return value
 
 
@@ -253,6 +250,7 @@ class Position:
     documents: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
     """The documents of a file, of a folder of files, of a Hub data set, or of the built-in file.
 
@@ -261,44 +259,34 @@ class Corpus:
     `assign_splits` says: those of test, and others beside a train, are not read.
 
     Args:
-        data_dir: a file or folder. It takes precedence over the others.
-        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`. It takes precedence over the built-in
-            file.
-        builtin_file: a JSONL file with the column `sentence`.
+        data_dir: a file or folder, in place of the following two.
+        hub_id: a data set of the Hub, `owner/name` or `owner/name:configuration`.
+        builtin_file: a JSONL file.
         column: column of JSONL, Parquet and Hub rows. Each row is one document.
         split_by: unit of the documents in text files: "file", "paragraph" (separated by blank lines) or "line".
         split: split of the Hub data set.
         clean: `web` drops what is no prose from the documents, as `WebCleaner`; None keeps them as they are.
     """
 
-    def __init__(
-        self,
-        *,
-        data_dir: str | None = None,
-        hub_id: str | None = None,
-        builtin_file: Path | None = None,
-        column: str = "text",
-        split_by: str = "file",
-        split: str = "train",
-        clean: str | None = None,
-    ) -> None:
-        if split_by not in DOCUMENT_UNITS:
-            raise ValueError(f"split_by is {split_by!r}, expected one of {', '.join(DOCUMENT_UNITS)}")
-        if data_dir is None and hub_id is None and builtin_file is None:
+    data_dir: str | None = None
+    hub_id: str | None = None
+    builtin_file: Path | None = None
+    column: str = "text"
+    split_by: str = "file"
+    split: str = "train"
+    clean: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.split_by not in DOCUMENT_UNITS:
+            raise ValueError(f"split_by is {self.split_by!r}, expected one of {', '.join(DOCUMENT_UNITS)}")
+        if self.data_dir is None and self.hub_id is None and self.builtin_file is None:
             raise UserError("the task has no built-in text: set task.data_dir=DIR with .txt, .jsonl or .parquet files")
-        self._data_dir = data_dir
-        self._hub_id = hub_id if data_dir is None else None
-        self._builtin_file = builtin_file if data_dir is None and hub_id is None else None
-        self._column = "sentence" if self._builtin_file else column
-        self._split_by = split_by
-        self._split = split
-        self._clean = clean
 
     def describe(self) -> str:
         """Returns a name for messages: `task.data_dir=...`, `data set owner/name` or `the built-in sentences`."""
-        if self._data_dir is not None:
-            return f"task.data_dir={self._data_dir}"
-        return f"data set {self._hub_id}" if self._hub_id else "the built-in sentences"
+        if self.data_dir is not None:
+            return f"task.data_dir={self.data_dir}"
+        return f"data set {self.hub_id}" if self.hub_id else "the built-in sentences"
 
     @property
     def has_dev(self) -> bool:
@@ -361,7 +349,7 @@ class Corpus:
         sources = self._select_sources(select)
         by_file = len(sources) >= MIN_FILES_PER_PROCESS * world_size
         sources = sources[rank::world_size] if by_file else sources
-        forgets, cleaner = cleaner is None, cleaner or (WebCleaner() if self._clean else None)
+        forgets, cleaner = cleaner is None, cleaner or (WebCleaner() if self.clean else None)
         for index in range(position.file, len(sources)):
             if index > position.file:
                 position.file, position.parts = index, 0
@@ -391,7 +379,7 @@ class Corpus:
 
     def count_bytes(self) -> int | None:
         """Returns the size of the files on disk, compressed if they are. None for a Hub data set."""
-        return None if self._hub_id else sum(read_status(path).st_size for _, path in self._files)
+        return None if self.hub_id else sum(read_status(path).st_size for _, path in self._files)
 
     def compute_fingerprint(self) -> str:
         """Returns a digest of the content and the reading options, which does not depend on the folder's location.
@@ -399,8 +387,8 @@ class Corpus:
         For files of more than 2 GiB in total, it includes the modification times instead of the content. For a Hub
         data set, it includes only the name and the split.
         """
-        hub_source = [self._hub_id, self._split] if self._hub_id else None
-        options = [FORMAT, self._column, self._split_by, hub_source, *([self._clean] if self._clean else [])]
+        hub_source = [self.hub_id, self.split] if self.hub_id else None
+        options = [FORMAT, self.column, self.split_by, hub_source, *([self.clean] if self.clean else [])]
         digest = hashlib.sha256(json.dumps(options).encode())
         hash_content = (self.count_bytes() or 0) <= MAX_HASHED_BYTES
         for name, path in self._files:
@@ -446,11 +434,11 @@ class Corpus:
     @cached_property
     def _found_files(self) -> tuple[tuple[str, Path], ...]:
         """Name within the corpus and path of each file, sorted."""
-        if self._builtin_file is not None:
-            return ((self._builtin_file.name, self._builtin_file),)
-        if self._data_dir is None:
+        if self.builtin_file is not None:
+            return ((self.builtin_file.name, self.builtin_file),)
+        if self.data_dir is None:
             return ()
-        root = Path(self._data_dir).expanduser()
+        root = Path(self.data_dir).expanduser()
         suffixes = ", ".join(SUFFIXES)
         if root.is_file():
             if not root.name.lower().endswith(SUFFIXES):
@@ -466,12 +454,12 @@ class Corpus:
     @cached_property
     def _sources(self) -> tuple[tuple[str, Path | int], ...]:
         """Names and files, or the split and the shards of a Hub data set, in the order of reading."""
-        if self._hub_id:
-            return tuple((self._split, shard) for shard in range(self._hub_dataset.num_shards))
+        if self.hub_id:
+            return tuple((self.split, shard) for shard in range(self._hub_dataset.num_shards))
         return self._files
 
     def _is_single_document(self, source: Path | int) -> TypeGuard[Path]:
-        return self._split_by == "file" and isinstance(source, Path) and not has_rows(source)
+        return self.split_by == "file" and isinstance(source, Path) and not has_rows(source)
 
     def _read_source(
         self, source: tuple[str, Path | int], select: Callable[[str], bool] | None = None
@@ -483,14 +471,14 @@ class Corpus:
         elif select is not None and self._is_single_document(location) and not select(f"{name}#0"):
             return
         else:
-            chunks = read_chunks(location, column=self._column, split_by=self._split_by)
+            chunks = read_chunks(location, column=self.column, split_by=self.split_by)
             documents = _number_documents(name, chunks)
         yield from (document for document in documents if select is None or select(document.key))
 
     def _read_shard(self, shard: int) -> Iterator[Document]:
         for text in self._read_shard_texts(shard):
             # The index of a row differs between the Hub and the cache, so the key is a digest.
-            name = f"{self._split}/{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+            name = f"{self.split}/{hashlib.sha256(text.encode()).hexdigest()[:20]}"
             yield from _number_documents(name, split_rows([text]))
 
     def _read_shard_texts(self, shard: int) -> Iterator[str]:
@@ -500,11 +488,11 @@ class Corpus:
         shard_name = f" of shard {shard + 1} of {num_shards}" if num_shards > 1 else ""
         rows = self._hub_dataset.shard(num_shards, shard)
         if rows.column_names is not None:  # Some data sets do not declare their columns.
-            check_column(self._column, rows.column_names, self.describe())
-            rows = rows.select_columns([self._column])
+            check_column(self.column, rows.column_names, self.describe())
+            rows = rows.select_columns([self.column])
         try:
             for number, row in enumerate(rows, 1):
-                yield get_text(row, self._column, f"{self.describe()}, row {number}{shard_name}")
+                yield get_text(row, self.column, f"{self.describe()}, row {number}{shard_name}")
         except (OSError, errors.HTTPError) as error:
             raise UnreachableError(
                 f"{self.describe()}: the download failed after row {number}{shard_name} "
@@ -517,9 +505,9 @@ class Corpus:
 
     @cached_property
     def _hub_dataset(self) -> "datasets.IterableDataset":
-        source = f"{self.describe()}, split {self._split},"
+        source = f"{self.describe()}, split {self.split},"
         dataset: datasets.IterableDataset = storage.load_hub_dataset(
-            str(self._hub_id), source, advice="with text files, or go online", streaming=True, split=self._split
+            str(self.hub_id), source, advice="with text files, or go online", streaming=True, split=self.split
         )
         return dataset
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _NO_SIZES = np.zeros((0, 2), dtype=np.int32)
+SIZE_COLUMNS = ("text_bytes", "text_words")  # Of the tokens of dev, where none is masked.
 _BATCH_CHARACTERS = 2**17  # Per call of the tokenizer, which processes the texts of a call in parallel.
 _MAX_NEGATIVES = 1000  # Runs of sentences in memory, from which the second segment of a negative is drawn.
 _MIN_DISTANCE = 10  # Runs between the segments of an nsp negative from one document.
@@ -55,6 +56,15 @@ class TokenSequence:
     type_ids: np.ndarray | None = None
     pair_label: int = IGNORED
     sizes: np.ndarray | None = None
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Returns the columns `[L]` of its tokens."""
+        columns = {"input_ids": self.ids}
+        if self.type_ids is not None:
+            columns["token_type_ids"] = self.type_ids
+        if self.sizes is not None:
+            columns |= dict(zip(SIZE_COLUMNS, self.sizes.T, strict=True))
+        return columns
 
 
 class SpecialTokens:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -13,20 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from distill.core.contracts import BatchOptions, Loader
 from distill.core.errors import UserError
 from distill.data.batches import CollatedBatch, LengthBuckets
-from distill.text.corpus import Corpus, Position, leave_out
+from distill.text.corpus import Position, leave_out
 from distill.text.packing import TokenSequence
-from distill.text.sequences import (
-    Sequences,
-    SequenceSettings,
-    held_out_of,
-    join_sequences,
-    make_packer,
-    too_short_message,
-)
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+from distill.text.sequences import PackedText, Sequences, held_out_of
 
 BUFFER = 8192  # Least number of sequences that are shuffled together.
 
@@ -55,16 +44,13 @@ class StepPosition(TypedDict):
 
 
 @dataclass(frozen=True)
-class StreamedText:
+class StreamedText(PackedText):
     """The training split of a corpus that is too large to be cached as tokens.
 
     Args:
         of_dev: digests of the texts of dev, which are not trained on, wherever they are.
     """
 
-    corpus: Corpus
-    settings: SequenceSettings
-    tokenizer: "PreTrainedTokenizerBase"
     of_dev: frozenset[int] = frozenset()
     visits = None
 
@@ -75,7 +61,7 @@ class StreamedText:
 
     def sample(self) -> Sequences:
         """Returns the first sequences that are trained on."""
-        return CorpusStream(self.corpus, self.settings, self.tokenizer, steps=1, batches={}, of_dev=self.of_dev).sample
+        return CorpusStream(self, steps=1, batches={}).sample
 
     @cached_property
     def token_counts(self) -> np.ndarray:
@@ -93,9 +79,7 @@ class StreamedText:
                 f"{self.corpus.describe()} is streamed, so that its length is not known: give trainer.max_steps"
             )
         world = batches.pop("world", 1)
-        stream = CorpusStream(
-            self.corpus, self.settings, self.tokenizer, steps=steps, batches=batches, world=world, of_dev=self.of_dev
-        )
+        stream = CorpusStream(self, steps=steps, batches=batches, world=world)
         count = len(list(itertools.islice(filter(stream.is_training_document, self.corpus.read_keys()), world)))
         if count < world:
             raise UserError(
@@ -118,21 +102,8 @@ class CorpusStream(IterableDataset[list[CollatedBatch]]):
         UserError: if the documents of a rank are shorter than one sequence.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        settings: SequenceSettings,
-        tokenizer: "PreTrainedTokenizerBase",
-        *,
-        steps: int,
-        batches: BatchOptions,
-        rank: int = 0,
-        world: int = 1,
-        of_dev: frozenset[int] = frozenset(),
-    ) -> None:
-        self.of_dev = of_dev
-        self.corpus, self.settings, self.tokenizer = corpus, settings, tokenizer
-        self.steps, self.batches, self.rank, self.world = steps, batches.copy(), rank, world
+    def __init__(self, text: StreamedText, *, steps: int, batches: BatchOptions, rank: int = 0, world: int = 1) -> None:
+        self.text, self.steps, self.batches, self.rank, self.world = text, steps, batches.copy(), rank, world
         self.skip = 0
         self.place: StepPosition | None = None
 
@@ -148,7 +119,7 @@ class CorpusStream(IterableDataset[list[CollatedBatch]]):
     @cached_property
     def is_training_document(self) -> Callable[[str], bool]:
         """Returns the function that tells by its key whether a document is in the training split."""
-        held_out = held_out_of(self.corpus, self.settings)
+        held_out = held_out_of(self.text.corpus, self.text.settings)
         return lambda key: not held_out(key)
 
     def __len__(self) -> int:
@@ -188,15 +159,15 @@ class CorpusStream(IterableDataset[list[CollatedBatch]]):
         state: BufferPosition = beginning or {"number": 0, "visit": 0}
         number = state["number"]
         for visit in itertools.count(state["visit"]):
-            packer = make_packer(self.settings, self.tokenizer, self.settings.seed, visit, self.rank)
+            packer = self.text.create_packer(self.text.settings.seed, visit, self.rank)
             corpus_position = Position(**state.get("corpus", {}))
             if "packer" in state:
                 packer.load_state_dict(state["packer"])
             state = {}
-            read = self.corpus.read_documents(
+            read = self.text.corpus.read_documents(
                 rank=self.rank, world_size=self.world, select=self.is_training_document, position=corpus_position
             )
-            documents = leave_out(read, self.of_dev)
+            documents = leave_out(read, self.text.of_dev)
             ended = False
             while not ended:
                 position: BufferPosition = {
@@ -216,8 +187,7 @@ class CorpusStream(IterableDataset[list[CollatedBatch]]):
                 if sequences:
                     # Unique among all ranks and buffers.
                     first = (number * self.world + self.rank) << 32
-                    tokens = join_sequences(sequences, self.settings)
-                    yield position, Sequences(tokens, self.settings, self.tokenizer, first=first)
+                    yield position, self.text.join(sequences, first=first)
                     number += 1
                 elif not position["corpus"]["parts"] and not position["corpus"]["file"]:
-                    raise UserError(too_short_message(self.corpus, self.settings, rank=self.rank, world=self.world))
+                    raise UserError(self.text.too_short(rank=self.rank, world=self.world))

@@ -25,9 +25,9 @@ from distill.kinds import BidirectionalLM, CausalLM
 from distill.kinds.autoregressive import BothDirections, NextTokenScores
 from distill.models.architectures.modeling_bilm import BilmConfig, BilmForPreTraining
 from distill.models.loading import load_directory
-from distill.text.corpus import Document
+from distill.text.corpus import Corpus, Document
 from distill.text.packing import measure_tokens
-from distill.text.sequences import SequenceSettings, make_packer
+from distill.text.sequences import PackedText, SequenceSettings
 from tests.conftest import write_corpus
 
 VOCABULARY = 40
@@ -170,7 +170,7 @@ def test_words_and_bytes_are_those_of_the_text_whatever_the_tokenizer_does_to_it
     paragraphs = ["Zwölf Boxkämpfer, 日本 und ein ☂! next line here", "An other paragraph"]
     tokenizer = train_tokenizer(["the cat sat on the mat and saw a dog"] * 2, 330)
     settings = SequenceSettings(mask=None, packing="doc_sentences", max_length=256)
-    packer = make_packer(settings, tokenizer, 0, measures=True)
+    packer = PackedText(Corpus(data_dir="none"), settings, tokenizer).create_packer(0, measures=True)
     [sequence] = packer.pack_documents([Document("a", 0, text)])
     assert sequence.sizes is not None
     assert len(sequence.sizes) == len(sequence.ids)

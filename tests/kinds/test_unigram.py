@@ -61,7 +61,7 @@ def test_the_tokens_of_train_that_may_be_predicted_are_counted(
     data = task.read(tmp_path / "cache")
     examples = task.encode(data, tokenizer, tmp_path / "cache")
     train, dev = (cast(Sequences, examples[split]) for split in ("train", "dev"))
-    expected = np.bincount(train._columns["input_ids"], minlength=len(tokenizer))
+    expected = np.bincount(train._rows.columns["input_ids"], minlength=len(tokenizer))
     if kind is MaskedLM:
         expected[tokenizer.all_special_ids] = -1
     assert train.token_counts.tolist() == expected.tolist()

@@ -210,7 +210,7 @@ def test_a_corpus_is_read_and_tokenized_once(encode: Encode, tmp_path: Path, mon
         before = pa.total_allocated_bytes()
         again, other_masks = encode(), encode(mask=Masking(probability=0.4))
         assert pa.total_allocated_bytes() == before  # Tokens are mapped and not copied.
-    assert not again["train"]._columns["input_ids"].flags.owndata
+    assert not again["train"]._rows.columns["input_ids"].flags.owndata
     for name in ("train", "dev"):
         assert equal_batches(first[name][[1, 2]], again[name][[1, 2]])
         assert equal_batches(first[name][[1, 2]], pickle.loads(pickle.dumps(again[name]))[[1, 2]])

@@ -37,8 +37,8 @@ Stream = Callable[..., CorpusStream]
 def make_stream(corpus_file: Path, tokenizer: PreTrainedTokenizerBase) -> Stream:
     def make(path: Path = corpus_file, steps: int = 1, rank: int = 0, world: int = 1, **options: Any) -> CorpusStream:
         task = make_task(path, streaming=True, **options)
-        corpus = task.read(Path("no")).corpus
-        return CorpusStream(corpus, task.settings, tokenizer, steps=steps, batches=BATCHES, rank=rank, world=world)
+        text = StreamedText(task.read(Path("no")).corpus, task.settings, tokenizer)
+        return CorpusStream(text, steps=steps, batches=BATCHES, rank=rank, world=world)
 
     return make
 
@@ -237,7 +237,7 @@ def test_files_of_dev_are_no_files_of_a_process(make_stream: Stream, tmp_path: P
             (tmp_path / f"{split}-{number:05}-of-00008.txt").write_text(make_text(number, 6))
     for rank in range(2):
         stream = make_stream(tmp_path, rank=rank, world=2, documents="file")
-        read = list(stream.corpus.read_documents(rank=rank, world_size=2, select=stream.is_training_document))
+        read = list(stream.text.corpus.read_documents(rank=rank, world_size=2, select=stream.is_training_document))
         assert [document.key for document in read] == [f"train-{n:05}-of-00008.txt#0" for n in range(rank, 8, 2)]
 
 
