@@ -13,9 +13,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -46,12 +47,7 @@ def group_split(groups: list[list[str]], labels: np.ndarray | None = None, **fur
     """
     if labels is None:
         labels = np.full(len(groups), np.nan, dtype=np.float32)
-    return Split({"texts": groups, "labels": labels, **further}, ("texts",), _create_record)
-
-
-def _create_record(row: Mapping[str, Any]) -> list[str]:
-    texts: list[str] = row["texts"]
-    return texts
+    return Split({"texts": groups, "labels": labels, **further}, ("texts",), itemgetter("texts"))
 
 
 def list_content(splits: Mapping[str, Split]) -> Iterator[object]:
@@ -124,9 +120,7 @@ class GroupColumns:
 
     def _read_train(self, table: Table) -> list[list[str]]:
         """Returns the groups of a table to train on, of those columns that it has."""
-        columns = [name for name in self.train_text if name in table.names]
-        if not columns and USUAL in table.names:
-            columns = [USUAL]
+        columns = table.find(self.train_text) or table.find([USUAL])
         check_columns(table, [] if columns else [(name,) for name in self.train_text], ADVICE)
         if missing := [name for name in self.train_text if name not in columns]:
             print_notice(f"{table.source} has no column {', '.join(missing)}: only {', '.join(columns)} is read")
@@ -134,7 +128,7 @@ class GroupColumns:
 
     def _read_train_labels(self, table: Table, count: int) -> tuple[tuple[str, ...], np.ndarray]:
         """Returns the names of the classes, none for scores, and the labels `[N]`, NaN without any."""
-        if not any(name in table.names for name in self.train_label):
+        if not table.find(self.train_label):
             return (), np.full(count, np.nan, dtype=np.float32)
         column = get_labels(table, self.train_label)
         given = [row for row, value in enumerate(column.values) if not is_blank(value)]
@@ -271,28 +265,6 @@ def leave_out_own(split: str, judged: dict[int, Gains], own: Mapping[int, int]) 
     return found
 
 
-def find_equal(queries: Sequence[str], documents: Sequence[str], own: Mapping[int, int]) -> Callable[[int], list[int]]:
-    """Returns a function that returns the documents which a query is itself: by its id, or with its text.
-
-    Args:
-        own: the document with the id of each query.
-    """
-    by_text: dict[str, list[int]] = {}
-    for document, text in enumerate(documents):
-        by_text.setdefault(normalize_text(text), []).append(document)
-
-    def find(query: int) -> list[int]:
-        of_id = [own[query]] if query in own else []
-        return [*of_id, *by_text.get(normalize_text(queries[query]), ())]
-
-    return find
-
-
-def list_own(own: Mapping[int, int]) -> list[object]:
-    """Returns the documents that queries are themselves as a part of a digest, which has none without them."""
-    return [list(own.items())] if own else []
-
-
 HEADER = ("query-id", "corpus-id", "score")
 SUFFIXES = (".jsonl", ".jsonl.gz")
 SHOWN = 5  # Ids in a notice.
@@ -312,31 +284,13 @@ class Judgements:
         gains: of each query by its number.
         documents: the ids of the documents by their number.
         own: the document that each query is itself, by their numbers, for those queries that are one.
-        training: the judgements of train, of which its groups are made.
+        texts: the set, of whose judgements of train its groups are made.
     """
 
     gains: tuple[Gains, ...]
     documents: tuple[str, ...]
     own: Mapping[int, int] = field(default_factory=dict)
-    training: "TrainingPairs | None" = None
-
-
-@dataclass(frozen=True)
-class JudgedTexts:
-    """The texts of a retrieval set, and the gains of the queries of each split by the number of the query.
-
-    Args:
-        own: the document that each query is itself, by their numbers, as `find_own` returns it.
-    """
-
-    corpus: IdTexts
-    queries: IdTexts
-    judged: dict[str, dict[int, Gains]]
-    own: Mapping[int, int]
-
-    def own_of(self, queries: Sequence[int]) -> dict[int, int]:
-        """The documents that these queries are themselves, by the place of the query."""
-        return {place: self.own[query] for place, query in enumerate(queries) if query in self.own}
+    texts: "JudgedTexts | None" = None
 
 
 def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[LabelledData, Judgements]:
@@ -354,25 +308,17 @@ def read_retrieval(source: TableSource, *, negatives: int = 0) -> tuple[Labelled
     Raises:
         UserError: if a directory, file or column is missing, and for a text, an id or a judgement that is invalid.
     """
-    found = read_judged(source)
-    corpus, queries, judged = found.corpus, found.queries, found.judged
-    gains: list[Gains] = []
-    training = TrainingPairs(judged.pop("train"), queries, corpus, source, negatives, found.own)
-    splits = {"train": training.create_split(training.compare_words() if negatives else None)}
-    of_train = {group[0] for group in splits["train"]["texts"]}
-    numbers: list[int] = []
-    for name, gains_of_split in sorted(judged.items(), key=lambda pair: pair[0] != "dev"):
-        report_shared_queries(name, gains_of_split, queries.texts, list(queries.numbers), of_train)
-        splits[name] = _create_split(gains_of_split, queries, corpus, first=len(gains))
-        gains += gains_of_split.values()
-        numbers += gains_of_split
-    own = found.own_of(numbers)
-    digest = compute_digest([[list(of.items()) for of in gains], *list_content(splits), *list_own(own)])
-    judgements = Judgements(tuple(gains), documents=tuple(corpus.numbers), own=own, training=training)
-    return LabelledData(labels=(), splits=splits, sha256=digest), judgements
+    found = read_judged(source, negatives=negatives)
+    splits = {"train": found.create_train(found.compare_words() if negatives else None)}
+    of_train, first = {group[0] for group in splits["train"]["texts"]}, 0
+    for name, judged in found.scored().items():
+        found.report_shared(name, of_train)
+        splits[name] = _create_split(judged, found.queries, found.corpus, first=first)
+        first += len(judged)
+    return found.collect(splits, list_content(splits))
 
 
-def read_judged(source: TableSource) -> JudgedTexts:
+def read_judged(source: TableSource, *, negatives: int = 0) -> "JudgedTexts":
     """Reads the corpus, the queries, and the judgements of each split.
 
     There are `train` and `dev`, which is held out of train if it has no file, with at most `dev_examples` queries.
@@ -395,7 +341,7 @@ def read_judged(source: TableSource) -> JudgedTexts:
     if "dev" not in judged:
         judged["train"], judged["dev"] = _hold_out(judged["train"], queries.texts, source)
     judged["dev"] = dict(_choose(list(judged["dev"].items()), source.dev_examples))
-    return JudgedTexts(corpus, queries, judged, own)
+    return JudgedTexts(source, corpus, queries, judged, own, negatives)
 
 
 def replace_train(data: LabelledData, train: Split) -> LabelledData:
@@ -526,21 +472,65 @@ def _choose(rows: list[T], size: int | None) -> list[T]:
 
 
 @dataclass(frozen=True)
-class TrainingPairs:
-    """The pairs of a query and a relevant document in train, which become groups of three texts with negative ones.
+class JudgedTexts:
+    """The texts of a retrieval set, and the gains of the queries of each split by the number of the query.
 
     Args:
-        judged: the relevant documents of each query.
-        negatives: documents for each pair.
-        own: the document that each query is itself.
+        own: the document that each query is itself, by their numbers, as `find_own` returns it.
+        negatives: documents for each pair of a query and a relevant document in train.
     """
 
-    judged: Mapping[int, Gains]
-    queries: IdTexts
-    corpus: IdTexts
     source: TableSource
-    negatives: int
+    corpus: IdTexts
+    queries: IdTexts
+    judged: Mapping[str, Mapping[int, Gains]]
     own: Mapping[int, int]
+    negatives: int = 0
+
+    def scored(self) -> dict[str, Mapping[int, Gains]]:
+        """Returns the gains of the splits that are scored, dev first."""
+        scored = [(name, judged) for name, judged in self.judged.items() if name != "train"]
+        return dict(sorted(scored, key=lambda pair: pair[0] != "dev"))
+
+    def collect(
+        self, splits: Mapping[str, Split], content: Iterable[object], labels: tuple[str, ...] = ()
+    ) -> tuple[LabelledData, Judgements]:
+        """Returns the splits with the judgements of those that are scored; `content` is that of the splits."""
+        judged = [pair for of_split in self.scored().values() for pair in of_split.items()]
+        own = {place: self.own[query] for place, (query, _) in enumerate(judged) if query in self.own}
+        # A digest without queries that are documents is the one from before such were known.
+        known = [list(own.items())] if own else []
+        digest = compute_digest([[list(gains.items()) for _, gains in judged], *content, *known])
+        gains, documents = tuple(gains for _, gains in judged), tuple(self.corpus.numbers)
+        return LabelledData(labels, splits, digest), Judgements(gains, documents, own, self)
+
+    def report_shared(self, name: str, of_train: Collection[str]) -> None:
+        """Prints how many queries of a split have the text of one of train, under whichever id, and the first ids.
+
+        Args:
+            of_train: the texts of train's queries.
+        """
+        ids, judged = list(self.queries.numbers), self.judged[name]
+        shared = [ids[query] for query in judged if self.queries.texts[query] in of_train]
+        if shared:
+            shown = ", ".join(shared[:SHOWN]) + (", ..." if len(shared) > SHOWN else "")
+            print_notice(
+                f"{len(shared):,} of {len(judged):,} queries of {name} have the same text as one of train ({shown}), "
+                f"so that the scores of {name} may be too high"
+            )
+
+    @cached_property
+    def _by_text(self) -> dict[str, list[int]]:
+        """The documents by their text as it is compared."""
+        by_text: dict[str, list[int]] = {}
+        for document, text in enumerate(self.corpus.texts):
+            by_text.setdefault(normalize_text(text), []).append(document)
+        return by_text
+
+    def find_equal(self, query: int) -> list[int]:
+        """Returns the documents which a query is itself: by its id, or with its text."""
+        of_id = [self.own[query]] if query in self.own else []
+        return [*of_id, *self._by_text.get(normalize_text(self.queries.texts[query]), ())]
 
     def compare_words(self) -> Compare:
         """Returns the cosines of TF-IDF.
@@ -566,20 +556,20 @@ class TrainingPairs:
         many of them are relevant and not judged (Moreira et al., arXiv 2407.15831, section 3, with their 95%).
         """
         rows = [row for row, text in enumerate(self.corpus.texts) if text]
-        texts = [self.queries.texts[query] for query in self.judged]
+        texts = [self.queries.texts[query] for query in self.judged["train"]]
         vectors = normalize(encode([*texts, *(self.corpus.texts[row] for row in rows)]))
-        of_query = dict(zip(self.judged, vectors, strict=False))
+        of_query = dict(zip(self.judged["train"], vectors, strict=False))
 
         def compare(query: int) -> np.ndarray:
             cosines = np.full(len(self.corpus.texts), -1.0, dtype=np.float32)
             cosines[rows] = vectors[len(texts) :] @ of_query[query]
-            positives = [cosines[document] for document in self.judged[query] if self.corpus.texts[document]]
+            positives = [cosines[document] for document in self.judged["train"][query] if self.corpus.texts[document]]
             likely = cosines > LIKELY * min(positives, default=1.0)
             return np.where(likely, -1.0, cosines)
 
         return compare
 
-    def create_split(self, compare: Compare | None) -> Split:
+    def create_train(self, compare: Compare | None) -> Split:
         """Returns the groups of a query, a relevant document and, with `compare`, a near one that is not relevant."""
         others = {} if compare is None else self._find_negatives(compare)
         groups = [
@@ -588,7 +578,7 @@ class TrainingPairs:
                 self.corpus.texts[document],
                 *([] if other is None else [self.corpus.texts[other]]),
             ]
-            for query, gains in self.judged.items()
+            for query, gains in self.judged["train"].items()
             for document in gains
             if self.corpus.texts[document]
             for other in others.get(query, [None])
@@ -603,10 +593,9 @@ class TrainingPairs:
         """Returns the most similar documents of each query that are not relevant and are not the query itself."""
         found: dict[int, list[int | None]] = {}
         empty = [document for document, text in enumerate(self.corpus.texts) if not text]
-        equal = find_equal(self.queries.texts, self.corpus.texts, self.own)
-        for query, gains in self.judged.items():
+        for query, gains in self.judged["train"].items():
             similarities = compare(query).astype(np.float64)
-            similarities[[*empty, *gains, *equal(query)]] = -1
+            similarities[[*empty, *gains, *self.find_equal(query)]] = -1
             order = np.argsort(-similarities, kind="stable")[: self.negatives]
             found[query] = [int(document) for document in order if similarities[document] > -1]
         if alone := sum(not documents for documents in found.values()):
@@ -614,25 +603,6 @@ class TrainingPairs:
                 f"train: queries that are left out, because all documents are relevant to them or seem to be: {alone:,}"
             )
         return found
-
-
-def report_shared_queries(
-    name: str, judged: Iterable[int], texts: Sequence[str], ids: Sequence[str], of_train: Collection[str]
-) -> None:
-    """Prints how many queries of a split have the text of a query of train, under whichever id, and the first ids.
-
-    Args:
-        texts, ids: of all queries by their number.
-        of_train: the texts of train's queries.
-    """
-    every = list(judged)
-    shared = [ids[query] for query in every if texts[query] in of_train]
-    if shared:
-        shown = ", ".join(shared[:SHOWN]) + (", ..." if len(shared) > SHOWN else "")
-        print_notice(
-            f"{len(shared):,} of {len(every):,} queries of {name} have the same text as one of train ({shown}), so "
-            f"that the scores of {name} may be too high"
-        )
 
 
 def _create_split(judged: Mapping[int, Gains], queries: IdTexts, corpus: IdTexts, *, first: int) -> Split:

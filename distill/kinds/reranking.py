@@ -28,17 +28,9 @@ from distill.core.files import write_json
 from distill.core.options import check_arguments
 from distill.core.storage import entry_key, has_entry, new_entry
 from distill.data.batches import TokenizedExamples, scored_tokens, scoring_steps
-from distill.data.retrieval import (
-    Gains,
-    JudgedTexts,
-    Judgements,
-    find_equal,
-    list_own,
-    read_judged,
-    report_shared_queries,
-)
+from distill.data.retrieval import JudgedTexts, Judgements, read_judged
 from distill.data.sources import TableSource
-from distill.data.splits import LabelledData, Split, compute_digest
+from distill.data.splits import LabelledData, Split
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import MASKED
 from distill.edge.metrics import score_rankings
@@ -221,30 +213,24 @@ class ListReader:
             for number, ranking in zip(numbers, rankings, strict=True)
         }
         train = self._create_train(found, candidates)
-        splits, gains, listed, scored_queries = {"train": train}, list[Gains](), list[tuple[int, ...]](), list[int]()
-        scored = {name: of for name, of in found.judged.items() if name != "train"}
-        for name, judged in sorted(scored.items(), key=lambda pair: pair[0] != "dev"):
+        splits, listed = {"train": train}, list[tuple[int, ...]]()
+        for name, judged in found.scored().items():
             self._check_candidates(name, candidates, found)
-            report_shared_queries(name, judged, queries, list(found.queries.numbers), set(train["query"]))
+            found.report_shared(name, set(train["query"]))
             lists = [[documents[number] for number in candidates[query]] for query in judged]
-            labels = np.arange(len(gains), len(gains) + len(judged))
+            labels = np.arange(len(listed), len(listed) + len(judged))
             splits[name] = list_split([queries[query] for query in judged], lists, labels)
-            gains += judged.values()
-            scored_queries += judged
             listed += [tuple(candidates[query]) for query in judged]
         content = ([name, of.records(), of.labels.tolist()] for name, of in splits.items())
-        own = found.own_of(scored_queries)
-        digest = compute_digest([[list(of.items()) for of in gains], *content, *list_own(own)])
-        judgements = Judgements(tuple(gains), documents=tuple(found.corpus.numbers), own=own)
-        return LabelledData(labels=(SCORE,), splits=splits, sha256=digest), Lists(judgements, tuple(listed))
+        data, judgements = found.collect(splits, content, labels=(SCORE,))
+        return data, Lists(judgements, tuple(listed))
 
     def _create_train(self, found: JudgedTexts, candidates: Mapping[int, Sequence[int]]) -> Split:
         """Returns a row for each pair of a query and a relevant document, the same in every run."""
         random, documents = np.random.default_rng(0), found.corpus.texts
         queries, lists, alone = list[str](), list[list[str]](), 0
-        find_itself = find_equal(found.queries.texts, documents, found.own)
         for query, gains in found.judged["train"].items():
-            excluded = {*gains, *find_itself(query)}
+            excluded = {*gains, *found.find_equal(query)}
             others = [number for number in candidates[query] if number not in excluded]
             alone += not others
             for positive in gains if others else ():

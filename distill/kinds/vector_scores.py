@@ -319,8 +319,9 @@ class TranslationScores(MeanScoring, VectorScores):
 def mine_negatives(data: LabelledData, encode: Callable[[list[str]], np.ndarray]) -> LabelledData:
     """Returns the data of a retrieval set with negatives of train by vectors `[N, D]`, which `encode` computes."""
     judgements: Judgements = data.scoring.data
-    assert judgements.training is not None
-    return replace_train(data, judgements.training.create_split(judgements.training.compare_vectors(encode)))
+    texts = judgements.texts
+    assert texts is not None
+    return replace_train(data, texts.create_train(texts.compare_vectors(encode)))
 
 
 def score_range(splits: LabelledData, split: str = "dev") -> tuple[float, float]:
