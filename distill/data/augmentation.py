@@ -2,8 +2,9 @@
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,10 +155,10 @@ class TangAugmentation(Augmentation):
                 split, lambda row, side, random: self._change(words[side][row], None, mask_token, random)
             )
         tags = [_tag_words(texts) for texts in words]
-        vocabulary = Vocabulary(words, tags)
+        known = count_words(chain(*words), chain(*tags))
 
         def change(row: int, side: int, random: np.random.Generator) -> str:
-            choices = [vocabulary.choices[tag] for tag in tags[side][row]]
+            choices = [known[tag] for tag in tags[side][row]]
             return self._change(words[side][row], choices, mask_token, random)
 
         return change_in_turns(split, change)
@@ -196,16 +197,12 @@ class WordFrequencies:
         return self.words[int(np.searchsorted(self._ends, random.integers(self._ends[-1]), side="right"))]
 
 
-class Vocabulary:
-    """The words of texts by their part of speech. `choices` has an entry for each tag."""
-
-    def __init__(self, words: Sequence[Sequence[Sequence[str]]], tags: Sequence[Sequence[Sequence[str]]]) -> None:
-        counts: dict[str, Counter[str]] = {}
-        for side_words, side_tags in zip(words, tags, strict=True):
-            for row_words, row_tags in zip(side_words, side_tags, strict=True):
-                for word, tag in zip(row_words, row_tags, strict=True):
-                    counts.setdefault(tag, Counter())[word] += 1
-        self.choices = {tag: WordFrequencies(of_tag) for tag, of_tag in counts.items()}
+def count_words(words: Iterable[Sequence[str]], tags: Iterable[Sequence[str]]) -> dict[str, WordFrequencies]:
+    """Returns the words of texts by their part of speech."""
+    counts: dict[str, Counter[str]] = {}
+    for word, tag in zip(chain(*words), chain(*tags), strict=True):
+        counts.setdefault(tag, Counter())[word] += 1
+    return {tag: WordFrequencies(of_tag) for tag, of_tag in counts.items()}
 
 
 class AutoAugmentation:

@@ -223,15 +223,12 @@ def fill_pool(data: LabelledData, tables: UnlabelledTables, parts: Iterable[Spli
     Raises:
         UserError: if there is none.
     """
-    rows, name = functools.reduce(operator.add, parts), tables.name
+    rows = functools.reduce(operator.add, parts)
     kept, removed = clean(rows, data)
-    removals = describe_removed(removed)
     if not len(kept):
-        reason = f"all {len(rows):,} texts are removed ({removals})" if len(rows) else "it has no text"
-        raise UserError(f"{name} leaves nothing to learn from: {reason}; give texts that are in no split")
-    print_line(f"{name}: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    counts = {reason: data.pool.removed.get(reason, 0) + number for reason, number in removed.items()}
-    return replace(data, pool=replace(data.pool.add(kept, GIVEN_TEXTS, tables.origin), removed=counts))
+        reason = f"all {len(rows):,} texts are removed ({describe_removed(removed)})" if len(rows) else "it has no text"
+        raise UserError(f"{tables.name} leaves nothing to learn from: {reason}; give texts that are in no split")
+    return _add(data, kept, removed, tables.name, (GIVEN_TEXTS, tables.origin))
 
 
 def clean_pool(data: LabelledData) -> LabelledData:
@@ -239,12 +236,18 @@ def clean_pool(data: LabelledData) -> LabelledData:
     if data.pool.rows is None:
         return data
     data, rows = replace(data, pool=replace(data.pool, rows=None)), data.pool.rows
-    kept, removed = clean(rows, data)
-    removals = describe_removed(removed)
-    print_line(f"{OWN_ROWS}: {len(kept):,} texts for the teacher to label; removed: {removals}")
-    if not len(kept):
+    return _add(data, *clean(rows, data), OWN_ROWS, (OWN_ROWS, "the task's own table"))
+
+
+def _add(
+    data: LabelledData, rows: Split, removed: Mapping[str, int], name: str, source: tuple[str, str]
+) -> LabelledData:
+    """Returns the data with cleaned rows in its pool, with the name and the origin of their source, and prints both."""
+    print_line(f"{name}: {len(rows):,} texts for the teacher to label; removed: {describe_removed(removed)}")
+    if not len(rows):
         return data
-    return replace(data, pool=replace(data.pool.add(kept, OWN_ROWS, "the task's own table"), removed=removed))
+    counts = {reason: data.pool.removed.get(reason, 0) + number for reason, number in removed.items()}
+    return replace(data, pool=replace(data.pool.add(rows, *source), removed=counts))
 
 
 def clean(rows: Split, data: LabelledData, *, by_sentence: bool = False) -> tuple[Split, dict[str, int]]:
@@ -440,9 +443,7 @@ def take_in_turns(nearest: np.ndarray) -> np.ndarray:
     >>> take_in_turns(np.array([[4, 2], [4, 7]])).tolist()
     [4, 2, 7]
     """
-    in_turns = nearest.T.ravel()
-    _, first = np.unique(in_turns, return_index=True)
-    return np.asarray(in_turns[np.sort(first)])
+    return np.array(list(dict.fromkeys(nearest.T.ravel().tolist())), dtype=nearest.dtype)
 
 
 def balance(classes: np.ndarray, count: int) -> np.ndarray:

@@ -156,10 +156,11 @@ def _tabulate_columns(profile: Profile) -> ShownTable:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("example", overflow="ellipsis", no_wrap=True, max_width=_EXAMPLE)
     table.add_column("read as")
+    uses = dict.fromkeys(profile.chosen.label, "label") | dict.fromkeys(profile.chosen.text, "text")
     for column in profile.columns[:COLUMNS_SHOWN]:
         table.add_row(
             column.name or "(no name)", _describe_kind(column), f"{column.values:,}", f"{column.missing:,}",
-            f"{column.distinct:,}", column.example[: 2 * _EXAMPLE].replace("\n", " "), _find_use(profile, column.name),
+            f"{column.distinct:,}", column.example[: 2 * _EXAMPLE].replace("\n", " "), uses.get(column.name, ""),
         )  # fmt: skip
     if len(profile.columns) > COLUMNS_SHOWN:
         table.add_row(f"and {len(profile.columns) - COLUMNS_SHOWN} more")
@@ -170,10 +171,6 @@ def _describe_kind(column: ColumnProfile) -> str:
     names = {"class": "class label", "list": "list of labels"}
     separated = f" by {column.separator}" if column.separator else ""
     return f"{names.get(column.kind, column.kind)}{separated}"
-
-
-def _find_use(profile: Profile, name: str) -> str:
-    return "text" if name in profile.chosen.text else "label" if name in profile.chosen.label else ""
 
 
 def _tabulate_classes(profile: Profile) -> ShownTable:

@@ -6,7 +6,6 @@ Questions about contexts with their answers, from SQuAD's JSON or rows in the la
 the context does not answer.
 """
 
-import copy
 import itertools
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -222,9 +221,7 @@ def tokenize_windows(
 def _create_table(
     split: Split, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, doc_stride: int, name: str
 ) -> "pyarrow.Table":
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_truncation()
-    backend.no_padding()
+    backend = tokenization.copy_backend(tokenizer)
     texts = list(zip(split.texts, split.pairs or (), strict=True))
     chunks = chunk_texts(texts, lambda pair: sum(map(len, pair)))
     windows: list[Window] = []

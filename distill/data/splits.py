@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
@@ -389,13 +390,8 @@ def text_split(texts: list[str], pairs: list[str] | None = None, *, labels: np.n
     return Split(
         {**columns, "labels": np.zeros(len(texts)) if labels is None else labels},
         text=tuple(columns),
-        create_record=_create_text_record if pairs is None else _create_pair_record,
+        create_record=itemgetter("text") if pairs is None else _create_pair_record,
     )
-
-
-def _create_text_record(row: Mapping[str, Any]) -> str:
-    text: str = row["text"]
-    return text
 
 
 def _create_pair_record(row: Mapping[str, Any]) -> list[str]:

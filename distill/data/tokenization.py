@@ -173,7 +173,9 @@ def _tokenize(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: in
         del names["token_type_ids"]
     values: dict[str, list[np.ndarray]] = {name: [] for name in names}
     truncated = 0
-    for tokens, is_cut in _cut_texts(split, tokenizer, max_length):
+    texts = split.texts if split.pairs is None else list(zip(split.texts, split.pairs, strict=True))
+    cut = Truncation(_prepare_backend(tokenizer), max_length=max_length, side=tokenizer.truncation_side)
+    for tokens, is_cut in cut.encode(texts):
         truncated += is_cut
         for name, attribute in names.items():
             values[name].append(np.array(getattr(tokens, attribute), dtype=DTYPES[name]))
@@ -218,13 +220,19 @@ def encode_whole(
     texts: Iterable[str], tokenizer: "PreTrainedTokenizerBase", *, add_special_tokens: bool
 ) -> Iterator[list[int]]:
     """Yields the ids of the tokens of each whole text. The tokenizer keeps its truncation and padding."""
-    backend = copy.deepcopy(tokenizer.backend_tokenizer)
-    backend.no_truncation()
-    backend.no_padding()
+    backend = copy_backend(tokenizer)
     remaining = iter(texts)
     while chunk := list(islice(remaining, CHUNK)):
         for encoding in backend.encode_batch_fast(chunk, add_special_tokens=add_special_tokens):
             yield encoding.ids
+
+
+def copy_backend(tokenizer: "PreTrainedTokenizerBase") -> tokenizers.Tokenizer:
+    """Returns a copy of the tokenizer without truncation and padding."""
+    backend: tokenizers.Tokenizer = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _prepare_backend(tokenizer: "PreTrainedTokenizerBase") -> tokenizers.Tokenizer:
@@ -234,13 +242,6 @@ def _prepare_backend(tokenizer: "PreTrainedTokenizerBase") -> tokenizers.Tokeniz
     backend.no_padding()
     backend.encode_special_tokens = tokenizer.split_special_tokens
     return backend
-
-
-def _cut_texts(split: Split, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> Iterator[tuple[Any, bool]]:
-    """Yields the tokens of each example, and whether some were cut off."""
-    backend = _prepare_backend(tokenizer)
-    texts = split.texts if split.pairs is None else list(zip(split.texts, split.pairs, strict=True))
-    return Truncation(backend, max_length=max_length, side=tokenizer.truncation_side).encode(texts)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
