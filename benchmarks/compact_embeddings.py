@@ -76,7 +76,8 @@ def main() -> None:
             )
             module = DistillationModule(
                 student=copy.deepcopy(student), objective=objective, task=task,
-                signal=FixedSignal(torch.zeros(options.batch, 2)), **settings.optimization(len(loader)),
+                signal=FixedSignal(torch.zeros(options.batch, 2)), settings=settings,
+                steps_per_epoch=len(loader),
             )  # fmt: skip
             rows = choose_rows(module, loader, replace(settings, compact_embeddings=value))
             stack.enter_context(compact_embeddings(module, rows))

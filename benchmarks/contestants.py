@@ -75,7 +75,8 @@ def distill(setup: Setup) -> Result:
     terms = {"soft": SoftTargets(temperature=TEMPERATURE, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
         student=setup.student, objective=Objective(name="hinton", terms=terms), task=setup.task,
-        scoring=setup.splits.scoring, signal=computed, **settings.optimization(len(loaders["train"])),
+        scoring=setup.splits.scoring, signal=computed, settings=settings,
+        steps_per_epoch=len(loaders["train"]),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as checkpoints:
         fitting.fit(

@@ -42,6 +42,7 @@ from distill.losses import Cosine, MaskedLanguageModelling, Objective, SoftTarge
 from distill.models import cpu_kernels
 from distill.teachers.signal import Live
 from distill.training import processes
+from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule, freeze
 from students.distilbert import from_teacher
 
@@ -107,7 +108,8 @@ def build_module(student: PreTrainedModel, teacher: BertForMaskedLM, positions: 
     }
     objective, task = Objective(name="language_model", terms=terms), MaskedLM()
     signal = Live(teacher, task, objective, reason="the inputs change every epoch")
-    return DistillationModule(student=student, objective=objective, task=task, signal=signal, learning_rate=1e-5)
+    settings = TrainerSettings(learning_rate=1e-5, batch_size=32, max_steps=1000)
+    return DistillationModule(student=student, objective=objective, task=task, signal=signal, settings=settings)
 
 
 def measure(options: argparse.Namespace, variant: str, device: str) -> dict[str, float]:

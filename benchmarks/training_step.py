@@ -36,6 +36,7 @@ from distill.kinds import Classification
 from distill.losses import HardLabels, Objective, SoftTargets
 from distill.models import cpu_kernels
 from distill.training import processes
+from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
 
 SHAPES = {"3 layers of 384": (3, 384, 12), "6 layers of 768": (6, 768, 12)}
@@ -78,7 +79,8 @@ def make_step(
         )  # fmt: skip
     terms = {"soft": SoftTargets(temperature=2.0, weight=0.5), "hard": HardLabels(weight=0.5)}
     module = DistillationModule(
-        student=student, objective=Objective(name="hinton", terms=terms), learning_rate=1e-5,
+        student=student, objective=Objective(name="hinton", terms=terms),
+        settings=TrainerSettings(learning_rate=1e-5, batch_size=32, max_steps=1000),
         task=Classification(name="step", text=["text"]),
         signal=FixedSignal(teacher_logits),
     )  # fmt: skip

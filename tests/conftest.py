@@ -439,7 +439,7 @@ def build_toy(
     objective.connect(EncoderSize(32, 2), EncoderSize(teacher_width, 4))
     module = DistillationModule(
         student=from_teacher(source).eval(), objective=objective, task=task, scoring=splits.scoring,
-        signal=live(teacher, objective, task), **settings.optimization(len(loaders["train"])),
+        signal=live(teacher, objective, task), settings=settings, steps_per_epoch=len(loaders["train"]),
     )  # fmt: skip
     return Toy(module, loaders, settings, tokenizer, directory)
 

@@ -109,7 +109,7 @@ def mixed_toy(tokenizer: PreTrainedTokenizerBase, directory: Path, **options: An
     torch.manual_seed(0)
     module = DistillationModule(
         student=from_teacher(teacher), objective=objective, task=task, scoring=data.scoring,
-        signal=live(teacher, objective, task), **settings.optimization(len(loaders["train"])),
+        signal=live(teacher, objective, task), settings=settings, steps_per_epoch=len(loaders["train"]),
     )  # fmt: skip
     return Toy(module, loaders, settings, tokenizer, directory)
 

@@ -211,7 +211,7 @@ class Prepared:
             plan.objective.fit(teacher_logits(teacher, plan.tasks, self.examples["train"], signal, most=most))
         return DistillationModule(
             student=student, objective=plan.objective, task=plan.tasks, scoring=self.scoring, signal=signal,
-            **plan.trainer.optimization(len(self.loaders["train"])),
+            settings=plan.trainer, steps_per_epoch=len(self.loaders["train"]),
         )  # fmt: skip
 
     def _prepare_signal(self, student: PreTrainedModel) -> Signal:
@@ -333,7 +333,7 @@ class Prepared:
         objective.connect(size, size)
         module = DistillationModule(
             student=student, objective=objective, task=self.plan.tasks, scoring=self.scoring,
-            **prepared.plan.trainer.optimization(len(prepared.loaders["train"])),
+            settings=prepared.plan.trainer, steps_per_epoch=len(prepared.loaders["train"]),
         )  # fmt: skip
         return prepared, module
 

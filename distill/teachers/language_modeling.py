@@ -120,7 +120,7 @@ class TextTraining(Training):
         loaders = batches.all_loaders(examples, steps=settings.max_steps, **settings.batches())
         module = DistillationModule(
             student=model, objective=chosen, task=task, scoring=data.scoring,
-            **settings.optimization(len(loaders["train"])),
+            settings=settings, steps_per_epoch=len(loaders["train"]),
         )  # fmt: skip
         return cls(module, loaders, settings, start, data, examples)
 
@@ -389,7 +389,7 @@ class GeneralStage:
         signal = Live(teacher, task, objective, reason="a general stage shows much text a few times")
         module = DistillationModule(
             student=self.student, objective=objective, task=task, scoring=Distance(objective, signal), signal=signal,
-            **trainer.optimization(in_epoch),
+            settings=trainer, steps_per_epoch=in_epoch,
         )  # fmt: skip
         return Training(module, loaders, trainer)
 

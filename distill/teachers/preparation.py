@@ -274,7 +274,7 @@ class Tuning:
         steps = len(loaders["train"])
         module = DistillationModule(
             student=trained, objective=objective, task=self.task, scoring=splits.scoring,
-            **settings.optimization(steps),
+            settings=settings, steps_per_epoch=steps,
         )  # fmt: skip
         training = Training(module, loaders, settings)
         estimate = training.estimate_seconds()

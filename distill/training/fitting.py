@@ -11,7 +11,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -256,186 +256,147 @@ def fit(
     """
     # Those of the user run before a checkpoint is written, which has their state.
     further = (*callbacks, CheckStates(callbacks)) if callbacks else ()
-    arguments = (module, train, dev, settings, checkpoints, title, dict(identity or {}), further, resume)
+    training = RankTraining(module, train, dev, settings, checkpoints, title, identity or {}, further, resume)
     with naming_callbacks(callbacks):
         if settings.processes() == 1:
-            return _fit(*arguments, logger=logger)
+            return training.run(logger)
         module.cpu()  # Pickled for processes with other GPUs.
         ranks: dict[str, Any] = {"world_size": settings.processes(), "device": settings.device()}
         if settings.strategy != "ray":
-            return processes.run_in_ranks(_fit, *arguments, logger=logger, **ranks)
+            return processes.run_in_ranks(RankTraining.run, training, logger=logger, **ranks)
         if not resume:
             (checkpoints / "last.ckpt").unlink(missing_ok=True)
-        resumable = (*arguments[:-1], True)  # All ranks start again when one is lost.
+        resumable = replace(training, resume=True)  # All ranks start again when one is lost.
         result, state = strategies.run_in_ray(
-            _fit_copy, *resumable, directory=checkpoints / ".ray", max_failures=_LOST_WORKERS, logger=logger, **ranks
-        )
+            RankTraining.run_copy, resumable, directory=checkpoints / ".ray", max_failures=_LOST_WORKERS, logger=logger,
+            **ranks,
+        )  # fmt: skip
         module.load_state_dict(state["state_dict"])
         module.on_load_checkpoint(state)
         return result
 
 
-def _fit_copy(module: DistillationModule, *arguments: Any, **options: Any) -> tuple[Fit, dict[str, Any]]:
-    """Runs `_fit` in one rank on a copy of the module, and returns its weights and counters too."""
-    result = _fit(module, *arguments, **options)
-    return result, {"state_dict": module.cpu().state_dict(), "seen": module.seen()}
+@dataclass(frozen=True)
+class RankTraining:
+    """A training of a module, the same in all ranks but for the logger.
 
-
-def _fit(
-    module: DistillationModule,
-    train: Loader,
-    dev: Loader,
-    settings: TrainerSettings,
-    checkpoints: Path,
-    title: str,
-    identity: Mapping[str, object],
-    further: Sequence[Callback],
-    resume: bool,
-    logger: Logger | Sequence[Logger] | None = None,
-) -> Fit:
-    """Runs `fit` in one rank."""
-    processes.keep_freed_memory()
-    measures_memory = processes.reset_peak()
-    steps = cast(StepSource, train.batch_sampler or train.dataset)  # A stream has no batch sampler.
-    if processes.get_rank() > 0:
-        steps.rank = processes.get_rank()
-    metric, selects = f"dev/{module.scoring.metric}", module.scoring.selects
-    best = PortableModelCheckpoint(
-        dirpath=checkpoints, filename="best", monitor=metric, mode=selects, save_weights_only=True,
-        enable_version_counter=False,
-    )  # fmt: skip
-    last = PortableModelCheckpoint(dirpath=checkpoints, filename="last", enable_version_counter=False)
-    last_path, rows = checkpoints / "last.ckpt", choose_rows(module, train, settings)
-    resuming = resume and last_path.is_file()
-    identity = {**identity, **_describe_training(module, len(train), settings), **rows.identity()}
-    saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
-    if resuming:
-        saver.skip_finished_steps()
-    timer, curve = Timer(), Curve(metric)  # Their state is in the checkpoint, so that a resumed run continues both.
-    recent, patience, chosen_callbacks = _create_chosen_callbacks(settings, checkpoints, metric, selects)
-    callbacks = [best, *chosen_callbacks, *further, curve, _EvaluateAfterLastStep(), saver, last, timer]
-    callbacks += [ProgressBar(title, metric, selects, weights=module.objective.weights)] * (processes.get_rank() == 0)
-    trainer = _create_trainer(module, settings, steps_per_epoch=len(train), callbacks=callbacks, logger=logger)
-    with _copy_before_sharding(module, settings), _train_faster(module, rows, settings), saver.stop_on_signals():
-        trainer.fit(module, train, dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
-    if resuming:
-        steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not either.
-    soup = None
-    if processes.get_rank() == 0:
-        with _accelerate(module.student, settings):
-            soup = lightning_callbacks.take_best_weights(module, dev, settings, best=best, recent=recent)
-        _print_ending(title, metric, settings, steps=module.total_steps, patience=patience, soup=soup)
-    return _summarize(
-        module, train, settings, seconds=timer.time_elapsed("train"), steps=trainer.global_step, best=best,
-        stopped_early=patience.stopped if patience is not None else None, soup=soup,
-        peak_rss_mb=processes.peak_mb() if measures_memory else None,
-        rise=find_rise(curve.values, selects=selects, examples=len(cast(Examples, dev.dataset))),
-    )  # fmt: skip
-
-
-def _create_chosen_callbacks(
-    settings: TrainerSettings, checkpoints: Path, metric: str, selects: str
-) -> tuple[lightning_callbacks.RecentCheckpoints | None, Patience | None, list[Callback]]:
-    """Returns the callbacks of `soup`, `patience` and `ema`, as far as they are used, and all of them in their order.
-
-    Lightning moves every Checkpoint to the end. The others run before a checkpoint is written, which has their state.
+    Attributes:
+        identity: properties that a resumed training must share with the checkpoint.
+        further: callbacks of the user, and the check of their states.
     """
-    callbacks: list[Callback] = []
-    recent = patience = None
-    if settings.soup > 1:
-        callbacks.append(recent := lightning_callbacks.RecentCheckpoints(checkpoints, settings.soup))
-    if settings.ema > 0:
+
+    module: DistillationModule
+    train: Loader
+    dev: Loader
+    settings: TrainerSettings
+    checkpoints: Path
+    title: str
+    identity: Mapping[str, object] = field(default_factory=dict)
+    further: Sequence[Callback] = ()
+    resume: bool = False
+
+    @property
+    def metric(self) -> str:
+        """Returns the name of the logged metric on dev."""
+        return f"dev/{self.module.scoring.metric}"
+
+    def run_copy(self, logger: Logger | Sequence[Logger] | None = None) -> tuple[Fit, dict[str, Any]]:
+        """Trains a copy of the module in one rank, and returns its weights and counters too."""
+        result = self.run(logger)
+        return result, {"state_dict": self.module.cpu().state_dict(), "seen": self.module.seen()}
+
+    def run(self, logger: Logger | Sequence[Logger] | None = None) -> Fit:
+        """Trains the module in one rank, as `fit` describes it."""
+        module, settings, is_first = self.module, self.settings, processes.get_rank() == 0
+        processes.keep_freed_memory()
+        measures_memory = processes.reset_peak()
+        steps = cast(StepSource, self.train.batch_sampler or self.train.dataset)  # A stream has no batch sampler.
+        if not is_first:
+            steps.rank = processes.get_rank()
+        selects, last_path = module.scoring.selects, self.checkpoints / "last.ckpt"
+        best = PortableModelCheckpoint(
+            dirpath=self.checkpoints, filename="best", monitor=self.metric, mode=selects, save_weights_only=True,
+            enable_version_counter=False,
+        )  # fmt: skip
+        last = PortableModelCheckpoint(dirpath=self.checkpoints, filename="last", enable_version_counter=False)
+        rows, resuming = choose_rows(module, self.train, settings), self.resume and last_path.is_file()
+        identity = {**self.identity, **_describe_training(module, len(self.train), settings), **rows.identity()}
+        saver = Checkpoints(last_path, every=settings.checkpoint_steps, identity=identity, steps=steps)
+        if resuming:
+            saver.skip_finished_steps()
+        timer, curve = Timer(), Curve(self.metric)  # Their state is in the checkpoint: a resumed run continues both.
+        recent = lightning_callbacks.RecentCheckpoints(self.checkpoints, settings.soup) if settings.soup > 1 else None
         average = lightning_callbacks.MovingAverage(settings.ema)
-        callbacks += [lightning_callbacks.RawWeights(average), average]
-    if settings.patience is not None:
-        callbacks.append(patience := Patience(metric, selects, settings.patience))
-    return recent, patience, callbacks
-
-
-def _create_trainer(
-    module: DistillationModule,
-    settings: TrainerSettings,
-    *,
-    steps_per_epoch: int,
-    callbacks: list[Callback],
-    logger: Logger | Sequence[Logger] | None,
-) -> L.Trainer:
-    """Returns Lightning's trainer of this rank."""
-    trainer = L.Trainer(
-        accelerator=settings.accelerator,
-        devices=select_devices(settings.device()),
-        strategy=create_strategy(settings.strategy, settings.device()),
-        precision=settings.resolved_precision(),  # type: ignore[arg-type]
-        max_steps=module.total_steps,
-        val_check_interval=evaluation_interval(settings.evaluations, steps_per_epoch),
-        check_val_every_n_epoch=None,  # Steps are counted across epochs.
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=False if logger is None else logger if isinstance(logger, Logger) else list(logger),
-        log_every_n_steps=max(1, min(50, module.total_steps // 20)),
-        callbacks=callbacks,
-        use_distributed_sampler=False,
-        plugins=[AtomicCheckpointIO()],
-        inference_mode=settings.strategy != "fsdp",  # Inference mode fails on gathered weights.
-    )
-    return prepare_trainer(trainer, settings.strategy)
-
-
-def _summarize(
-    module: DistillationModule,
-    train: Loader,
-    settings: TrainerSettings,
-    *,
-    seconds: float,
-    steps: int,
-    best: PortableModelCheckpoint,
-    stopped_early: int | None,
-    soup: lightning_callbacks.Soup | None,
-    peak_rss_mb: float | None,
-    rise: float | None,
-) -> Fit:
-    """Returns duration and throughput, computed from the counters of the module."""
-    seconds = max(seconds, 1e-9)
-    score = float(best.best_model_score) if best.best_model_score is not None else float("nan")
-    return Fit(
-        seconds=seconds,
-        epochs=module.examples_seen / epoch_size(train) if train.batch_sampler else None,
-        steps=steps,
-        precision=settings.resolved_precision(),
-        examples_per_second=module.examples_seen / seconds,
-        tokens_per_second=module.tokens_seen / seconds,
-        padding=1 - module.tokens_seen / max(1, module.tokens_computed),
-        peak_rss_mb=peak_rss_mb,
-        best=soup.metric if soup is not None and soup.taken else score,
-        stopped_early=stopped_early,
-        soup=soup.record() if soup is not None else None,
-        rise=rise,
-    )
-
-
-def _print_ending(
-    title: str,
-    metric: str,
-    settings: TrainerSettings,
-    *,
-    steps: int,
-    patience: Patience | None,
-    soup: lightning_callbacks.Soup | None,
-) -> None:
-    """Prints a notice of an early stop, and of weights that are an average."""
-    if patience is not None and patience.stopped is not None:
-        print_notice(
-            f"{title}: stopped at step {patience.stopped:,} of {steps:,} after {patience.wait_count} evaluations "
-            f"without a better {metric}"
+        averages = [lightning_callbacks.RawWeights(average), average] if settings.ema > 0 else []
+        patience = None if settings.patience is None else Patience(self.metric, selects, settings.patience)
+        bar = ProgressBar(self.title, self.metric, selects, weights=module.objective.weights) if is_first else None
+        # Lightning moves every Checkpoint to the end. The others run before one is written, which has their state.
+        chosen = (recent, *averages, patience, *self.further)
+        used = (best, *chosen, curve, _EvaluateAfterLastStep(), saver, last, timer, bar)
+        trainer = self._create_trainer([callback for callback in used if callback is not None], logger)
+        with _copy_before_sharding(module, settings), _train_faster(module, rows, settings), saver.stop_on_signals():
+            trainer.fit(module, self.train, self.dev, ckpt_path=str(last_path) if resuming else None, weights_only=True)
+        if resuming:
+            steps.skip = 0  # A training that had ended skipped none, and the next one with these batches must not.
+        soup = None
+        if is_first:
+            with _accelerate(module.student, settings):
+                soup = lightning_callbacks.take_best_weights(module, self.dev, settings, best=best, recent=recent)
+            self._print_ending(patience, soup)
+        seconds = max(timer.time_elapsed("train"), 1e-9)
+        score = float("nan") if best.best_model_score is None else float(best.best_model_score)
+        return Fit(
+            seconds=seconds,
+            epochs=module.examples_seen / epoch_size(self.train) if self.train.batch_sampler else None,
+            steps=trainer.global_step,
+            precision=settings.resolved_precision(),
+            examples_per_second=module.examples_seen / seconds,
+            tokens_per_second=module.tokens_seen / seconds,
+            padding=1 - module.tokens_seen / max(1, module.tokens_computed),
+            peak_rss_mb=processes.peak_mb() if measures_memory else None,
+            best=soup.metric if soup is not None and soup.taken else score,
+            stopped_early=None if patience is None else patience.stopped,
+            soup=None if soup is None else soup.record(),
+            rise=find_rise(curve.values, selects=selects, examples=len(cast(Examples, self.dev.dataset))),
         )
-    if soup is not None and soup.taken:
-        print_notice(
-            f"{title}: the average of the last {len(soup.steps)} evaluations is taken, which has {metric} "
-            f"{soup.metric:.4f}; the best one has {soup.best:.4f}"
+
+    def _create_trainer(self, callbacks: list[Callback], logger: Logger | Sequence[Logger] | None) -> L.Trainer:
+        """Returns Lightning's trainer of this rank."""
+        settings, total_steps = self.settings, self.module.total_steps
+        trainer = L.Trainer(
+            accelerator=settings.accelerator,
+            devices=select_devices(settings.device()),
+            strategy=create_strategy(settings.strategy, settings.device()),
+            precision=settings.resolved_precision(),  # type: ignore[arg-type]
+            max_steps=total_steps,
+            val_check_interval=evaluation_interval(settings.evaluations, len(self.train)),
+            check_val_every_n_epoch=None,  # Steps are counted across epochs.
+            num_sanity_val_steps=0,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False if logger is None else logger if isinstance(logger, Logger) else list(logger),
+            log_every_n_steps=max(1, min(50, total_steps // 20)),
+            callbacks=callbacks,
+            use_distributed_sampler=False,
+            plugins=[AtomicCheckpointIO()],
+            inference_mode=settings.strategy != "fsdp",  # Inference mode fails on gathered weights.
         )
-    elif soup is None and settings.soup > 1:
-        print_notice(f"{title}: dev was evaluated once, so soup={settings.soup} averages nothing")
+        return prepare_trainer(trainer, settings.strategy)
+
+    def _print_ending(self, patience: Patience | None, soup: lightning_callbacks.Soup | None) -> None:
+        """Prints a notice of an early stop, and of weights that are an average."""
+        if patience is not None and patience.stopped is not None:
+            print_notice(
+                f"{self.title}: stopped at step {patience.stopped:,} of {self.module.total_steps:,} after "
+                f"{patience.wait_count} evaluations without a better {self.metric}"
+            )
+        if soup is not None and soup.taken:
+            print_notice(
+                f"{self.title}: the average of the last {len(soup.steps)} evaluations is taken, which has "
+                f"{self.metric} {soup.metric:.4f}; the best one has {soup.best:.4f}"
+            )
+        elif soup is None and self.settings.soup > 1:
+            print_notice(f"{self.title}: dev was evaluated once, so soup={self.settings.soup} averages nothing")
 
 
 def _describe_training(module: DistillationModule, steps_per_epoch: int, settings: TrainerSettings) -> dict[str, Any]:
@@ -444,7 +405,7 @@ def _describe_training(module: DistillationModule, steps_per_epoch: int, setting
     steps = [module.total_steps, steps_per_epoch, settings.accumulate]
     frozen = {"frozen_steps": module.frozen_steps} if module.frozen_steps else {}  # Earlier versions have none.
     return {
-        "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.seed,
+        "model": shapes, "steps": steps, "precision": settings.resolved_precision(), "seed": module.settings.seed,
         "processes": processes.world_size(), "schedule": settings.schedule, "min_steps": settings.min_steps,
         "ema": settings.ema, "soup": settings.soup, "patience": settings.patience, **frozen,
     }  # fmt: skip

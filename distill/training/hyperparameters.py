@@ -199,15 +199,9 @@ class TrainerSettings:
             return f"up to {self.batch_tokens * micro_batches:,} tokens"
         return f"{(self.batch_size or 0) * micro_batches:,} examples"
 
-    def optimization(self, steps_per_epoch: int) -> dict[str, Any]:
-        """Returns the arguments of `DistillationModule` that concern the optimizer."""
-        names = (
-            "learning_rate", "embeddings_learning_rate", "weight_decay", "betas", "eps", "warmup", "clip", "schedule",
-            "seed",
-        )  # fmt: skip
-        steps = self.total_steps(steps_per_epoch)
-        frozen = math.ceil(round(self.frozen_embeddings * steps, 6))
-        return {name: getattr(self, name) for name in names} | {"total_steps": steps, "frozen_steps": frozen}
+    def frozen_steps(self, steps: int) -> int:
+        """Returns the number of the first of all `steps` in which the table of embeddings stays as it is."""
+        return math.ceil(round(self.frozen_embeddings * steps, 6))
 
     def key(self) -> dict[str, Any]:
         """Returns the settings that the result of a training depends on, for the key of a cache."""

@@ -37,6 +37,7 @@ from distill.models.decoding import choose_tokens, continue_prompts, up_to_end
 from distill.models.forward import to_device
 from distill.models.wrappers import find_table
 from distill.training import processes
+from distill.training.hyperparameters import TrainerSettings
 from distill.training.strategies import shard_module
 
 _NO_OUTPUTS = frozenset[str]()
@@ -311,6 +312,7 @@ _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with
 
 
 NOTHING = Signal()  # That of no teacher.
+DEFAULTS = TrainerSettings(learning_rate=5e-5, batch_size=32, max_steps=1000)
 
 
 class DistillationModule(L.LightningModule):
@@ -322,14 +324,9 @@ class DistillationModule(L.LightningModule):
     Args:
         scoring: computes the metrics of dev, by which checkpoints are selected; a step alone needs none.
         signal: the teacher's outputs, which are not part of checkpoints and optimizer.
-        total_steps: optimizer steps of the whole training.
-        schedule: course of the learning rate after the warm-up: `linear` or `cosine` to zero, or `constant`.
-        warmup: share of the steps over which the learning rate rises from zero.
-        embeddings_learning_rate: that of tables of embeddings; None: `learning_rate`.
-        betas, eps: of AdamW.
-        clip: largest norm of the gradient; 0 does not clip.
-        frozen_steps: number of the first steps in which the student's table of embeddings stays as it is.
-        seed: dropout depends only on the seed, the step and the rank, so that a resumed training is the same.
+        settings: of the optimizer. Dropout depends only on the seed, the step and the rank, so that a resumed training
+            is the same.
+        steps_per_epoch: number of optimizer steps in an epoch.
     """
 
     def __init__(
@@ -340,17 +337,8 @@ class DistillationModule(L.LightningModule):
         task: Learnable,
         scoring: Scoring = Scoring(),  # noqa: B008  # Without fields.
         signal: Signal = NOTHING,
-        learning_rate: float = 5e-5,
-        embeddings_learning_rate: float | None = None,
-        weight_decay: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        warmup: float = 0.1,
-        clip: float = 1.0,
-        total_steps: int = 1000,
-        schedule: str = "linear",
-        frozen_steps: int = 0,
-        seed: int = 0,
+        settings: TrainerSettings = DEFAULTS,
+        steps_per_epoch: int = 1,
     ) -> None:
         super().__init__()
         if objective.needs_teacher and signal is NOTHING:
@@ -360,11 +348,8 @@ class DistillationModule(L.LightningModule):
         self.objective = objective
         self.task, self.scoring = task, scoring
         self.signal = signal if objective.needs_teacher else NOTHING
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        self.embeddings_learning_rate = embeddings_learning_rate
-        self.betas, self.eps = betas, eps
-        self.warmup, self.clip, self.total_steps, self.seed = warmup, clip, total_steps, seed
-        self.schedule, self.frozen_steps = _SCHEDULES[schedule], frozen_steps
+        self.settings, self.total_steps = settings, settings.total_steps(steps_per_epoch)
+        self.frozen_steps = settings.frozen_steps(self.total_steps)
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
         self.teacher_seconds = 0.0
         self._dev_scores: list[tuple[Columns, Columns]] = []
@@ -377,7 +362,7 @@ class DistillationModule(L.LightningModule):
 
     def training_step(self, micro_batches: list[dict[str, Tensor]], batch_idx: int) -> None:
         step, teacher_seconds = self.global_step, self.signal.seconds
-        torch.manual_seed(self.seed * 1_000_003 + step + processes.get_rank() * _RANK_SEED_STRIDE)
+        torch.manual_seed(self.settings.seed * 1_000_003 + step + processes.get_rank() * _RANK_SEED_STRIDE)
         optimizer = self.optimizers()
         micro_batches = [self.choose_targets(batch) for batch in micro_batches]
         counts = processes.all_reduce(torch.stack([self._counts(batch) for batch in micro_batches]).sum(dim=0))
@@ -399,9 +384,9 @@ class DistillationModule(L.LightningModule):
         if step < self.frozen_steps and (table := find_table(self.student)) is not None:
             for parameter in table.parameters():
                 parameter.grad = None  # AdamW leaves out a tensor without a gradient, its decay and moments too.
-        if self.clip > 0:
+        if self.settings.clip > 0:
             # Including the projections of the objective.
-            nn.utils.clip_grad_norm_(list(self.parameters()), self.clip)
+            nn.utils.clip_grad_norm_(list(self.parameters()), self.settings.clip)
         optimizer.step()  # type: ignore[union-attr]
         optimizer.zero_grad()  # type: ignore[union-attr]
         self.lr_schedulers().step()  # type: ignore[union-attr, call-arg]
@@ -538,12 +523,15 @@ class DistillationModule(L.LightningModule):
         self.log_dict({f"dev/{name}": value for name, value in dev_metrics(self.scoring, scores).items()})
 
     def configure_optimizers(self) -> Any:
+        settings = self.settings
         optimizer = torch.optim.AdamW(
-            parameter_groups(self, self.weight_decay, embeddings_learning_rate=self.embeddings_learning_rate),
-            lr=self.learning_rate, betas=self.betas, eps=self.eps, fused=True,
+            parameter_groups(
+                self, settings.weight_decay, embeddings_learning_rate=settings.embeddings_learning_rate
+            ),
+            lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True,
         )  # fmt: skip
-        warmup = math.ceil(self.warmup * self.total_steps)
-        schedule = get_scheduler(self.schedule, optimizer, warmup, self.total_steps)
+        warmup = math.ceil(settings.warmup * self.total_steps)
+        schedule = get_scheduler(_SCHEDULES[settings.schedule], optimizer, warmup, self.total_steps)
         return [optimizer], [schedule]
 
 

@@ -48,8 +48,7 @@ def make_toy(cell: Cell, directory: Path, **options: Any) -> Toy:
     )
     loaders = all_task_loaders(cell.examples, steps=2, **settings.batches())
     # With this epsilon a step is not enlarged where the gradient is a rounding error, because softmax cancels a bias.
-    options = settings.optimization(len(loaders["train"])) | {"eps": 1e-2}
-    module = cell.module(cell.build(), **options)
+    module = cell.module(cell.build(), settings=replace(settings, eps=1e-2), steps_per_epoch=len(loaders["train"]))
     return Toy(module, loaders, settings, cell.tokenizer, directory)
 
 
@@ -92,9 +91,9 @@ def test_cached_outputs_give_the_losses_and_gradients_of_a_live_teacher(
 
 def fit_all(toys: list[Toy]) -> None:
     for toy in toys:
-        fitting._fit(
-            toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings, toy.directory, "toy", {}, (), False
-        )
+        fitting.RankTraining(
+            toy.module, toy.loaders["train"], toy.loaders["dev"], toy.settings, toy.directory, "toy"
+        ).run()
 
 
 def without_dropout(toy: Toy) -> Toy:

@@ -90,10 +90,10 @@ def test_a_table_of_the_teacher_is_frozen_at_first_below_random_layers_without_a
         assert ("frozen_embeddings" in chosen) == (name == "teacher")
     assert frozen == {"teacher": 0.33, "random": 0, "layers": 0}
     assert [hyperparameters.has_inherited_table(student) for student in students.values()] == [True, False, True]
-    optimization = TrainerSettings.auto(frozen_embeddings=0.33, max_epochs=5).optimization
+    settings = TrainerSettings.auto(frozen_embeddings=0.33, max_epochs=5)
     with pytest.raises(ValueError, match="learning_rate is auto, expected a value"):
-        optimization(10)
-    assert replace(SETTINGS, frozen_embeddings=0.33, max_epochs=5).optimization(10)["frozen_steps"] == 17
+        settings.total_steps(10)
+    assert settings.frozen_steps(50) == 17
 
 
 def test_a_task_may_need_more_epochs_than_large_data_has():

@@ -150,7 +150,7 @@ def fit_toy(directory: Path, corpus: Path, **options: Any) -> Toy:
     module = make_module("tied")
     toy = DistillationModule(
         student=module.student, objective=module.objective, task=task, scoring=data.with_examples(examples).scoring,
-        signal=module.signal, **settings.optimization(len(loaders["train"])),
+        signal=module.signal, settings=settings, steps_per_epoch=len(loaders["train"]),
     )  # fmt: skip
     fitted = Toy(toy, loaders, settings, tokenizer, directory)
     fitted.fit()

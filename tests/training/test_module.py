@@ -163,7 +163,7 @@ def test_the_optimizer_has_the_betas_and_the_eps_of_the_settings(make_toy: MakeT
     toy = make_toy()
     module = DistillationModule(
         student=toy.module.student, objective=toy.module.objective, task=toy.module.task, signal=toy.module.signal,
-        **settings.optimization(4),
+        settings=settings, steps_per_epoch=4,
     )  # fmt: skip
     [optimizer], _ = module.configure_optimizers()
     assert {(group["betas"], group["eps"]) for group in optimizer.param_groups} == {((0.8, 0.98), 1e-6)}
