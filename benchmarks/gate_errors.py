@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distill.core.contracts import Scores
-from distill.export.gate import FAILED, PASSED, compare, judge, measure_resolution, split_error
+from distill.export.gate import FAILED, PASSED, TorchScores, judge, split_error
 from distill.export.quantization import ExportSettings
 from distill.kinds.classification import LabelSets, OneClass
 from distill.kinds.regression import NumberScores
@@ -123,10 +123,9 @@ def simulate(
 ) -> dict[float, list[str]]:
     """Returns the verdicts of files with this strength for each confidence, in so many draws of dev and of noise."""
     random, verdicts = np.random.default_rng(seed), {confidence: list[str]() for confidence in confidences}
-    resolution = measure_resolution(kind.scoring, draw_pair(kind, number, random)[0])  # It hardly depends on the draw.
     for _ in range(times):
         reference, file = draw_pair(kind, number, random, strength=strength)
-        comparison = compare({"dev": file}, {"dev": reference}, scoring=kind.scoring, resolution=resolution)
+        comparison = TorchScores(kind.scoring, {"dev": reference}).compare({"dev": file})
         for confidence, gates in verdicts.items():
             gates.append(judge(comparison, LIMITS, confidence=confidence).gate)
     return verdicts

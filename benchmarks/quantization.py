@@ -57,17 +57,14 @@ def measure(run: Path, directory: Path, arguments: argparse.Namespace) -> list[d
     dev = splits.scored()["dev"]
     labels = np.asarray(dev.labels)
     reference = {"dev": Scores({"logits": bundle.logits(dev.records())}, labels, np.arange(len(labels)))}
-    scorer, fp32 = Scorer(bundle, splits, reference), run / "bundle" / bundle.manifest["models"]["fp32"]
-    material, target = (
-        quantization.RecipeInput(fp32, weight_bits(this_target()), scorer.calibration(plan.export)),
-        this_target(),
-    )
+    scorer, fp32 = Scorer(bundle, splits, reference, plan.export), run / "bundle" / bundle.manifest["models"]["fp32"]
+    material, target = (quantization.RecipeInput(fp32, weight_bits(this_target()), scorer.calibration()), this_target())
     rows: list[dict[str, Any]] = [{"recipe": "float32", "metrics": scoring.metrics(reference["dev"])}]
     files = [fp32]
     for recipe in RECIPES:
         path = directory / f"{run.name}-{recipe}.onnx"
         settings = replace(plan.export, recipes=(recipe,))
-        search = RecipeSearch(material, target, scoring, reference, scorer.score, settings, scorer.resolution)
+        search = RecipeSearch(material, target, scorer.torch, scorer.score, settings)
         [attempt] = search.run(path, path)
         if path.is_file():  # A failed float16 file is not kept.
             rows.append(dict(attempt))

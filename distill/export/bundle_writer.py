@@ -29,13 +29,11 @@ from distill.export.gate import (
     SAMPLED,
     TRUNCATED,
     GateVerdict,
-    compare,
+    TorchScores,
     judge,
     judge_float32,
     measure_abstention,
-    measure_resolution,
     measure_sensitivity,
-    measure_vectors,
     recommend_batch_size,
 )
 from distill.export.graph import remove_model
@@ -101,32 +99,79 @@ def write_bundle(
     fp32, is_cut = directory / FILES["fp32"], settings.vocabulary == "task"
     export = partial(export_float32, tokenizer=tokenizer, settings=settings, data=splits, info=task.info)
     exported, reader = export(model, fp32)
-    _save_tokenizer(reader, directory / "tokenizer.json")
-    manifest = _create_manifest(model=exported, tokenizer=reader, task=task, splits=splits) | {"teacher": teacher}
-    manifest["decoding"] |= scores["dev"].decoding
-    _update(manifest, directory, {"fp32": fp32.name})
-    scorer = Scorer(edge.Bundle(directory, model="fp32", threads=torch.get_num_threads()), splits, scores)
+    manifest = Manifest.create(directory, model=exported, tokenizer=reader, task=task, splits=splits)
+    manifest.content["teacher"] = teacher
+    manifest.content["decoding"] |= scores["dev"].decoding
+    manifest.write({FLOAT32: fp32.name})
+    bundle = edge.Bundle(directory, model=FLOAT32, threads=torch.get_num_threads())
+    scorer = Scorer(bundle, splits, scores, settings)
     fp32_scores = scorer.score_splits(fp32)
     if is_cut:
         scorer = scorer.marking_reread(fp32_scores)
         fp32_scores = {split: scorer.mark(split, split_scores) for split, split_scores in fp32_scores.items()}
     retrained = None if retrain is None else lambda path: export(retrain(), path)
-    names, attempts = _quantize(fp32, scorer, settings=settings, retrain=retrained)
-    names |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in names], scorer, settings)
-    smaller = _score_files(directory, names, scorer)
-    names = {"fp32": _Name(fp32.name, FORMATS[FLOAT32].recipe, ANY), **{name: names[name] for name in smaller}}
-    file_scores = {"fp32": fp32_scores, **smaller}
-    _report_reading(file_scores["fp32"], pieces=f"{len(reader):,} of {len(tokenizer):,} pieces")
-    files = {name: entry.file for name, entry in names.items()}
-    _update(manifest, directory, files)  # A bundle with them reads plain texts.
-    formats, texts = _describe_files(directory, names, file_scores, scorer, settings=settings)
-    if not is_cut:
-        _set_verdict(formats["fp32"], judge_float32(formats["fp32"], settings))
-    elif not scorer.equals(fp32, exported):
-        _set_verdict(formats["fp32"], GateVerdict(FAILED, "its logits are not those of the model in torch"))
-    manifest |= _summarize(formats)
-    _update(manifest, directory, files)
+    files, attempts = _quantize(fp32, scorer, retrained)
+    files |= _convert(fp32, [name for name in dict.fromkeys(settings.formats) if name not in files], scorer)
+    smaller = _score_files(directory, files, scorer)
+    files = {FLOAT32: _File(fp32.name, FORMATS[FLOAT32].recipe), **{name: files[name] for name in smaller}}
+    file_scores = {FLOAT32: fp32_scores, **smaller}
+    _report_reading(fp32_scores, pieces=f"{len(reader):,} of {len(tokenizer):,} pieces")
+    manifest.write({name: entry.file for name, entry in files.items()})  # A bundle with them reads plain texts.
+    texts = {name: scorer.predict_texts(name) for name in files}
+    formats = {name: scorer.describe(entry, file_scores[name], texts[name]) for name, entry in files.items()}
+    differs = is_cut and not scorer.equals(fp32, exported)
+    if differs or not is_cut:
+        other = GateVerdict(FAILED, "its logits are not those of the model in torch")
+        verdict = other if differs else judge_float32(formats[FLOAT32], settings)
+        formats[FLOAT32]["gate"], formats[FLOAT32]["reason"] = verdict
+    manifest.content.update(_summarize(formats))
+    manifest.write({name: entry.file for name, entry in files.items()})
     return Exported(formats, attempts, file_scores, texts)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of bundle.json in its directory."""
+
+    directory: Path
+    content: dict[str, Any]
+
+    @classmethod
+    def create(
+        cls, directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
+    ) -> "Manifest":
+        """Writes tokenizer.json, and returns the manifest without its models and what follows from their scores."""
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise TypeError(f"{type(tokenizer).__name__} has no fast version, and a bundle needs tokenizer.json")
+        backend.save(str(directory / "tokenizer.json"))
+        info, scoring = task.info, splits.scoring
+        about, optional = scoring.describe(splits), dict[str, Any]()
+        decoding = {} if info.max_target is None else _describe_targets(model, tokenizer, info.max_target)
+        if about.get("prefix"):
+            decoding["prefix"] = about["prefix"]
+        if info.generates:
+            beams = None if scoring.writing is None else scoring.writing.beams  # Of texts that are scored.
+            optional["generation"] = describe_generation(model, backend, beams=beams, max_target=info.max_target)
+        return cls(directory, {
+            "format": FORMAT, "kind": info.kind, "decoder": info.decoder, "task": info.name, "pair": info.pair,
+            "labels": about["labels"], "positive": about.get("positive"), **scoring.describe_functions(),
+            "max_length": info.max_length, "decoding": decoding, "truncation_side": tokenizer.truncation_side,
+            "doc_stride": about.get("doc_stride"), **optional,
+            "inputs": [name for name in input_names(model, tokenizer) if name in INPUTS or not info.generates],
+            "padding": {
+                "input_ids": tokenizer.pad_token_id, "attention_mask": 0,
+                "token_type_ids": tokenizer.pad_token_type_id,
+            },
+            "padding_side": tokenizer.padding_side, "models": {}, **_summarize({}), "files": {},
+        })  # fmt: skip
+
+    def write(self, models: Mapping[str, str]) -> None:
+        """Writes bundle.json with the names of the models, and the SHA-256 of every file."""
+        paths = [path for file in models.values() for path in list_with_encoder(self.directory / file)]
+        self.content["models"] = dict(models)
+        self.content["files"] = {path.name: hash_file(path) for path in (*paths, self.directory / "tokenizer.json")}
+        write_json(self.directory / "bundle.json", self.content)
 
 
 def wrap_file(
@@ -135,9 +180,8 @@ def wrap_file(
     """Makes `directory` a bundle of one float32 file, which it links to, so that it can be scored from raw text."""
     for path in list_with_encoder(file):
         (directory / path.name).symlink_to(path.absolute())
-    _save_tokenizer(tokenizer, directory / "tokenizer.json")
-    manifest = _create_manifest(model=model, tokenizer=tokenizer, task=task, splits=splits)
-    _update(manifest, directory, {FLOAT32: file.name})
+    manifest = Manifest.create(directory, model=model, tokenizer=tokenizer, task=task, splits=splits)
+    manifest.write({FLOAT32: file.name})
 
 
 def export_float32(
@@ -196,63 +240,55 @@ def _list_vectors(formats: Mapping[str, ExportedFile]) -> dict[str, list[dict[st
     }
 
 
-def _set_verdict(file: ExportedFile, verdict: GateVerdict) -> None:
-    file["gate"], file["reason"] = verdict
-
-
 @dataclass(frozen=True)
-class _Name:
+class _File:
     """The file of a model, its recipe in words, the processors that it is for, and the confidence that it needs."""
 
     file: str
     recipe: str
-    target: str
+    target: str = ANY
     confidence: float = LEVEL
 
 
 def _quantize(
-    fp32: Path, scorer: "Scorer", *, settings: ExportSettings, retrain: Callable[[Path], object] | None
-) -> tuple[dict[str, _Name], list[RecipeAttempt]]:
+    fp32: Path, scorer: "Scorer", retrain: Callable[[Path], object] | None
+) -> tuple[dict[str, _File], list[RecipeAttempt]]:
     """Writes the best int8 file for each target beside `fp32`; returns the files by name, and all attempts."""
-    names, attempts = dict[str, _Name](), list[RecipeAttempt]()
+    files, attempts, settings = dict[str, _File](), list[RecipeAttempt](), scorer.settings
     if INT8 not in settings.formats:
-        return names, attempts
-    feeds = scorer.calibration(settings)
+        return files, attempts
+    feeds, decoder = scorer.calibration(), scorer.bundle.decoder
     for number, (bits, target) in enumerate(_list_targets(settings).items()):
         int8 = f"{INT8}-{target}" if number else INT8
-        material = RecipeInput(fp32, bits, feeds, ties=scorer.bundle.decoder.generates or scorer.bundle.decoder.targets)
-        search = RecipeSearch(
-            material, target, scorer.scoring, scorer.scores, scorer.score, settings,
-            scorer.resolution, retrain=retrain,
-        )  # fmt: skip
+        material = RecipeInput(fp32, bits, feeds, ties=decoder.generates or decoder.targets)
+        search = RecipeSearch(material, target, scorer.torch, scorer.score, settings, retrain)
         tried = search.run(fp32.with_name(f"model.{int8}.onnx"), fp32.with_name(FORMATS["fp16"].file))
         for attempt in (attempt for attempt in tried if attempt["chosen"]):
             format = RECIPES[attempt["recipe"]].format
             name, file_target = (int8, target) if format == INT8 else (format, ANY)
-            names[name] = _Name(f"model.{name}.onnx", attempt["words"], file_target, attempt["confidence"])
+            files[name] = _File(f"model.{name}.onnx", attempt["words"], file_target, attempt["confidence"])
         attempts += tried
-    return names, attempts
+    return files, attempts
 
 
-def _convert(fp32: Path, formats: Sequence[str], scorer: "Scorer", settings: ExportSettings) -> dict[str, _Name]:
+def _convert(fp32: Path, formats: Sequence[str], scorer: "Scorer") -> dict[str, _File]:
     """Writes the files of formats that have one recipe beside `fp32`; returns them by name."""
-    bits, target = min(_list_targets(settings).items())
-    material = RecipeInput(fp32, bits, lambda: scorer.calibration(settings)())
-    names = {}
-    for name in formats:
-        format = FORMATS[name]
-        path = fp32.with_name(format.file)
+    bits, target = min(_list_targets(scorer.settings).items())
+    material = RecipeInput(fp32, bits, lambda: scorer.calibration()())
+    files = {}
+    for name, format in ((name, FORMATS[name]) for name in formats):
         if format.write is not None:
+            path = fp32.with_name(format.file)
             write_with_encoder(format.write, material, path)
             print_line(f"  {count_bytes(path) / 1e6:.1f} MB: {format.recipe}")
-            names[name] = _Name(format.file, format.recipe, target if format.has_target else ANY)
-    return names
+            files[name] = _File(format.file, format.recipe, target if format.has_target else ANY)
+    return files
 
 
-def _score_files(directory: Path, names: Mapping[str, _Name], scorer: "Scorer") -> dict[str, dict[str, Scores]]:
+def _score_files(directory: Path, files: Mapping[str, _File], scorer: "Scorer") -> dict[str, dict[str, Scores]]:
     """Returns the scores of each file; removes those whose outputs are not finite, as float16 may have them."""
     scores = {}
-    for name, entry in names.items():
+    for name, entry in files.items():
         try:
             scores[name] = scorer.score_splits(directory / entry.file)
         except NumericalError as error:
@@ -273,6 +309,7 @@ class Scorer:
     bundle: edge.Bundle
     splits: Data
     scores: Mapping[str, Scores]
+    settings: ExportSettings = ExportSettings()  # noqa: RUF009  # It is frozen.
     reread: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -280,9 +317,26 @@ class Scorer:
         return self.splits.scoring
 
     @cached_property
-    def resolution(self) -> float | None:
-        """That of `gate.measure_resolution`."""
-        return measure_resolution(self.scoring, self.scores["dev"])
+    def torch(self) -> TorchScores:
+        """The scores of the torch model, which are compared with those of the files."""
+        return TorchScores(self.scoring, self.scores)
+
+    def describe(self, file: _File, scores: Mapping[str, Scores], texts: Texts) -> ExportedFile:
+        """Returns the entry of a file of the bundle in run.json's `export`."""
+        settings, path = self.settings, self.bundle.directory / file.file
+        comparison = self.torch.compare(scores)
+        verdict = judge(comparison, settings, target=file.target, confidence=file.confidence)
+        share, sensitivity = settings.abstain, self.compare_batches(path)
+        return {
+            "file": file.file, "bytes": count_bytes(path), **comparison,
+            "metrics": {**comparison["metrics"], **text_metrics(self.splits, texts)},
+            "gate": verdict.gate, "reason": verdict.reason, "confidence": file.confidence,
+            "recipe": file.recipe, "target": file.target,
+            "abstain": None if share is None else measure_abstention(scores, scoring=self.scoring, share=share),
+            "batch_sensitivity": sensitivity,
+            "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
+            "vectors": self.torch.measure_vectors(scores, settings),
+        }  # fmt: skip
 
     def marking_reread(self, fp32_scores: Mapping[str, Scores]) -> "Scorer":
         """Returns a scorer that marks the items which a smaller vocabulary reads as other pieces.
@@ -439,15 +493,15 @@ class Scorer:
         """Returns the scores of a file on every split."""
         return {split: self.score(path, split) for split in self.scores}
 
-    def calibration(self, settings: ExportSettings) -> Callable[[], Iterator[dict[str, np.ndarray]]]:
+    def calibration(self) -> Callable[[], Iterator[dict[str, np.ndarray]]]:
         """Returns a function that yields batches of training text, the same in every run.
 
         Raises:
             UserError: if there is less text than the user asked for.
         """
-        records = self.splits.training().records()
-        number = min(CALIBRATION, len(records)) if settings.calibration is None else settings.calibration
-        check_calibration(len(records), settings)
+        records, wanted = self.splits.training().records(), self.settings.calibration
+        check_calibration(len(records), self.settings)
+        number = min(CALIBRATION, len(records)) if wanted is None else wanted
         chosen = np.sort(np.random.default_rng(0).choice(len(records), size=number, replace=False))
         return lambda: self.bundle.inputs([records[row] for row in chosen], batch_size=CALIBRATION_BATCH)
 
@@ -509,43 +563,6 @@ def check_calibration(examples: int, settings: ExportSettings) -> None:
         )
 
 
-def _describe_files(
-    directory: Path,
-    names: Mapping[str, _Name],
-    scores: Mapping[str, Mapping[str, Scores]],
-    scorer: Scorer,
-    *,
-    settings: ExportSettings,
-) -> tuple[dict[str, ExportedFile], dict[str, Texts]]:
-    """Returns the `export` of run.json, and the predictions of each file for plain texts."""
-    texts = {name: scorer.predict_texts(name) for name in names}
-    formats = {
-        name: _describe(directory / entry.file, entry, scores[name], texts[name], scorer, settings=settings)
-        for name, entry in names.items()
-    }
-    return formats, texts
-
-
-def _describe(
-    path: Path, entry: _Name, scores: Mapping[str, Scores], texts: Texts, scorer: Scorer, *, settings: ExportSettings
-) -> ExportedFile:
-    """Returns the entry of a file in run.json's `export`."""
-    comparison = compare(scores, scorer.scores, scoring=scorer.scoring, resolution=scorer.resolution)
-    verdict = judge(comparison, settings, target=entry.target, confidence=entry.confidence)
-    share, sensitivity = settings.abstain, scorer.compare_batches(path)
-    vectors = measure_vectors(scores, scorer.scores, scoring=scorer.scoring, settings=settings)
-    return {
-        "file": entry.file, "bytes": count_bytes(path), **comparison,
-        "metrics": {**comparison["metrics"], **text_metrics(scorer.splits, texts)},
-        "gate": verdict.gate, "reason": verdict.reason, "confidence": entry.confidence,
-        "recipe": entry.recipe, "target": entry.target,
-        "abstain": None if share is None else measure_abstention(scores, scoring=scorer.scoring, share=share),
-        "batch_sensitivity": sensitivity,
-        "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
-        "vectors": vectors,
-    }  # fmt: skip
-
-
 def text_metrics(data: Data, texts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, float]:
     """Returns the metrics of predictions for the plain texts of each split by their names in run.json."""
     splits, metrics = data.scored(), dict[str, float]()
@@ -563,70 +580,9 @@ def _list_targets(settings: ExportSettings) -> dict[int, str]:
     return targets
 
 
-def _create_manifest(
-    *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
-) -> dict[str, Any]:
-    """Returns the content of bundle.json without its models and what follows from their scores."""
-    about = splits.scoring.describe(splits)
-    return {
-        "format": FORMAT,
-        "kind": task.info.kind,
-        "decoder": task.info.decoder,
-        "task": task.info.name,
-        "pair": task.info.pair,
-        "labels": about["labels"],
-        "positive": about.get("positive"),
-        **splits.scoring.describe_functions(),
-        "max_length": task.info.max_length,
-        "decoding": {
-            **({} if task.info.max_target is None else _describe_targets(model, tokenizer, task.info.max_target)),
-            **({"prefix": about["prefix"]} if about.get("prefix") else {}),
-        },
-        "truncation_side": tokenizer.truncation_side,
-        "doc_stride": about.get("doc_stride"),
-        **({"generation": _describe_generation(model, tokenizer, task, splits)} if task.info.generates else {}),
-        "inputs": [name for name in input_names(model, tokenizer) if name in INPUTS or not task.info.generates],
-        "padding": {
-            "input_ids": tokenizer.pad_token_id,
-            "attention_mask": 0,
-            "token_type_ids": tokenizer.pad_token_type_id,
-        },
-        "padding_side": tokenizer.padding_side,
-        "models": {},
-        **_summarize({}),
-        "files": {},
-    }
-
-
-def _describe_generation(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, splits: Data
-) -> dict[str, Any]:
-    """Returns how texts are written, with the beams of those that are scored."""
-    writing = splits.scoring.writing
-    return describe_generation(
-        model, tokenizer.backend_tokenizer, beams=None if writing is None else writing.beams,
-        max_target=task.info.max_target,
-    )  # fmt: skip
-
-
 def _describe_targets(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_target: int) -> dict[str, Any]:
     """Returns what a decoder needs to tokenize a target: the tokens around it, and the tokens that it is cut to."""
     if fills_targets(model):
         return find_frame(tokenizer, max_target).describe()
     start = int(model.config.decoder_start_token_id)
     return {"start": start, "end": tokenizer.eos_token_id, "max_target": max_target}
-
-
-def _update(manifest: dict[str, Any], directory: Path, models: Mapping[str, str]) -> None:
-    """Writes bundle.json with the names of the models, and the SHA-256 of every file."""
-    paths = [path for file in models.values() for path in list_with_encoder(directory / file)]
-    manifest["models"] = dict(models)
-    manifest["files"] = {path.name: hash_file(path) for path in (*paths, directory / "tokenizer.json")}
-    write_json(directory / "bundle.json", manifest)
-
-
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise TypeError(f"{type(tokenizer).__name__} has no fast version, and a bundle needs tokenizer.json")
-    backend.save(str(path))

@@ -6,7 +6,8 @@ measures one range of an activation for a whole batch. A large value in one text
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -185,60 +186,78 @@ class GateVerdict(NamedTuple):
     reason: str | None = None
 
 
-def compare(
-    scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, scoring: Scoring, resolution: float | None
-) -> FileComparison:
-    """Compares the scores of an exported file with `reference`, those of the torch model.
+@dataclass(frozen=True)
+class TorchScores:
+    """The scores of the torch model by split, with which those of every exported file are compared."""
 
-    Items that the file truncates or reads as other pieces count in its metrics, in the drop and in the agreement.
-    Logits, probabilities and calibration are compared at the others.
+    scoring: Scoring
+    scores: Mapping[str, Scores]
 
-    Args:
-        resolution: that of `measure_resolution`, which is the same for all files.
-    """
-    both = _select_common(scores["dev"], reference["dev"])
-    values, expected = (of.columns[scoring.compared_column] for of in both)
-    drop, interval, examples = measure_drop(scoring, reference["dev"], scores["dev"])
-    errors = [scoring.calibration_error(of) for of in both]
-    return {
-        "max_abs_diff": float(np.abs(values - expected).max()),
-        "max_probability_diff": scoring.probability_diff(*both),
-        "agreement": scoring.agreement(scores["dev"], reference["dev"]),
-        "metrics": split_metrics(scoring, scores),
-        "drop": drop,
-        "interval": interval,
-        "examples": examples,
-        "resolution": resolution,
-        "types": compare_types(scoring, scores["dev"], reference["dev"]),
-        "ece": errors[0],
-        "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
-    }
+    @cached_property
+    def resolution(self) -> float | None:
+        """The drop that dev cannot rule out for a file with the predictions of torch.
 
+        It is 0 for a metric that no prediction moves, and None for one without a worst value.
+        """
+        scoring, dev = self.scoring, self.scores["dev"]
+        if scoring.example_metric(dev) is None and scoring.spoil(scoring.condense(dev)) is None:
+            return None
+        return self.measure_drop(dev)[1][1]
 
-def measure_resolution(scoring: Scoring, reference: Scores) -> float | None:
-    """Returns the drop that dev cannot rule out for a file with the predictions of torch.
+    def compare(self, scores: Mapping[str, Scores]) -> FileComparison:
+        """Compares the scores of an exported file with those of torch.
 
-    Returns:
-        0 for a metric that no prediction moves, and None for one without a worst value.
-    """
-    if scoring.example_metric(reference) is None and scoring.spoil(scoring.condense(reference)) is None:
-        return None
-    return measure_drop(scoring, reference, reference)[1][1]
+        Items that the file truncates or reads as other pieces count in its metrics, in the drop and in the agreement.
+        Logits, probabilities and calibration are compared at the others.
+        """
+        scoring, reference = self.scoring, self.scores["dev"]
+        both = _select_common(scores["dev"], reference)
+        values, expected = (of.columns[scoring.compared_column] for of in both)
+        drop, interval, examples = self.measure_drop(scores["dev"])
+        errors = [scoring.calibration_error(of) for of in both]
+        return {
+            "max_abs_diff": float(np.abs(values - expected).max()),
+            "max_probability_diff": scoring.probability_diff(*both),
+            "agreement": scoring.agreement(scores["dev"], reference),
+            "metrics": split_metrics(scoring, scores),
+            "drop": drop,
+            "interval": interval,
+            "examples": examples,
+            "resolution": self.resolution,
+            "types": compare_types(scoring, scores["dev"], reference),
+            "ece": errors[0],
+            "ece_rise": None if errors[0] is None or errors[1] is None else errors[0] - errors[1],
+        }
 
+    def measure_drop(self, dev: Scores) -> tuple[float, list[float], int]:
+        """Returns the drop of the metric on dev, its interval, and the number of examples.
 
-def measure_drop(scoring: Scoring, reference: Scores, scores: Scores) -> tuple[float, list[float], int]:
-    """Returns the drop of the metric, its interval, and the number of examples.
+        The drop of a metric of which less is better is a share of the torch model's.
+        """
+        difference = compare_examples(self.scoring, self.scores["dev"], dev)
+        assert difference is not None  # As it may be with `only_means` alone.
+        drop, interval = difference["difference"], difference["interval"]
+        assert interval is not None
+        if self.scoring.selects == "min":
+            scale = -self.scoring.selecting_metric(self.scores["dev"])
+            drop, interval = drop / scale, [end / scale for end in reversed(interval)]
+        return drop, interval, difference["number"]
 
-    The drop of a metric of which less is better is a share of the torch model's.
-    """
-    difference = compare_examples(scoring, reference, scores)
-    assert difference is not None  # As it may be with `only_means` alone.
-    drop, interval = difference["difference"], difference["interval"]
-    assert interval is not None
-    if scoring.selects == "min":
-        scale = -scoring.selecting_metric(reference)
-        drop, interval = drop / scale, [end / scale for end in reversed(interval)]
-    return drop, interval, difference["number"]
+    def measure_vectors(self, scores: Mapping[str, Scores], settings: ExportSettings) -> list[SmallerVectors]:
+        """Scores every smaller form of the vectors of a file; empty for a task without vectors."""
+        scoring, entries = self.scoring, list[SmallerVectors]()
+        forms = {split: scoring.narrow(of, settings.dimensions) for split, of in scores.items()}
+        whole = scoring.selecting_metric(self.scores["dev"])
+        for number, (form, narrow) in enumerate(forms["dev"]):
+            metrics = split_metrics(scoring, {split: of[number][1] for split, of in forms.items()})
+            drop, interval, _ = self.measure_drop(narrow)
+            verdict = judge_vectors(drop, interval, settings.max_vector_drop)
+            entries.append({
+                "dimensions": form.dimensions, "precision": form.precision, "rescore": form.rescore,
+                "metrics": metrics, "kept": metrics[scoring.metric] / whole if whole > 0 else None, "drop": drop,
+                "interval": interval, "gate": verdict.gate, "reason": verdict.reason,
+            })  # fmt: skip
+        return entries
 
 
 def _select_common(scores: Scores, reference: Scores) -> tuple[Scores, Scores]:
@@ -385,29 +404,6 @@ def judge_float32(comparison: FileComparison, settings: ExportSettings) -> GateV
     )
     faults = _find_faults(comparison, strict, check_drop=True)
     return GateVerdict(FAILED, "; ".join(faults)) if faults else GateVerdict(PASSED)
-
-
-def measure_vectors(
-    scores: Mapping[str, Scores], reference: Mapping[str, Scores], *, scoring: Scoring, settings: ExportSettings
-) -> list[SmallerVectors]:
-    """Scores every smaller form of the vectors of a file; empty for a task without vectors.
-
-    Args:
-        scores: of the file, by split.
-        reference: those of the torch model.
-    """
-    forms = {split: scoring.narrow(of, settings.dimensions) for split, of in scores.items()}
-    whole, entries = scoring.selecting_metric(reference["dev"]), list[SmallerVectors]()
-    for number, (form, narrow) in enumerate(forms["dev"]):
-        metrics = split_metrics(scoring, {split: of[number][1] for split, of in forms.items()})
-        drop, interval, _ = measure_drop(scoring, reference["dev"], narrow)
-        verdict = judge_vectors(drop, interval, settings.max_vector_drop)
-        entries.append({
-            "dimensions": form.dimensions, "precision": form.precision, "rescore": form.rescore, "metrics": metrics,
-            "kept": metrics[scoring.metric] / whole if whole > 0 else None, "drop": drop, "interval": interval,
-            "gate": verdict.gate, "reason": verdict.reason,
-        })  # fmt: skip
-    return entries
 
 
 def judge_vectors(drop: float, interval: list[float], limit: float) -> GateVerdict:

@@ -1,7 +1,7 @@
 """The search for a recipe of quantization: each is scored from its file, in order, until one passes the gate."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,13 +19,12 @@ from distill.export.gate import (
     UNCHECKED,
     UNDECIDED,
     GateVerdict,
-    compare,
+    TorchScores,
     describe_blindness,
     judge,
     split_error,
 )
 from distill.export.quantization import INT8, RECIPES, ExportSettings, Recipe, RecipeInput, write_with_encoder
-from distill.kinds.scoring import Scoring
 from distill.records.schema import FileComparison, RecipeAttempt
 
 FIRST_ROUND = 0.75  # Share of the search's evaluations that measure each matrix alone.
@@ -38,22 +37,18 @@ class RecipeSearch:
     Args:
         material: the float32 file.
         target: the processors that the files are written for.
-        scoring: compares the predictions.
-        reference: the scores of the torch model by split.
+        torch: the scores of the model, which are compared with those of the files.
         score: scores a file on dev.
         settings: of the export.
-        resolution: that of `gate.measure_resolution`.
         retrain: trains the student with quantized weights and activations, and writes it in float32; None if it cannot
             be trained.
     """
 
     material: RecipeInput
     target: str
-    scoring: Scoring
-    reference: Mapping[str, Scores]
+    torch: TorchScores
     score: Callable[[Path], Scores]
     settings: ExportSettings
-    resolution: float | None
     retrain: Callable[[Path], object] | None = None
 
     def run(self, int8: Path, half: Path) -> list[RecipeAttempt]:
@@ -110,7 +105,7 @@ class RecipeSearch:
         """Returns the attempt of a recipe, and whether it is accepted."""
         started = time.perf_counter()
         kept = self._write(name, path, confidence)
-        comparison = self._compare(path)
+        comparison = self.torch.compare({"dev": self.score(path)})
         verdict = judge(comparison, self.settings, target=self.target, confidence=confidence)
         attempt: RecipeAttempt = {
             "recipe": name, "target": self.target,
@@ -143,9 +138,6 @@ class RecipeSearch:
             write_with_encoder(recipe.write, self.material, path)
         return []
 
-    def _compare(self, path: Path) -> FileComparison:
-        return compare({"dev": self.score(path)}, self.reference, scoring=self.scoring, resolution=self.resolution)
-
     def _keep_matrices(self, recipe: Recipe, path: Path, confidence: float) -> list[str]:
         """Keeps matrices in float32, the most sensitive ones first, until the file passes or evaluations run out.
 
@@ -159,7 +151,7 @@ class RecipeSearch:
         for name in order[:tried]:
             kept.append(name)
             write_with_encoder(recipe.write, self.material, path, keep=kept)
-            comparison = self._compare(path)
+            comparison = self.torch.compare({"dev": self.score(path)})
             verdict = judge(comparison, self.settings, confidence=confidence)
             if self._accepts(verdict, comparison, confidence):
                 break
@@ -177,8 +169,8 @@ class RecipeSearch:
 
     def _error(self, recipe: Recipe, path: Path, keep: list[str]) -> float:
         write_with_encoder(recipe.write, self.material, path, keep=keep)
-        column = self.scoring.compared_column
-        values, expected = (scores.columns[column] for scores in (self.score(path), self.reference["dev"]))
+        column = self.torch.scoring.compared_column
+        values, expected = (scores.columns[column] for scores in (self.score(path), self.torch.scores["dev"]))
         return float(np.square(values - expected).mean())
 
 

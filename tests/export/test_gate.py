@@ -14,13 +14,12 @@ from distill.core.errors import OptionError, UserError
 from distill.export import gate as type_recall
 from distill.export.gate import (
     GateVerdict,
+    TorchScores,
     check_abstention,
     check_dev,
     choose_threshold,
-    compare,
     judge,
     measure_abstention,
-    measure_resolution,
     split_error,
 )
 from distill.export.quantization import ExportSettings
@@ -50,8 +49,7 @@ def classified(labels: Sequence[int], predicted: Sequence[int], classes: int = 2
 
 
 def compared(scoring: Scoring, scores: Scores, reference: Scores) -> FileComparison:
-    resolution = measure_resolution(scoring, reference)
-    return compare({"dev": scores}, {"dev": reference}, scoring=scoring, resolution=resolution)
+    return TorchScores(scoring, {"dev": reference}).compare({"dev": scores})
 
 
 def judged(scoring: Scoring, scores: Scores, reference: Scores, settings: ExportSettings = DROP_ONLY) -> GateVerdict:
@@ -194,7 +192,7 @@ def test_a_metric_that_cannot_move_is_undecided(scoring: Scoring, scores: Scores
     ],
 )
 def test_a_metric_of_a_model_that_always_predicts_the_same_can_move(scoring: Scoring, scores: Scores) -> None:
-    resolution = measure_resolution(scoring, scores)
+    resolution = TorchScores(scoring, {"dev": scores}).resolution
     assert resolution is not None
     assert resolution > 0
 

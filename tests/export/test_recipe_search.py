@@ -75,9 +75,8 @@ def search(monkeypatch: Patch, tmp_path: Path) -> Search:
         loose = {"max_probability_diff": 1.0, "min_agreement": 0.9, "max_ece_rise": 1.0}
         scoring = OneClass(("accuracy", "f1"))
         search = RecipeSearch(
-            RecipeInput(tmp_path / "model.onnx", 7), target, scoring, {"dev": scores_with(0)}, quantizer.score,
-            ExportSettings(**loose | settings), gate.measure_resolution(scoring, scores_with(0)),
-            retrain=lambda path: path.write_text("trained"),
+            RecipeInput(tmp_path / "model.onnx", 7), target, gate.TorchScores(scoring, {"dev": scores_with(0)}),
+            quantizer.score, ExportSettings(**loose | settings), retrain=lambda path: path.write_text("trained"),
         )  # fmt: skip
         return search.run(tmp_path / "int8.onnx", tmp_path / "half.onnx"), quantizer
 

@@ -8,7 +8,7 @@ from distill.core.contracts import Scores
 from distill.core.errors import UserError
 from distill.data.retrieval import Judgements
 from distill.edge.bundle_files import read_manifest
-from distill.export.gate import judge_vectors, measure_vectors
+from distill.export.gate import TorchScores, judge_vectors
 from distill.kinds.vector_scores import PairScores, RankingScores
 from distill.training import statistics
 from tests.edge.conftest import Patch, Write
@@ -28,9 +28,8 @@ def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off(monkeypatch: 
     monkeypatch.setattr(statistics, "METRIC_RESAMPLES", 100)
     scoring, scores = PairScores(("spearman", "pearson")), pairs()
     settings = d.ExportSettings(dimensions=[1, 4, 8], max_vector_drop=0.1)
-    narrow, best, whole = measure_vectors(
-        {"dev": scores, "test": scores}, {"dev": scores}, scoring=scoring, settings=settings
-    )
+    torch = TorchScores(scoring, {"dev": scores})
+    narrow, best, whole = torch.measure_vectors({"dev": scores, "test": scores}, settings)
     cut = Scores({"logits": scores.columns["logits"][:, :1]}, scores.labels, scores.example_id)
     for name, value in scoring.metrics(cut).items():
         assert narrow["metrics"][name] == narrow["metrics"][f"test/{name}"] == pytest.approx(value)
@@ -41,7 +40,7 @@ def test_the_metric_of_first_dimensions_is_that_of_vectors_cut_off(monkeypatch: 
     assert [of["gate"] for of in (narrow, best, whole)] == ["failed", "passed", "passed"]
     assert narrow["reason"] == f"drop {narrow['drop']:.4f}, the limit is 0.1"
     assert (whole["dimensions"], whole["drop"], whole["kept"]) == (8, 0.0, 1.0)
-    assert measure_vectors({"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings()) == []
+    assert torch.measure_vectors({"dev": scores}, d.ExportSettings()) == []
 
 
 def test_a_retrieval_set_has_every_precision_of_a_search() -> None:
@@ -52,8 +51,8 @@ def test_a_retrieval_set_has_every_precision_of_a_search() -> None:
     scores = Scores({"logits": np.concatenate([queries, documents])}, labels, np.arange(330))
     data = Judgements(tuple({query: 1} for query in range(30)), tuple(map(str, range(300))))
     scoring = RankingScores(("ndcg@10", "mrr@10"), data=data)
-    entries = measure_vectors(
-        {"dev": scores}, {"dev": scores}, scoring=scoring, settings=d.ExportSettings(dimensions=[16, 64])
+    entries = TorchScores(scoring, {"dev": scores}).measure_vectors(
+        {"dev": scores}, d.ExportSettings(dimensions=[16, 64])
     )
     forms = [(of["dimensions"], of["precision"], of["rescore"]) for of in entries]
     assert forms == [(16, "float32", 0), (64, "float32", 0), (64, "int8", 0), (64, "binary", 0), (64, "binary", 4)]

@@ -29,7 +29,7 @@ from distill.edge.__main__ import main as edge
 from distill.edge.bundle import Bundle
 from distill.edge.decoder import Example
 from distill.export.bundle_writer import write_bundle
-from distill.export.gate import check_abstention, compare, judge
+from distill.export.gate import TorchScores, check_abstention, judge
 from distill.export.quantization import ExportSettings
 from distill.kinds import Classification
 from distill.kinds.classification import LabelSets, choose_thresholds
@@ -277,7 +277,7 @@ def test_noise_in_the_logits_of_a_file_fails_no_gate(monkeypatch: pytest.MonkeyP
         [reference] = fit_decoding(scoring, {"dev": scores_of(logits, labels)}).values()  # type: ignore[arg-type]
         noise = 0.05 * np.random.default_rng(seed + 100).normal(size=logits.shape)
         file = scoring.rescore(reference, (logits + noise)[:, None])
-        comparison = compare({"dev": file}, {"dev": reference}, scoring=scoring, resolution=0.01)
+        comparison = TorchScores(scoring, {"dev": reference}).compare({"dev": file})
         assert abs(comparison["drop"]) < 0.015
         gates.append(judge(comparison, DROP_ONLY).gate)
     assert "failed" not in gates
