@@ -90,7 +90,11 @@ def run_cache(config: DictConfig) -> None:
     older_than_days = _limit("older_than_days", config.job.older_than_days)
     to_gb = _limit("to_gb", config.job.to_gb)
     dry_run = config.job.dry_run
-    _check_options(older_than_days, to_gb, dry_run)
+    if not isinstance(dry_run, bool):
+        raise UserError(f"job.dry_run={dry_run}, expected true or false")
+    if dry_run and older_than_days is None and to_gb is None:
+        raise UserError("job.dry_run=true has no effect alone: add job.older_than_days=DAYS or job.to_gb=GB")
+    refuse_other_options("cache")
     cache_dir = storage.local_path(config.cache_dir)
     if storage.is_copy(cache_dir):
         raise UserError(
@@ -119,14 +123,6 @@ def _limit(name: str, value: object) -> float | None:
     return float(value)
 
 
-def _check_options(older_than_days: float | None, to_gb: float | None, dry_run: object) -> None:
-    if not isinstance(dry_run, bool):
-        raise UserError(f"job.dry_run={dry_run}, expected true or false")
-    if dry_run and older_than_days is None and to_gb is None:
-        raise UserError("job.dry_run=true has no effect alone: add job.older_than_days=DAYS or job.to_gb=GB")
-    refuse_other_options("cache")
-
-
 def scan(cache_dir: Path) -> list[Entry]:
     """Returns all entries and all temporary directories below `cache_dir`, the least recently used first."""
     entries: list[Entry] = []
@@ -137,12 +133,9 @@ def scan(cache_dir: Path) -> list[Entry]:
             name = path.relative_to(root).with_name(match["name"] if match else path.name).as_posix()
             if kind.names.fullmatch(name) and path.is_dir() and not path.is_symlink():
                 entries += _read_entry(path, kind, f"{folder}/{name}", temporary=match is not None)
-    entries = [entry if entry.temporary or not _is_read(entry) else replace(entry, in_use=True) for entry in entries]
+    read = [not entry.temporary and is_locked(entry.path / LEASE) for entry in entries]
+    entries = [replace(entry, in_use=entry.in_use or is_read) for entry, is_read in zip(entries, read, strict=True)]
     return sorted(entries, key=lambda entry: (entry.used, entry.name))
-
-
-def _is_read(entry: Entry) -> bool:
-    return is_locked(entry.path / LEASE)
 
 
 def _read_entry(path: Path, kind: EntryKind, name: str, *, temporary: bool) -> Iterator[Entry]:
@@ -259,12 +252,8 @@ def _print_removed(
     print_line(f"{verb} {_count(removed)}, {decimal(size)}; {decimal(left)} left in {cache_dir}")
     in_use = [entry for entry in entries if entry.in_use]
     if in_use and to_gb is not None and left > to_gb * 1e9:
-        reason = "because another process may be reading or writing"
-        print_notice(f"{_count(in_use)} not removed, {reason}: {_names(in_use)}")
-
-
-def _names(entries: list[Entry]) -> str:
-    return ", ".join(entry.name for entry in entries)
+        reason, names = "because another process may be reading or writing", ", ".join(entry.name for entry in in_use)
+        print_notice(f"{_count(in_use)} not removed, {reason}: {names}")
 
 
 def _count(entries: list[Entry]) -> str:

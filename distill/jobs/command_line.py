@@ -162,7 +162,9 @@ def check_slips(arguments: Sequence[str], valued: Collection[str], list_names: L
     given = [
         argument
         for before, argument in pairwise(["", *arguments])
-        if before not in valued and not argument.startswith(("-", "~")) and not _is_unknown(before)
+        if before not in valued and not argument.startswith(("-", "~"))
+        # Another option such as --data, which is reported, may have the value that follows.
+        if before == "--multirun" or not before.startswith("--")
     ]
     for argument in given:
         name, equals, value = argument.partition("=")
@@ -177,11 +179,6 @@ def check_slips(arguments: Sequence[str], valued: Collection[str], list_names: L
             raise UserError(f"{argument} lacks {missing} at its end: type '{argument}{missing}'")
         if refusal := _explain_choice(name, value, list_names):
             raise UserError(refusal)
-
-
-def _is_unknown(option: str) -> bool:
-    """Returns whether an option such as `--data`, which is reported, may have the value that follows."""
-    return option.startswith("--") and option != "--multirun"
 
 
 def _explain_word(word: str, given: Sequence[str], list_names: ListNames) -> str:
@@ -239,6 +236,9 @@ def _explain_choice(name: str, value: str, list_names: ListNames) -> str | None:
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _ESCAPE = re.compile(r"\\([\\()\[\]{}:=, \t])")  # As Hydra reads a text without quotes.
 _QUOTED = re.compile(r"""(["'])(?:(?:\\\\)*|.*?[^\\](?:\\\\)*)\1""", re.DOTALL)
+_KEY = re.compile(r"\s*([\w./$%*@?|+-]+)\s*:", re.ASCII)
+# A character that may end a text, in the group, or one that is escaped, or a reference `${...}`.
+_SIGN = re.compile(r"\\.?|\$\{[^}]*\}?|(.)", re.DOTALL)
 _CALL = re.compile(r"(\w+)\s*\(.*\)", re.DOTALL)
 
 
@@ -270,9 +270,8 @@ def _quote(argument: str) -> str:
             return argument  # Hydra says what is wrong with it.
         raise UserError(f"the name {key} has letters outside ASCII, which a name of an option cannot have: rename it")
     try:
-        elements, end = _read_elements(value, 0, "")
-        quoted = f"{key}={','.join(elements)}"
-        if end == len(value) and _is_read(quoted):
+        quoted = f"{key}={','.join(_Reader(value).elements(''))}"
+        if _is_read(quoted):
             return quoted
     except _Ambiguous:
         pass
@@ -294,81 +293,67 @@ def _is_read(argument: str) -> bool:
     return True
 
 
-def _read_elements(text: str, start: int, closing: str) -> tuple[list[str], int]:
-    """Returns the elements from `start` on with quotes where they need them, and the position after `closing`."""
-    elements: list[str] = []
-    while True:
-        element, start = _read_element(text, _skip_spaces(text, start), closing)
-        elements.append(element)
-        start = _skip_spaces(text, start)
-        if start == len(text) or text[start] == closing:
-            if (start == len(text)) != (closing == ""):
-                raise _Ambiguous
-            return elements, start + len(closing)
-        if text[start] != ",":
+class _Reader:
+    """Reads a value from its beginning to its end, and puts quotes around the texts in it that need them."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.position = text, 0
+
+    def skip(self, sign: str) -> bool:
+        """Skips spaces and, if it follows, the sign; returns whether it does."""
+        rest = self.text[self.position :].lstrip()
+        is_there = rest.startswith(sign)
+        self.position = len(self.text) - len(rest) + (len(sign) if is_there else 0)
+        return is_there
+
+    def elements(self, closing: str) -> list[str]:
+        """Reads elements up to `closing`, or to the end of the text if that is empty."""
+        found = [self.element(closing)]
+        while self.skip(","):
+            found.append(self.element(closing))
+        if not self.skip(closing) or (not closing and self.position < len(self.text)):
             raise _Ambiguous
-        start += 1
+        return found
 
+    def element(self, closing: str) -> str:
+        """Reads a list, a mapping, a text in quotes, or any other text."""
+        if self.skip("["):
+            return "[]" if self.skip("]") else f"[{','.join(self.elements(']'))}]"
+        if self.skip("{"):
+            return f"{{{','.join(self.items())}}}"
+        start, quoted = self.position, _QUOTED.match(self.text, self.position)
+        self.position = self.find_end(closing) if quoted is None else quoted.end()
+        text = self.text[start : self.position]
+        return _quote_text(text.strip()) if quoted is None else text
 
-def _read_element(text: str, start: int, closing: str) -> tuple[str, int]:
-    """Returns a list, a mapping, a text in quotes, or any other text, and the position after it."""
-    if text.startswith("[", start):
-        if text.startswith("]", _skip_spaces(text, start + 1)):
-            return "[]", _skip_spaces(text, start + 1) + 1
-        elements, end = _read_elements(text, start + 1, "]")
-        return f"[{','.join(elements)}]", end
-    if text.startswith("{", start):
-        return _read_mapping(text, start)
-    quoted = _QUOTED.match(text, start)
-    if quoted:
-        return quoted.group(), quoted.end()
-    end = _find_end(text, start, closing)
-    return _quote_text(text[start:end].strip()), end
-
-
-def _read_mapping(text: str, start: int) -> tuple[str, int]:
-    """Returns a mapping, whose keys have letters of ASCII alone, and the position after it."""
-    items: list[str] = []
-    while True:
-        key = re.compile(r"[{,]\s*([\w./$%*@?|+-]+)\s*:", re.ASCII).match(text, start)
-        if key is None:
-            raise _Ambiguous
-        value, start = _read_element(text, _skip_spaces(text, key.end()), "}")
-        items.append(f"{key.group(1)}:{value}")
-        start = _skip_spaces(text, start)
-        if text.startswith("}", start):
-            return f"{{{','.join(items)}}}", start + 1
-
-
-def _find_end(text: str, start: int, closing: str) -> int:
-    """Returns the end of a text without quotes: the next comma, or the end of its list."""
-    opened: list[str] = []
-    for position, sign in _significant(text, start):
-        if sign == closing and closing not in opened:
-            return position
-        if sign == ",":
-            if opened:
+    def items(self) -> list[str]:
+        """Reads the items of a mapping, whose keys have letters of ASCII alone, and its end."""
+        found: list[str] = []
+        while not found or self.skip(","):
+            if (key := _KEY.match(self.text, self.position)) is None:
                 raise _Ambiguous
-            return position
-        if sign in _BRACKETS:
-            opened.append(_BRACKETS[sign])
-        elif opened and sign == opened[-1]:
-            opened.pop()
-    return len(text)
+            self.position = key.end()
+            found.append(f"{key.group(1)}:{self.element('}')}")
+        if not self.skip("}"):
+            raise _Ambiguous
+        return found
 
-
-def _significant(text: str, start: int) -> Iterator[tuple[int, str]]:
-    """Yields the characters of a text that may end it, without those that are escaped or in a reference `${...}`."""
-    end = start
-    for position in range(start, len(text)):
-        if position < end:
-            continue
-        if text[position] == "\\":
-            end = position + 2
-        elif text.startswith("${", position):
-            end = (text.find("}", position) + 1) or len(text)
-        else:
-            yield position, text[position]
+    def find_end(self, closing: str) -> int:
+        """Returns the end of a text without quotes: the next comma, or the end of its list."""
+        opened: list[str] = []
+        for match in _SIGN.finditer(self.text, self.position):
+            sign = match.group(1)
+            if sign == closing and closing not in opened:
+                return match.start()
+            if sign == ",":
+                if opened:
+                    raise _Ambiguous
+                return match.start()
+            if sign in _BRACKETS:
+                opened.append(_BRACKETS[sign])
+            elif opened and sign == opened[-1]:
+                opened.pop()
+        return len(self.text)
 
 
 def _quote_text(text: str) -> str:
@@ -382,12 +367,6 @@ def _quote_text(text: str) -> str:
     if not text or text[0] in "\"'" or (call and call.group(1) in create_functions().functions):
         raise _Ambiguous
     return QuotedString(_ESCAPE.sub(r"\1", text), Quote.single).with_quotes()
-
-
-def _skip_spaces(text: str, start: int) -> int:
-    while start < len(text) and text[start].isspace():
-        start += 1
-    return start
 
 
 _DELAY = 60  # Seconds between two questions at most. squeue forgets a job 300 s after its end (MinJobAge).
