@@ -1,15 +1,18 @@
 """Measures exported bundles: latency at every size and on real texts, start, memory, and share of the peak."""
 
+import contextlib
+import functools
 import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,7 +34,7 @@ from distill.edge.bundle_files import (
 )
 from distill.edge.decoder import MaskedTokens, Record
 from distill.export import latency
-from distill.export.latency import BenchmarkSettings, check_threads, count_threads, runtime_of
+from distill.export.latency import BenchmarkSettings, check_threads, count_threads, percentiles, runtime_of
 
 # The peak of this program alone; `ru_maxrss` would begin with that of the process that starts it.
 PROGRAM = """
@@ -55,26 +58,13 @@ print(json.dumps({
 """
 
 
-class StartCost(TypedDict):
-    """Seconds of a bundle's start, and its memory.
-
-    Attributes:
-        total_s: from the start of Python to the answer.
-        import_s: of the import of `distill.edge`.
-        load_s: of loading the bundle, with the SHA-256 of its files.
-        first_answer_s: of one record.
-        peak_bytes: the peak of resident memory; None where the system does not tell.
-    """
-
-    total_s: float
-    import_s: float
-    load_s: float
-    first_answer_s: float
-    peak_bytes: int | None
-
-
-def measure_start(bundle: Path, model: str, *, threads: int, record: Record) -> StartCost:
+def measure_start(bundle: Path, model: str, *, threads: int, record: Record) -> dict[str, float | None]:
     """Starts a process that loads a bundle and answers one record.
+
+    Returns:
+        `total_s` from the start of Python to the answer, `import_s` of the import of `distill.edge`, `load_s` of
+        loading the bundle with the SHA-256 of its files, `first_answer_s` of one record, and `peak_bytes`, the peak of
+        resident memory, None where the system does not tell.
 
     Raises:
         UserError: if it fails.
@@ -86,7 +76,7 @@ def measure_start(bundle: Path, model: str, *, threads: int, record: Record) -> 
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), "")
         raise UserError(f"{bundle} cannot be started with the model {model}: {reason}")
-    return cast(StartCost, {"total_s": seconds, **json.loads(done.stdout)})
+    return {"total_s": seconds, **json.loads(done.stdout)}
 
 
 SIZES = ((256, 1024, 1024), (1024, 1024, 1024), (1024, 768, 3072))  # Rows, inner, columns of a product.
@@ -175,7 +165,7 @@ RECORDS: tuple[Record, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MeasuredBundle:
     """A bundle to measure.
 
@@ -192,14 +182,47 @@ class MeasuredBundle:
     formats: Sequence[str]
     records: Sequence[Record] = ()
     choices: int = CHOICES
-    manifest: Mapping[str, Any] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "manifest", read_manifest(self.directory))
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        """The content of bundle.json."""
+        return read_manifest(self.directory)
 
     def load(self, format: str, threads: int) -> Bundle:
         """Returns the bundle with one of its models."""
         return Bundle(self.directory, model=format, threads=threads)
+
+    def count_operations(self, batch: int, length: int) -> int:
+        """Returns the operations of a batch of this size, counted in the float32 file."""
+        bundle = self.load("fp32", 1)
+        shape = (batch, length) if bundle.decoder.input_axes == 2 else (batch, self.choices, length)
+        feed = latency.make_inputs(shape, bundle.tokenizer.get_vocab_size())
+        file = self.directory / self.manifest["models"]["fp32"]
+        return count_operations(file, {name: feed[name] for name in bundle.input_names})
+
+    def describe(self, threads: int) -> dict[str, Any]:
+        """Returns size, start, memory and metrics of the files."""
+        models = {}
+        for format in self.formats:
+            bundle, file = self.load(format, threads), self.manifest["models"][format]
+            models[format] = {
+                "file": file, "bytes": count_bytes(self.directory / file),
+                "metrics": self.manifest["metrics"].get(format, {}),
+                "start": measure_start(self.directory, format, threads=threads, record=self._find_record(bundle)),
+            }  # fmt: skip
+        return {
+            "name": self.name, "task": self.manifest.get("task"), "directory": str(self.directory), "models": models,
+            "teacher": self.manifest.get("teacher"),
+        }  # fmt: skip
+
+    def _find_record(self, bundle: Bundle) -> Record:
+        """Returns a record for the command line that the bundle reads, one of dev if it can be."""
+        of_dev = [record for record in self.records[:1] if not isinstance(record, MaskedTokens)]
+        for record in (*of_dev, *RECORDS, f"a {self.manifest['decoding'].get('mask_token')}"):
+            with contextlib.suppress(UserError):
+                bundle.decoder.read(record)
+                return record
+        return RECORDS[0]
 
 
 def list_formats(directory: Path, wanted: Sequence[str] | None) -> list[str]:
@@ -257,25 +280,21 @@ def measure_bundles(
         print_notice(disturbance)
     return {
         "peak": [{"threads": count, **kinds} for count, kinds in peaks.items()],
-        "bundles": [_describe(each, threads[0]) for each in bundles], "timings": timings, "texts": texts,
+        "bundles": [each.describe(threads[0]) for each in bundles], "timings": timings, "texts": texts,
     }  # fmt: skip
 
 
 def _load(bundles: Sequence[MeasuredBundle], threads: int) -> dict[tuple[str, str], Bundle]:
     """Returns each bundle with each of its models; raises UserError for those that are not measured together."""
     loaded = {(each.name, format): each.load(format, threads) for each in bundles for format in each.formats}
-    _check_forms(loaded)
-    check_threads([(runtime_of(_timed_name(each)), count_threads(each.session)) for each in loaded.values()], threads)
-    return loaded
-
-
-def _check_forms(loaded: Mapping[tuple[str, str], Bundle]) -> None:
     names = {bundle.decoder.input_axes: name for (name, _), bundle in loaded.items()}
     if len(names) > 1:
         raise UserError(
             f"{' and '.join(names.values())} have inputs of different forms, with choices and without: measure them "
             "in two benchmarks"
         )
+    check_threads([(runtime_of(_timed_name(each)), count_threads(each.session)) for each in loaded.values()], threads)
+    return loaded
 
 
 def _time_sizes(
@@ -289,9 +308,7 @@ def _time_sizes(
 ) -> list[dict[str, Any]]:
     """Returns the latencies of all files at every batch size and length."""
     limit = min(bundle.manifest["max_length"] for bundle in loaded.values())
-    lengths = [length for length in settings.lengths if length <= limit] or [limit]
-    if len(lengths) < len(settings.lengths):
-        print_notice(f"timed at length {', '.join(map(str, lengths))} only: a bundle reads {limit} tokens at most")
+    lengths = settings.choose_lengths(limit, "a bundle reads")
     candidates = [
         latency.Candidate.of_file(
             name, _timed_name(bundle), bundle.input_names, bundle.directory / bundle.manifest["models"][format],
@@ -326,15 +343,12 @@ def time_texts(
         parts, whole = (_time_batches(time_run, bundles, batches, settings) for time_run in (_time_parts, _time_whole))
         tokens = [_count_tokens(next(iter(bundles.values())), batch) for batch in batches]
         for format in bundles:
-            tokenize, model = (1000 * float(np.percentile(seconds, 50)) for seconds in np.array(parts[format]).T)
-            p50, p90, p99 = (1000 * float(np.percentile(whole[format], q)) for q in (50, 90, 99))
-            rows.append(
-                {
-                    "format": _timed_name(bundles[format]), "batch": size,
-                    "mean_length": sum(tokens) / sum(map(len, batches)), "runs": len(whole[format]),
-                    "tokenize_p50_ms": tokenize, "model_p50_ms": model, "p50_ms": p50, "p90_ms": p90, "p99_ms": p99,
-                }
-            )  # fmt: skip
+            tokenize, model = (percentiles(seconds)["p50_ms"] for seconds in np.array(parts[format]).T)
+            rows.append({
+                "format": _timed_name(bundles[format]), "batch": size,
+                "mean_length": sum(tokens) / sum(map(len, batches)), "runs": len(whole[format]),
+                "tokenize_p50_ms": tokenize, "model_p50_ms": model, **percentiles(whole[format]),
+            })  # fmt: skip
     return rows
 
 
@@ -388,62 +402,13 @@ def _add_share_of_peak(
 
     It is None for files of OpenVINO, because the peak is that of ONNX Runtime, which has none in bf16.
     """
-    operations: dict[tuple[str, int, int], int] = {}
+    count = functools.cache(MeasuredBundle.count_operations)
     files = {each.name: each for each in bundles}
     for row in timings:
         each = files.get(row["model"])
         row["share_of_peak"] = None
-        if each is None or "fp32" not in each.manifest["models"] or row["format"] in _openvino_names(each):
-            continue
-        key = (row["model"], row["batch"], row["length"])
-        if key not in operations:
-            operations[key] = _count(each, row["batch"], row["length"])
-        row["share_of_peak"] = share_of_peak(
-            operations[key], row["p50_ms"] / 1000, peaks[row["threads"]], row["format"]
-        )
-
-
-def _openvino_names(each: MeasuredBundle) -> set[str]:
-    return {timed_name(name, file) for name, file in each.manifest["models"].items() if needs_openvino(file)}
-
-
-def _count(each: MeasuredBundle, batch: int, length: int) -> int:
-    """Returns the operations of a batch of this size."""
-    bundle = each.load("fp32", 1)
-    shape = (batch, length) if bundle.decoder.input_axes == 2 else (batch, each.choices, length)
-    feed = latency.make_inputs(shape, bundle.tokenizer.get_vocab_size())
-    file = each.directory / each.manifest["models"]["fp32"]
-    return count_operations(file, {name: feed[name] for name in bundle.input_names})
-
-
-def _describe(each: MeasuredBundle, threads: int) -> dict[str, Any]:
-    """Returns size, start, memory and metrics of a bundle's files."""
-    manifest, models = each.manifest, {}
-    for format in each.formats:
-        bundle = each.load(format, threads)
-        record = next((record for record in _list_records(each) if _reads(bundle, record)), RECORDS[0])
-        models[format] = {
-            "file": manifest["models"][format],
-            "bytes": count_bytes(each.directory / manifest["models"][format]),
-            "metrics": manifest["metrics"].get(format, {}),
-            "start": measure_start(each.directory, format, threads=threads, record=record),
-        }
-    return {
-        "name": each.name, "task": manifest.get("task"), "directory": str(each.directory), "models": models,
-        "teacher": manifest.get("teacher"),
-    }  # fmt: skip
-
-
-def _list_records(each: MeasuredBundle) -> Iterator[Record]:
-    """Yields records of every form for the command line, one of dev first."""
-    yield from (record for record in each.records[:1] if not isinstance(record, MaskedTokens))
-    yield from RECORDS
-    yield f"a {each.manifest['decoding'].get('mask_token')}"
-
-
-def _reads(bundle: Bundle, record: Record) -> bool:
-    try:
-        bundle.decoder.read(record)
-    except UserError:
-        return False
-    return True
+        models = {} if each is None else each.manifest["models"]
+        openvino = {timed_name(name, file) for name, file in models.items() if needs_openvino(file)}
+        if each is not None and "fp32" in models and row["format"] not in openvino:
+            operations, peak = count(each, row["batch"], row["length"]), peaks[row["threads"]]
+            row["share_of_peak"] = share_of_peak(operations, row["p50_ms"] / 1000, peak, row["format"])

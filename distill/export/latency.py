@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import psutil
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass as checked_dataclass
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,6 +67,17 @@ class BenchmarkSettings:
     def longest(self) -> float:
         """Returns the time for each model, format, batch size and length, in s, where nothing limits all of them."""
         return SECONDS if self.seconds == "auto" else self.seconds
+
+    def choose_lengths(self, limit: int, readers: str) -> list[int]:
+        """Returns the lengths up to a limit, or the limit alone, with a notice if some are left out.
+
+        Args:
+            readers: what reads no more, with its verb.
+        """
+        lengths = [length for length in self.lengths if length <= limit] or [limit]
+        if len(lengths) < len(self.lengths):
+            print_notice(f"timed at length {', '.join(map(str, lengths))} only: {readers} {limit} tokens at most")
+        return lengths
 
     def limit(self, before: float) -> float:
         """Returns the time for all measurements, in s, in a run that took `before` s until now."""
@@ -219,15 +230,18 @@ def measure_latency(
             times = _time_in_turns(candidates, feed, min(seconds, share - TURNS * PAUSE_SECONDS), progress)
             is_busy = meter.is_busy()
             for candidate, durations in zip(candidates, times, strict=True):
-                p50, p90, p99 = (1000 * float(np.percentile(durations, q)) for q in (50, 90, 99))
-                rows.append(
-                    {
-                        "model": candidate.model, "format": candidate.format, "batch": batch, "length": length,
-                        "threads": threads, "runs": len(durations), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99,
-                        "bytes": candidate.bytes, "disturbed": is_busy or p90 > NOISE * p50,
-                    }
-                )  # fmt: skip
+                found = percentiles(durations)
+                rows.append({
+                    "model": candidate.model, "format": candidate.format, "batch": batch, "length": length,
+                    "threads": threads, "runs": len(durations), **found, "bytes": candidate.bytes,
+                    "disturbed": is_busy or found["p90_ms"] > NOISE * found["p50_ms"],
+                })  # fmt: skip
     return rows
+
+
+def percentiles(seconds: ArrayLike) -> dict[str, float]:
+    """Returns the percentiles of durations in ms."""
+    return {f"p{q}_ms": 1000 * float(np.percentile(np.asarray(seconds), q)) for q in (50, 90, 99)}
 
 
 def describe_disturbance(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -319,11 +333,7 @@ def compare_models(
     """
     threads = settings.threads or bundle_files.count_cores()
     limit = min(longest(model, tokenizer) for model, _ in models.values())
-    lengths = [length for length in settings.lengths if length <= limit] or [limit]
-    if len(lengths) < len(settings.lengths):
-        print_notice(
-            f"timed at length {', '.join(map(str, lengths))} only: {' or '.join(models)} read {limit} tokens at most"
-        )
+    lengths = settings.choose_lengths(limit, f"{' or '.join(models)} read")
     print_line(f"Timing {' and '.join(models)}, each with {threads} thread(s)")
     candidates = load_candidates(models, tokenizer, threads)
     with torch_threads(threads):
@@ -400,13 +410,11 @@ def time_dev_pass(
     candidates = load_candidates(models, tokenizer, threads)
     with torch_threads(threads):
         seconds = _time_examples_in_turns(candidates, feeds)
+    about = {"examples": len(feeds), "tokens": tokens, "threads": threads}
     return [
-        {
-            "model": candidate.model, "format": candidate.format, "seconds": duration, "examples": len(feeds),
-            "tokens": tokens, "threads": threads,
-        }
+        {"model": candidate.model, "format": candidate.format, "seconds": duration, **about}
         for candidate, duration in zip(candidates, seconds, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _read_feeds(examples: Examples, vocabulary: int) -> Iterator[dict[str, np.ndarray]]:
