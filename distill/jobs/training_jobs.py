@@ -5,15 +5,14 @@ run this logger, because a logger gets the metrics of every evaluation. The run 
 in the directory of the sweep.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig
 from pydantic.dataclasses import dataclass
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import breakdowns, student_setup
 from distill.chain import distillation as chain
@@ -22,7 +21,7 @@ from distill.chain.plan import check_export, check_hooks, check_terms, check_tex
 from distill.chain.task_run import save_model, task_record
 from distill.chain.train import training_record
 from distill.core.console import console, print_line, print_notice, silence_libraries
-from distill.core.contracts import EncodedSplits, Loader, Scores
+from distill.core.contracts import Scores
 from distill.core.errors import OptionError, Pruned, UserError
 from distill.core.files import atomic_directory, write_text
 from distill.core.options import STRICT, raise_option_errors
@@ -33,12 +32,10 @@ from distill.export.wheel import write_wheel
 from distill.jobs import execution
 from distill.jobs.optuna_sweeper import PRUNED, STUDY_NAME
 from distill.kinds import CausalLM, MaskedLM
-from distill.kinds.masked_lm import TextData
 from distill.kinds.multitask import Tasks
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
 from distill.models import compatibility
-from distill.models.loading import Start
 from distill.models.surgery.embeddings import check_option, grow_vocabulary
 from distill.models.wrappers import heads_of
 from distill.records import report
@@ -67,110 +64,176 @@ def run_distill(config: DictConfig, run: Run) -> None:
 
 def run_pretrain(config: DictConfig, run: Run) -> None:
     """Trains a language model and its vocabulary from random weights."""
-    train_language_model(config, run, from_scratch=True)
+    TextJob.read(config, run, from_scratch=True).train()
 
 
-def train_language_model(config: DictConfig, run: Run, *, from_scratch: bool) -> None:
-    """Trains a language model on raw text with the `trainer`, and saves it in the run's directory."""
-    given: TrainerSettings = execution.instantiate(config.trainer)
-    task: MaskedLM | CausalLM = execution.instantiate(config.task)
-    source, export, tracking = (
-        execution.build_single_source(config),
-        execution.instantiate(config.export),
-        execution.build_tracking(config),
-    )
-    _check(config, given, task, source, export, from_scratch=from_scratch)
-    chosen = _chosen_objective(config, given, task)
-    silence_libraries()
-    open_cache(execution.cache_dir(config))
-    with run.timed("data"):
-        data: Any = task.read(execution.cache_dir(config))
-    start = load_language_model(source.weights, task, data, seed=config.seed)
-    growth = choose_growth(start.tokenizer, data, execution.added_words(config))
-    start = start if growth is None else grow_vocabulary(start, growth.words)
-    settings = hyperparameters.for_text(given, hyperparameters.describe_fresh(start.model) if from_scratch else None)
-    with run.timed("data"):
-        training = TextTraining.prepare(
-            task, data, start, objective=chosen, settings=settings, cache_dir=execution.cache_dir(config)
+@dataclasses.dataclass(frozen=True)
+class TextJob:
+    """The training of a language model on raw text with the `trainer`, which is saved in the run's directory."""
+
+    config: DictConfig
+    run: Run
+    settings: TrainerSettings
+    task: MaskedLM | CausalLM
+    source: TeacherSource
+    export: ExportSettings
+    from_scratch: bool
+
+    @classmethod
+    def read(cls, config: DictConfig, run: Run, *, from_scratch: bool) -> "TextJob":
+        """Creates the objects of the job."""
+        settings, task = execution.instantiate(config.trainer), execution.instantiate(config.task)
+        source, export = execution.build_single_source(config), execution.instantiate(config.export)
+        return cls(config, run, settings, task, source, export, from_scratch)
+
+    def train(self) -> None:
+        """Trains the model, and saves it with its report and its bundle."""
+        config, run, task, source = self.config, self.run, self.task, self.source
+        tracking, cache_dir = execution.build_tracking(config), execution.cache_dir(config)
+        self._check()
+        chosen = self._chosen_objective()
+        silence_libraries()
+        open_cache(cache_dir)
+        with run.timed("data"):
+            data: Any = task.read(cache_dir)
+        start = load_language_model(source.weights, task, data, seed=config.seed)
+        growth = choose_growth(start.tokenizer, data, execution.added_words(config))
+        start = start if growth is None else grow_vocabulary(start, growth.words)
+        fresh = hyperparameters.describe_fresh(start.model) if self.from_scratch else None
+        settings = hyperparameters.for_text(self.settings, fresh)
+        with run.timed("data"):
+            training = TextTraining.prepare(task, data, start, objective=chosen, settings=settings, cache_dir=cache_dir)
+        scoring, module = training.data.scoring, training.module
+        run.update(task=task_record(task, training.data, training.examples), objective=module.objective.record())
+        before = training.measure() if start.fits else None
+        self._show(training, before)
+        if config.dry_run:
+            return
+        directory, bundle = run.directory / "teacher" / "model", run.directory / "bundle"
+        with tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
+            with run.timed("training"):
+                fit = training.fit(
+                    run.directory / "checkpoints", logger=loggers.lightning, title="teacher",
+                    resume=bool(config.resume),
+                    identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
+                )  # fmt: skip
+                scores = training.evaluate()
+                losses = {"dev_losses": module.mean_losses(training.loaders["dev"])}
+            teacher = {
+                "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
+                "origin": "from random weights" if self.from_scratch else "adapted",
+                "precision": source.weights.precision,
+                "parameters": compatibility.count_parameters(trained_model(start.model)), "before": before,
+                **({} if growth is None else {"vocabulary": growth.record()}),
+            }  # fmt: skip
+            run.update(
+                training=training_record(fit, module) | losses, teacher=teacher | _measure(scoring, scores, losses)
+            )
+            first, *further = heads_of(module.student.eval().cpu()).items()
+            save_model(first[1], start.tokenizer, directory)
+            for name, other in further:  # Those that were trained together with it, in folders of their names.
+                save_model(other, start.tokenizer, directory / name)
+            if self.export.enabled is True:
+                self._export(training)
+            loggers.log_results(run.record, bundle if self.export.enabled is True else None)
+        page = write_report(run.directory, {**run.record, "status": "finished"})
+        console.print()
+        console.print(report.summary_table(run.record))
+        print_line(f"Report  {page}")
+        print_line(f"Model   {directory}")
+        if run.record["export"]:
+            print_line(f"Bundle  {bundle}")
+            print_line(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
+
+    def _check(self) -> None:
+        """Raises UserError for options that contradict each other, before anything is read."""
+        settings, info, teacher = self.settings, self.task.info, self.config.teacher.name
+        check_source(self.source, self.task)
+        check_option(execution.added_words(self.config), "adapt.add_words")
+        check_text_baseline(self.config.baseline, info)
+        if self.export.enabled is True:
+            check_export(self.export, self.task)
+            if info.pair:
+                raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
+        if info.replaces_tokens and settings.strategy == "fsdp":
+            raise OptionError("trainer.strategy", "fsdp", f"ddp, because the models of task={info.name} share weights")
+        check_processes(settings, "trainer")
+        check_budget(settings.batch_tokens, info.max_length, "trainer")
+        if self.source.weights.is_new != self.from_scratch:
+            raise UserError(
+                f"job=pretrain begins with random weights, and teacher {teacher} is trained already: "
+                "job=finetune trains it further"
+                if self.from_scratch
+                else f"job=finetune begins with a trained model, and teacher {teacher} has random weights: "
+                "job=pretrain trains it"
+            )
+
+    def _chosen_objective(self) -> Objective | None:
+        """Returns the objective that the user chose, None for the terms of the task.
+
+        Raises:
+            UserError: if it has a term that needs a teacher, or cannot learn the task.
+        """
+        objective, task = execution.chosen_objective(self.config), self.task
+        if objective is None:
+            return None
+        without = "leave out objective= for the terms of the task"
+        check_terms(objective, task.info, alternative=without)
+        taught = objective.names_where(lambda term: term.needs_teacher)
+        if taught:
+            raise UserError(
+                f"objective {objective.name} has the term {', '.join(taught)}, which learns from a teacher, and "
+                f"job={self.config.job.name} has none: {without}, or set objective.terms.{taught[0]}.weight=0"
+            )
+        if unread := task.info.label_columns - {"labels"} - objective.label_columns:
+            raise UserError(
+                f"task.pair={task.settings.pair} gives pairs of segments with a label ({', '.join(unread)}), and no "
+                f"term of objective {objective.name} learns from it: set task.pair=null, or {without}"
+            )
+        check_hooks(objective, self.settings)
+        return objective
+
+    def _show(self, training: TextTraining, before: dict[str, float] | None) -> None:
+        """Prints the summary before training: the model, the text, and what token frequencies reach on dev."""
+        task, module, settings, train = self.task, training.module, training.settings, training.loaders["train"]
+        unigram = measure_constant(training.data.scoring, task, training.loaders["dev"])
+        metric, (model, *further) = module.scoring.metric, heads_of(module.student).items()
+        total = compatibility.count_parameters(module.student) / 1e6
+        sizes = [
+            f"{self.source.weights.resolved()}, {compatibility.count_parameters(model[1]) / 1e6:.1f} M parameters",
+            *(f"with its {key} {total:.1f} M" for key, _ in further),  # Models that are trained together with it.
+        ]
+        lengths = student_setup.describe_lengths(
+            training.examples, task.info.max_length, max_target=task.info.max_target
         )
-    data, dev, module = training.data, training.loaders["dev"], training.module
-    run.update(task=task_record(task, data, training.examples), objective=module.objective.record())
-    before = training.measure() if start.fits else None
-    about = _describe_text(task, data, training.examples, dev, run)
-    _show(training, about, source.weights.resolved(), before)
-    if config.dry_run:
-        return
-    with tracking.open(run.directory, metric=data.scoring.metric, selects=data.scoring.selects) as loggers:
-        with run.timed("training"):
-            fit = training.fit(
-                run.directory / "checkpoints", logger=loggers.lightning, title="teacher", resume=bool(config.resume),
-                identity={"data": run.record["task"]["sha256"], "start": source.weights.fingerprint()},
+        student_setup.show_summary(
+            [
+                ("model", ", ".join(sizes)),
+                ("vocabulary", f"{len(training.start.tokenizer):,} tokens"),
+                *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
+                ("task", student_setup.describe_task(task, self.run.record["task"], training.data)),
+                ("tokens", lengths),
+                *([] if unigram is None else [("unigram", student_setup.describe_unigram(unigram))]),
+                *student_setup.describe_embeddings(module, train, settings),
+                ("batches", student_setup.describe_batches(train, settings)),
+                ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
+                ("training", student_setup.describe_training(module, settings, training.estimate_seconds())),
+            ]
+        )
+        student_setup.warn_of_stream(train, settings)
+
+    def _export(self, training: TextTraining) -> None:
+        """Writes the bundle of the trained model, with its model card."""
+        run, model, data = self.run, training.module.student, training.data
+        scores = evaluate_splits(model, self.task, data.scoring, {"dev": training.loaders["dev"]})
+        with run.timed("export"), atomic_directory(run.directory / "bundle") as directory:
+            exported = write_bundle(
+                directory, model=model, tokenizer=training.start.tokenizer, task=self.task, splits=data,
+                scores=scores, settings=self.export,
             )  # fmt: skip
-            scores = training.evaluate()
-            losses = {"dev_losses": module.mean_losses(dev)}
-        described = _teacher_record(source, start, from_scratch=from_scratch) | {"before": before}
-        described |= {} if growth is None else {"vocabulary": growth.record()}
-        run.update(
-            training=training_record(fit, module) | losses, teacher=described | _measure(data.scoring, scores, losses)
-        )
-        directory = run.directory / "teacher" / "model"
-        _save(module.student.eval().cpu(), start.tokenizer, directory)
-        if export.enabled is True:
-            _export(module.student, start.tokenizer, task, data, dev, run, export)
-        loggers.log_results(run.record, run.directory / "bundle" if export.enabled is True else None)
-    _close(run, directory)
-
-
-def _teacher_record(source: TeacherSource, start: Start, *, from_scratch: bool) -> dict[str, Any]:
-    """Returns the `teacher` of run.json without its metrics."""
-    return {
-        "requested": source.weights.name, "resolved": source.weights.resolved(), "substituted": False,
-        "origin": "from random weights" if from_scratch else "adapted", "precision": source.weights.precision,
-        "parameters": compatibility.count_parameters(trained_model(start.model)),
-    }  # fmt: skip
-
-
-def _check(
-    config: DictConfig,
-    settings: TrainerSettings,
-    task: MaskedLM | CausalLM,
-    source: TeacherSource,
-    export: ExportSettings,
-    *,
-    from_scratch: bool,
-) -> None:
-    """Raises UserError for options that contradict each other, before anything is read."""
-    check_source(source, task)
-    check_option(execution.added_words(config), "adapt.add_words")
-    check_text_baseline(config.baseline, task.info)
-    if export.enabled is True:
-        check_export(export, task)
-        if task.info.pair:
-            raise UserError("a bundle fills the masks of single texts: set task.pair=null, or export.enabled=auto")
-    if task.info.replaces_tokens and settings.strategy == "fsdp":
-        raise OptionError("trainer.strategy", "fsdp", f"ddp, because the models of task={task.info.name} share weights")
-    check_processes(settings, "trainer")
-    check_budget(settings.batch_tokens, task.info.max_length, "trainer")
-    if source.weights.is_new != from_scratch:
-        raise UserError(
-            f"job=pretrain begins with random weights, and teacher {config.teacher.name} is trained already: "
-            "job=finetune trains it further"
-            if from_scratch
-            else f"job=finetune begins with a trained model, and teacher {config.teacher.name} has random weights: "
-            "job=pretrain trains it"
-        )
-
-
-def _describe_text(
-    task: MaskedLM | CausalLM, data: TextData, examples: EncodedSplits, dev: Loader, run: Run
-) -> dict[str, str]:
-    """Returns the rows of the summary on the text: its size, its lengths, and what token frequencies reach on dev."""
-    rows = {
-        "task": student_setup.describe_task(task, run.record["task"], data),
-        "tokens": student_setup.describe_lengths(examples, task.info.max_length, max_target=task.info.max_target),
-    }
-    unigram = measure_constant(data.scoring, task, dev)
-    return rows if unigram is None else rows | {"unigram": student_setup.describe_unigram(unigram)}
+            run.update(export=exported.formats, attempts=exported.attempts)
+            write_text(directory / "README.md", report.render_model_card(run.record, data.labels))
+            write_wheel(run.directory)
 
 
 def _measure(scoring: Scoring, scores: Scores, losses: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -191,101 +254,6 @@ def _measure(scoring: Scoring, scores: Scores, losses: Mapping[str, Mapping[str,
     return record | comparison.record()
 
 
-def _chosen_objective(config: DictConfig, settings: TrainerSettings, task: MaskedLM | CausalLM) -> Objective | None:
-    """Returns the objective that the user chose, None for the terms of the task.
-
-    Raises:
-        UserError: if it has a term that needs a teacher, or cannot learn the task.
-    """
-    objective = execution.chosen_objective(config)
-    if objective is None:
-        return None
-    without = "leave out objective= for the terms of the task"
-    check_terms(objective, task.info, alternative=without)
-    taught = objective.names_where(lambda term: term.needs_teacher)
-    if taught:
-        raise UserError(
-            f"objective {objective.name} has the term {', '.join(taught)}, which learns from a teacher, and "
-            f"job={config.job.name} has none: {without}, or set objective.terms.{taught[0]}.weight=0"
-        )
-    if unread := task.info.label_columns - {"labels"} - objective.label_columns:
-        raise UserError(
-            f"task.pair={task.settings.pair} gives pairs of segments with a label ({', '.join(unread)}), and no term "
-            f"of objective {objective.name} learns from it: set task.pair=null, or {without}"
-        )
-    check_hooks(objective, settings)
-    return objective
-
-
-def _close(run: Run, model: Path) -> None:
-    """Writes the report and prints where everything is."""
-    page = write_report(run.directory, {**run.record, "status": "finished"})
-    console.print()
-    console.print(report.summary_table(run.record))
-    print_line(f"Report  {page}")
-    print_line(f"Model   {model}")
-    if run.record["export"]:
-        bundle = run.directory / "bundle"
-        print_line(f"Bundle  {bundle}")
-        print_line(f"Try it  python -m distill.edge {bundle} {report.example_argument(run.record['task'])}")
-
-
-def _export(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: MaskedLM | CausalLM,
-    data: TextData,
-    dev: Loader,
-    run: Run,
-    settings: ExportSettings,
-) -> None:
-    """Writes the bundle of the trained model, with its model card."""
-    scores = evaluate_splits(model, task, data.scoring, {"dev": dev})
-    with run.timed("export"), atomic_directory(run.directory / "bundle") as directory:
-        exported = write_bundle(
-            directory, model=model, tokenizer=tokenizer, task=task, splits=data, scores=scores, settings=settings
-        )
-        run.update(export=exported.formats, attempts=exported.attempts)
-        write_text(directory / "README.md", report.render_model_card(run.record, data.labels))
-        write_wheel(run.directory)
-
-
-def _describe_models(training: TextTraining, name: str) -> str:
-    """Describes the model and, after it, one that is trained together with it."""
-    model, *further = heads_of(training.module.student).items()
-    sizes = [f"{name}, {compatibility.count_parameters(model[1]) / 1e6:.1f} M parameters"]
-    total = compatibility.count_parameters(training.module.student)
-    sizes += [f"with its {key} {total / 1e6:.1f} M" for key, _ in further]
-    return ", ".join(sizes)
-
-
-def _save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Saves the model, and those that were trained together with it in folders of their names beside its files."""
-    first, *further = heads_of(model).items()
-    save_model(first[1], tokenizer, directory)
-    for name, other in further:
-        save_model(other, tokenizer, directory / name)
-
-
-def _show(training: TextTraining, about: Mapping[str, str], name: str, before: dict[str, float] | None) -> None:
-    """Prints the summary before training."""
-    module, start, train, settings = training.module, training.start, training.loaders["train"], training.settings
-    metric = module.scoring.metric
-    student_setup.show_summary(
-        [
-            ("model", _describe_models(training, name)),
-            ("vocabulary", f"{len(start.tokenizer):,} tokens"),
-            *([("before", f"{metric} {before[metric]:.2f} on dev")] if before else []),
-            *about.items(),
-            *student_setup.describe_embeddings(module, train, settings),
-            ("batches", student_setup.describe_batches(train, settings)),
-            ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            ("training", student_setup.describe_training(module, settings, training.estimate_seconds())),
-        ]
-    )
-    student_setup.warn_of_stream(train, settings)
-
-
 def run_finetune(config: DictConfig, run: Run) -> None:
     """Fine-tunes the teacher if its head does not fit. On raw text, trains a pre-trained model further."""
     tasks = Tasks.of(execution.instantiate(config.task))
@@ -296,7 +264,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
         )
     [task] = tasks.values()
     if task.info.raw_text:
-        train_language_model(config, run, from_scratch=False)
+        TextJob.read(config, run, from_scratch=False).train()
         return
     silence_libraries()
     requested, cache_dir = execution.build_single_source(config), execution.cache_dir(config)
