@@ -32,7 +32,7 @@ from distill.core.options import show_value
 from distill.data.splits import AUTO
 from distill.edge import bundle_files
 from distill.jobs.command_line import JOBS, find_job
-from distill.jobs.preflight import check_targets, read_trust, targets
+from distill.jobs.preflight import check_targets, given_options, read_trust, targets
 from distill.kinds.multitask import Tasks
 from distill.losses import Objective
 from distill.records.loggers import Tracking, tracked
@@ -82,8 +82,7 @@ def name_teacher(config: DictConfig) -> None:
     where the directory is called like the model, as `bert-base-uncased`, or is its cache.
     """
     path, model = (OmegaConf.select(config, f"teacher.{name}") for name in ("path", "id"))
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    if not path or not model or any(option.lstrip("+").startswith("teacher.name=") for option in given):
+    if not path or not model or any(option.lstrip("+").startswith("teacher.name=") for option in given_options()):
         return
     directory, name = Path(str(path)), str(model).rpartition("/")[2]
     if directory.name.lower() != name.lower() and f"models--{str(model).replace('/', '--')}" not in directory.parts:
@@ -98,13 +97,9 @@ def cache_dir(config: DictConfig) -> Path:
 
 def build_plan(config: DictConfig) -> Plan:
     """Returns everything that a distillation needs besides teacher and student."""
+    groups = ("trainer", "objective", "export", "benchmark", "budget", "record")
     return Plan(
-        trainer=instantiate(config.trainer),
-        objective=instantiate(config.objective),
-        export=instantiate(config.export),
-        benchmark=instantiate(config.benchmark),
-        budget=instantiate(config.budget),
-        record=instantiate(config.record),
+        **{name: instantiate(config[name]) for name in groups},
         report=instantiate(config.report) if "report" in config else ReportSettings(),
         tasks=Tasks.of(instantiate(config.task)),
         cache_dir=cache_dir(config),
@@ -123,19 +118,14 @@ def chosen_objective(config: DictConfig) -> Objective | None:
 
     A command that resumes a run does not repeat its options, so that other content than the default's is a choice too.
     """
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    is_named = any(option.lstrip("+~").startswith(("objective=", "objective.")) for option in given)
-    if not is_named and OmegaConf.to_container(config.objective, resolve=True) == _default("objective"):
+    defaults = OmegaConf.load(config_directory() / "config.yaml").defaults
+    [name] = [entry["objective"] for entry in defaults if OmegaConf.is_dict(entry) and "objective" in entry]
+    default = OmegaConf.load(config_directory() / "objective" / f"{name}.yaml")
+    is_named = any(option.lstrip("+~").startswith(("objective=", "objective.")) for option in given_options())
+    if not is_named and _to_dict(config.objective) == _to_dict(default):
         return None
     objective: Objective = instantiate(config.objective)
     return objective
-
-
-def _default(group: str) -> Any:
-    """Returns the content of the YAML that `conf/config.yaml` takes of a group."""
-    defaults = OmegaConf.load(config_directory() / "config.yaml").defaults
-    [name] = [entry[group] for entry in defaults if OmegaConf.is_dict(entry) and group in entry]
-    return OmegaConf.to_container(OmegaConf.load(config_directory() / group / f"{name}.yaml"), resolve=True)
 
 
 def build_source(config: DictConfig) -> TeacherSource:
@@ -200,8 +190,7 @@ def _source(
     substitute: Callable[[], TeacherSource] | None = None,
     adaptation: Adaptation | None = None,
 ) -> TeacherSource:
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
+    values = _to_dict(config)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
     accept_weak = values.pop("accept_weak", False)
@@ -257,8 +246,7 @@ def _read_targets(values: dict[Any, Any]) -> TargetSettings | None:
 
 def build_student(config: DictConfig) -> Student:
     """Returns the function that creates the student, with its options."""
-    values = OmegaConf.to_container(config.student, resolve=True)
-    assert isinstance(values, dict)
+    values = _to_dict(config.student)
     name = values.pop("name")
     create = _create("student", values, is_function=True)
     return Student(name, cast("type[PreTrainedModel]", create))
@@ -303,13 +291,11 @@ def _explain_missing(target: str) -> str | None:
 def build_tracking(config: DictConfig) -> Tracking:
     """Returns the loggers of a run; raises UserError for one that cannot be used."""
     sweep = HydraConfig.get() if HydraConfig.initialized() else None
-    content = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(content, dict)
     nodes = config.get("logger") or {}
     loggers = Tracking(
         settings=[instantiate(node) for node in nodes.values()], root=storage.local_path(config.output_dir),
         group=Path(str(sweep.sweep.dir)).name if sweep is not None and sweep.mode == RunMode.MULTIRUN else None,
-        config=cast(dict[str, Any], content),
+        config=_to_dict(config),
     )  # fmt: skip
     loggers.check()
     return loggers
@@ -352,14 +338,20 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
     name_teacher(config)
     for place in (config.cache_dir, config.output_dir):
         storage.check(storage.local_path(place))
-    if config.dry_run:
-        _dry_run(config)
+    if config.dry_run:  # Checks everything and prints the plan, with a temporary run directory.
+        if config.resume:
+            raise UserError("dry_run=true plans a new run: leave out resume")
+        with tempfile.TemporaryDirectory() as directory:
+            job = _select_job(config)
+            job(config, create_run(Path(directory), job=config.job.name, seed=config.seed))
+        print_line("Nothing was trained (dry_run=true)")
         return None
     resumed = _find_begun(config, launch) or (_find_run(config) if config.resume else None)
-    if resumed is not None:
-        config, run = resumed
-        job = _select_job(config)
-        _list_in_sweep(run, launch)
+    config, found = resumed or (config, None)
+    job = _select_job(config)
+    run = found or _create_run(config)
+    _list_in_sweep(run, launch)
+    if found is not None:
         if run.record["status"] == "finished":
             storage.send(run.directory)
             print_line(f"{run.directory} is finished already: see {run.directory / 'report.html'}")
@@ -367,26 +359,12 @@ def run_job(config: DictConfig, *, launch: str = "") -> Path | None:
         _check_paths(config, run)
         storage.fetch(run.directory)
         print_line(f"Resuming {storage.address(run.directory)}")
-    else:
-        job = _select_job(config)
-        run = _create_run(config)
-        _list_in_sweep(run, launch)
     record = instantiate(config.record)
     with tracked(run, resume_with=_describe_resume(run), texts=record.texts):
         job(config, run)
     if storage.is_copy(run.directory):
         print_line(f"Sent     {storage.address(run.directory)}")
     return run.directory
-
-
-def _dry_run(config: DictConfig) -> None:
-    """Checks everything and prints the plan, with a temporary run directory."""
-    if config.resume:
-        raise UserError("dry_run=true plans a new run: leave out resume")
-    with tempfile.TemporaryDirectory() as directory:
-        job = _select_job(config)
-        job(config, create_run(Path(directory), job=config.job.name, seed=config.seed))
-    print_line("Nothing was trained (dry_run=true)")
 
 
 def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
@@ -404,14 +382,9 @@ def _select_job(config: DictConfig) -> Callable[[DictConfig, Run], None]:
         raise UserError(
             f"task.tasks is for task=multi and task=text_labels, and this run has task={config.task.name}: leave it out"
         )
-    _check_options(config, job, on_text=is_text)
+    if config.resume in (False, True):
+        refuse_ignored(config, job, given_options(), on_text=is_text)
     return find_job(job).load()
-
-
-def _check_options(config: DictConfig, job: str, *, on_text: bool) -> None:
-    """Raises UserError for options on the command line that the job would ignore."""
-    if HydraConfig.initialized() and config.resume in (False, True):
-        refuse_ignored(config, job, HydraConfig.get().overrides.task, on_text=on_text)
 
 
 def refuse_ignored(config: DictConfig, job: str, options: Sequence[str], *, on_text: bool) -> None:
@@ -447,7 +420,8 @@ def digest(config: DictConfig) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _to_dict(config: DictConfig) -> dict[str, object]:
+def _to_dict(config: Any) -> dict[str, Any]:
+    """Returns the content of a configuration, without references."""
     content = OmegaConf.to_container(config, resolve=True)
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}

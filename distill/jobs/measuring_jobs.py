@@ -6,18 +6,16 @@ config.yaml, because a bundle may be a stranger's, unless the command trusts it.
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from distill import __version__
 from distill.core import storage
@@ -39,7 +37,7 @@ from distill.inspection.inspection_report import write_inspection
 from distill.inspection.subjects import Subject, create_subject, open_subject, open_subjects
 from distill.jobs import execution
 from distill.jobs.execution import read_run
-from distill.jobs.preflight import check_targets, read_trust, refuse_other_options
+from distill.jobs.preflight import check_targets, given_options, read_trust, refuse_other_options
 from distill.kinds import find_auto_class
 from distill.kinds.multitask import Tasks
 from distill.records.plots import Point, draw_cost, standalone
@@ -51,7 +49,7 @@ from distill.teachers import preparation as teaching
 from distill.teachers.source import locate
 
 if TYPE_CHECKING:
-    import pyarrow
+    pass
 
 
 SAMPLED = 256  # Records of dev.
@@ -106,19 +104,15 @@ def _read_predictions(path: Path) -> list[Record]:
         table = pyarrow.parquet.read_table(path, columns=[*form, "split"], filters=[("split", "=", "dev")])
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"{path} is damaged: {first_line(error)}") from error
-    return list(_to_records(table, form))
-
-
-def _to_records(table: "pyarrow.Table", form: tuple[str, ...]) -> list[Record]:
     rows = [tuple(row[name] for name in form) for row in table.to_pylist()]
-    rows = [row for row in rows if all(_is_text(value) for value in row)]
+    rows = [row for row in rows if all(isinstance(text, str) for value in row for text in _to_list(value))]
     if form[0] in ("question", "query"):
         return [dict(zip(form, row, strict=True)) for row in rows]
     return [row[0] if len(row) == 1 else list(row) for row in rows]
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
+def _to_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _read_task(run: Path, trust: Sequence[str]) -> list[Record]:
@@ -164,13 +158,9 @@ def run_benchmark(config: DictConfig) -> None:
     bundles = _open_bundles(config)
     silence_libraries()
     print_line(f"Measuring {', '.join(each.name for each in bundles)} with {' and '.join(map(str, threads))} thread(s)")
-    if OmegaConf.is_missing(config, "teacher"):
-        result = measure_bundles(bundles, settings, threads=threads)
-    else:
-        with _load_teacher(config, bundles[0]) as teacher:
-            result = measure_bundles(
-                bundles, settings, threads=threads, others=teacher.candidates, vocabulary=teacher.vocabulary
-            )
+    has_none = OmegaConf.is_missing(config, "teacher")
+    with nullcontext(dict[str, Any]()) if has_none else _load_teacher(config, bundles[0]) as teacher:
+        result = measure_bundles(bundles, settings, threads=threads, **teacher)
     run = create_run(storage.local_path(config.output_dir) / "benchmarks", job="benchmark", seed=0)
     content = {
         "schema": 1, "version": __version__, "command": ["python", "-m", "distill", *sys.argv[1:]],
@@ -223,47 +213,52 @@ def _name(directory: Path) -> str:
     return absolute.parents[1].name if (absolute.parent / RECORD).is_file() else absolute.name
 
 
-@dataclass(frozen=True)
-class _Teacher:
-    """A teacher in torch, and its ONNX files by format."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    files: dict[str, Path]
-
-    @property
-    def vocabulary(self) -> int:
-        return len(self.tokenizer)
-
-    def candidates(self, threads: int) -> list[latency.Candidate]:
-        """Returns the teacher in every format, with so many threads."""
-        torch.set_num_threads(threads)
-        return load_candidates({TEACHER: (self.model, self.files)}, self.tokenizer, threads)
-
-
 @contextmanager
-def _load_teacher(config: DictConfig, bundle: MeasuredBundle) -> Iterator[_Teacher]:
-    """Yields the teacher with the head of a bundle's task, whose weights do not matter here, and its ONNX files."""
+def _load_teacher(config: DictConfig, bundle: MeasuredBundle) -> Iterator[dict[str, Any]]:
+    """Yields `others` and `vocabulary` of `measure_bundles`: a teacher in torch, and its ONNX files.
+
+    It has the head of a bundle's task, whose weights do not matter here.
+    """
     manifest, threads = bundle.manifest, torch.get_num_threads()
     auto_class = find_auto_class(manifest["kind"])
     start = execution.build_source(config).weights.load(auto_class, manifest["labels"] or None, ())
+
+    def load(threads: int) -> list[latency.Candidate]:
+        torch.set_num_threads(threads)
+        return load_candidates({TEACHER: (start.model.eval(), files)}, start.tokenizer, threads)
+
     with tempfile.TemporaryDirectory() as directory:
         files = {name: Path(directory) / file for name, file in FILES.items()}
         export_onnx(start.model, files["fp32"], tokenizer=start.tokenizer)
         write_dynamic(RecipeInput(files["fp32"], weight_bits(this_target())), files["int8"])
         try:
-            yield _Teacher(start.model.eval(), start.tokenizer, files)
+            yield {"others": load, "vocabulary": len(start.tokenizer)}
         finally:
             torch.set_num_threads(threads)
 
 
 Cells = list[tuple[str, ...]]
+_PERCENTILES = {"p50 ms": "{p50_ms:.2f}", "p90 ms": "{p90_ms:.2f}", "p99 ms": "{p99_ms:.2f}"}
+# Columns of the tables -> their cells.
+_BUNDLES = {
+    "bundle": "{bundle}", "format": "{format}", "metric": "{metric}", "MB": "{mb:.1f}", "start s": "{total_s:.2f}",
+    "load s": "{load_s:.2f}", "first answer s": "{first_answer_s:.3f}", "peak MB": "{peak}",
+}  # fmt: skip
+_TIMINGS = {
+    "model": "{model}", "format": "{format}", "batch": "{batch}", "length": "{length}", "threads": "{threads}",
+    **_PERCENTILES, "of the peak": "{share}",
+}  # fmt: skip
+_TEXTS = {
+    "model": "{model}", "format": "{format}", "batch": "{batch}", "tokens": "{mean_length:.1f}",
+    "threads": "{threads}", "tokens ms": "{tokenize_p50_ms:.2f}", "model ms": "{model_p50_ms:.2f}", **_PERCENTILES,
+}  # fmt: skip
 
 
 def _write_tables(content: JsonObject, directory: Path) -> None:
     """Prints the tables, and writes them as Markdown."""
     tables: dict[str, Cells] = {
-        "Bundles": _bundle_cells(content), "Latency": _timing_cells(content), "Texts of dev": _text_cells(content),
+        "Bundles": _fill(_BUNDLES, _list_files(content)), "Latency": _fill(_TIMINGS, _list_timings(content)),
+        "Texts of dev": _fill(_TEXTS, content["texts"]),
     }  # fmt: skip
     parts = ["# Benchmark", _describe_machine(content)]
     for title, cells in tables.items():
@@ -292,45 +287,29 @@ def _describe_machine(content: JsonObject) -> str:
     )
 
 
-def _bundle_cells(content: JsonObject) -> Cells:
-    rows: Cells = [("bundle", "format", "metric", "MB", "start s", "load s", "first answer s", "peak MB")]
+def _list_files(content: JsonObject) -> Iterator[JsonObject]:
+    """Yields what the table of bundles shows of each file."""
     for bundle in content["bundles"]:
         for format, model in bundle["models"].items():
             name, value = next(iter(model["metrics"].items()), ("", None))
-            start, peak = model["start"], model["start"]["peak_bytes"]
-            rows.append(
-                (
-                    bundle["name"], format, MISSING if value is None else f"{name} {value:.4f}",
-                    f"{model['bytes'] / 1e6:.1f}", f"{start['total_s']:.2f}", f"{start['load_s']:.2f}",
-                    f"{start['first_answer_s']:.3f}", MISSING if peak is None else f"{peak / 1e6:.0f}",
-                )
-            )  # fmt: skip
-    return rows
+            peak = model["start"]["peak_bytes"]
+            yield {
+                **model["start"], "bundle": bundle["name"], "format": format, "mb": model["bytes"] / 1e6,
+                "metric": MISSING if value is None else f"{name} {value:.4f}",
+                "peak": MISSING if peak is None else f"{peak / 1e6:.0f}",
+            }  # fmt: skip
 
 
-def _timing_cells(content: JsonObject) -> Cells:
-    rows: Cells = [("model", "format", "batch", "length", "threads", "p50 ms", "p90 ms", "p99 ms", "of the peak")]
+def _list_timings(content: JsonObject) -> Iterator[JsonObject]:
+    """Yields the timings with the share of the peak in words."""
     for row in content["timings"]:
         share = row["share_of_peak"]
-        rows.append(
-            (
-                row["model"], row["format"], str(row["batch"]), str(row["length"]), str(row["threads"]),
-                *(f"{row[name]:.2f}" for name in ("p50_ms", "p90_ms", "p99_ms")),
-                MISSING if share is None else f"{share:.2f}",
-            )
-        )  # fmt: skip
-    return rows
+        yield {**row, "share": MISSING if share is None else f"{share:.2f}"}
 
 
-def _text_cells(content: JsonObject) -> Cells:
-    names = ("tokenize_p50_ms", "model_p50_ms", "p50_ms", "p90_ms", "p99_ms")
-    rows: Cells = [
-        ("model", "format", "batch", "tokens", "threads", "tokens ms", "model ms", "p50 ms", "p90 ms", "p99 ms")
-    ]
-    for row in content["texts"]:
-        words = (row["model"], row["format"], str(row["batch"]), f"{row['mean_length']:.1f}", str(row["threads"]))
-        rows.append((*words, *(f"{row[name]:.2f}" for name in names)))
-    return rows
+def _fill(columns: Mapping[str, str], rows: Iterable[JsonObject]) -> Cells:
+    """Returns the cells of rows, below the names of the columns."""
+    return [tuple(columns), *(tuple(cell.format_map(row) for cell in columns.values()) for row in rows)]
 
 
 def _write_plots(content: JsonObject, directory: Path) -> None:
@@ -388,22 +367,16 @@ def run_inspect(config: DictConfig) -> None:
     questions = execution.instantiate(config.inspect)
     paths = [Path(str(path)).expanduser() for path in (config.model, config.other) if path]
     silence_libraries()
-    saved = None if _names_task() or not (paths[0] / CONFIG).is_file() else read_run(paths[0], config)
-    if saved is None:
+    names_task = any(option.lstrip("+~").startswith(("task=", "task.")) for option in given_options())
+    if names_task or not (paths[0] / CONFIG).is_file():
         subjects = open_subjects(paths, _only_task(config), execution.cache_dir(config))
     else:
-        subjects = _open_run(*saved, paths)
+        subjects = _open_run(*read_run(paths[0], config), paths)
     inspection = inspect_models(subjects, questions, before=_build_student(config, subjects))
     run = create_run(storage.local_path(config.output_dir) / "inspections", job="inspect", seed=0)
     page = write_inspection(inspection, run.directory)
     storage.send(run.directory)
     print_line(f"Results  {storage.address(page)}")
-
-
-def _names_task() -> bool:
-    """Returns whether the command has an option of the task."""
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    return any(option.lstrip("+~").startswith(("task=", "task.")) for option in given)
 
 
 def _only_task(config: DictConfig) -> Task:

@@ -34,11 +34,15 @@ from distill.rows.columns import SUFFIXES, Table
 from distill.rows.formats import is_delimited, open_parquet, read_fields, read_rows
 
 
+def given_options() -> list[str]:
+    """Returns the options of the command; none in a process without one, as in a test."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
 def refuse_other_options(name: str) -> None:
     """Raises UserError for options of the command that a job does not read."""
     job = find_job(name)
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    ignored = [option for option in given if not option.startswith(job.reads)]
+    ignored = [option for option in given_options() if not option.startswith(job.reads)]
     if ignored:
         raise UserError(f"job={name} reads only {job.words or ', '.join(job.reads)}: leave out {' '.join(ignored)}")
 
@@ -229,7 +233,8 @@ def _check_target(target: object, option: str, source: object, trust: Sequence[s
         )
     found = _find_target(target, package)
     module = getattr(found, "__module__", None)
-    if not (inspect.isclass(found) or inspect.isroutine(found)) or not _is_inside(module, package):
+    is_inside = isinstance(module, str) and f"{module}.".startswith(f"{package}.")
+    if not (inspect.isclass(found) or inspect.isroutine(found)) or not is_inside:
         raise UserError(
             f"{source} would run {option}={target}, which is no class or function of {package} itself but "
             f"{_describe(found)}: expected one of {package}, or of a package that trust= names too"
@@ -251,10 +256,6 @@ def _find_target(target: str, package: str) -> object:
     except (ImportError, AttributeError):
         return None
     return found
-
-
-def _is_inside(module: object, package: str) -> bool:
-    return isinstance(module, str) and (module == package or module.startswith(f"{package}."))
 
 
 def _describe(found: object) -> str:
@@ -388,12 +389,8 @@ def _read_header(path: Path) -> list[str] | None:
             return list(file.schema_arrow.names)
     if is_delimited(path):
         return next(read_fields(path))[1]
-    rows = list(islice(_read_keys(path), _LOOKED_AT + 1))
-    return None if len(rows) > _LOOKED_AT else list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _read_keys(path: Path) -> Iterator[Iterable[str]]:
-    return (row for _, row in read_rows(path))
+    rows = list(islice(read_rows(path), _LOOKED_AT + 1))
+    return None if len(rows) > _LOOKED_AT else list(dict.fromkeys(name for _, row in rows for name in row))
 
 
 def run_check(config: DictConfig) -> None:
