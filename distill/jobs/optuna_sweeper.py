@@ -10,13 +10,14 @@ A trial is a run, whose record gives the values. The study is in the directory o
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -51,6 +52,7 @@ PRUNED = "pruned"  # Attribute of a trial that ended itself.
 _DIRECTORY = "directory"  # Of a trial's run, an attribute of the trial.
 
 
+@dataclass(eq=False)
 class OptunaSweeper(Sweeper):
     """Runs the trials of a study, in the order that Optuna's TPE sampler suggests.
 
@@ -66,17 +68,17 @@ class OptunaSweeper(Sweeper):
         UserError: from `setup`, if Optuna is not installed or an option is out of range.
     """
 
-    def __init__(
-        self, *, trials: int, objectives: Sequence[str], parallel: int, pruning: bool, seed: int,
-        params: Mapping[str, str] | None,
-    ) -> None:  # fmt: skip
-        self.trials, self.objectives, self.parallel, self.seed = trials, list(objectives), parallel, seed
-        self.pruning = pruning
-        self.params = dict(params or {})
+    trials: int
+    objectives: Sequence[str]
+    parallel: int
+    pruning: bool
+    seed: int
+    params: Mapping[str, str] | None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receives the sweep from Hydra."""
         require_package("optuna", "hydra/sweeper=optuna", extra="optuna")
+        self.objectives = list(self.objectives)  # Of a list of the configuration.
         for name in ("trials", "parallel"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -123,7 +125,7 @@ class OptunaSweeper(Sweeper):
     def _read_space(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, "BaseDistribution"]]:
         """Returns the overrides of every run, and the distribution of each option that is searched over."""
         parser = OverridesParser.create(config_loader=self._context.config_loader)
-        given = quote_overrides([f"{name}={value}" for name, value in self.params.items()], ())
+        given = quote_overrides([f"{name}={value}" for name, value in (self.params or {}).items()], ())
         overrides = {each.get_key_element(): each for each in parser.parse_overrides([*given, *arguments])}
         space = {name: _distribution(each) for name, each in overrides.items() if each.is_sweep_override()}
         if not space:
@@ -165,9 +167,12 @@ class OptunaSweeper(Sweeper):
         self, study: "optuna.Study", fixed: Sequence[str], space: Mapping[str, "BaseDistribution"], number: int
     ) -> None:
         """Runs the next trials and tells the study their values."""
+        from optuna.trial import TrialState
+
         new = []
         for trial in [study.ask(dict(space)) for _ in range(number)]:
-            same = _find_same(study, trial.params)
+            finished = study.get_trials(states=[TrialState.COMPLETE])
+            same = next((of for of in finished if of.params == trial.params), None)
             if same is None:
                 new.append(trial)
             else:  # The same run would have the same values.
@@ -178,7 +183,8 @@ class OptunaSweeper(Sweeper):
         with lost_workers():
             results = self._launcher.launch(batch, initial_job_idx=new[0].number)
         for trial, result in zip(new, results, strict=True):
-            directory = _run_directory(result)
+            value = result.return_value if result.status == JobStatus.COMPLETED else None
+            directory = value if isinstance(value, Path) else None
             _tell(study, trial, self._read_values(directory), None if directory is None else str(directory))
         report_failures(self._job, results)
         for result in results:
@@ -263,13 +269,6 @@ def _count(study: "optuna.Study") -> int:
     return len(finished) - int(study.user_attrs[_LOST])
 
 
-def _find_same(study: "optuna.Study", params: Mapping[str, object]) -> "optuna.trial.FrozenTrial | None":
-    """Returns a finished trial with the same parameters."""
-    from optuna.trial import TrialState
-
-    return next((of for of in study.get_trials(states=[TrialState.COMPLETE]) if of.params == params), None)
-
-
 def _tell(study: "optuna.Study", trial: "optuna.Trial", values: Sequence[float] | None, directory: str | None) -> None:
     from optuna.trial import TrialState
 
@@ -279,12 +278,6 @@ def _tell(study: "optuna.Study", trial: "optuna.Trial", values: Sequence[float] 
     pruned = study.trials[trial.number].user_attrs.get(PRUNED, False)
     otherwise = TrialState.PRUNED if pruned else TrialState.FAIL
     study.tell(trial, values=values if complete else None, state=None if complete else otherwise)
-
-
-def _run_directory(result: JobReturn) -> Path | None:
-    """Returns the directory that a job has returned; None for one that failed."""
-    value = result.return_value if result.status == JobStatus.COMPLETED else None
-    return value if isinstance(value, Path) else None
 
 
 def _read_metric(record: JsonObject) -> float | None:

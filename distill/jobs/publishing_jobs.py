@@ -60,11 +60,9 @@ def run_report(config: DictConfig, *, wait: Callable[[float], None] = time.sleep
     try:
         while True:
             wait(config.refresh)
-            found, table = _find(runs)
-            _write_pages(found, to, refresh=config.refresh, table=table)
+            _write_pages(*_find(runs), to, refresh=config.refresh)
     except KeyboardInterrupt:
-        found, table = _find(runs)
-        _write_pages(found, to, table=table)  # A page that no longer loads itself again.
+        _write_pages(*_find(runs), to)  # A page that no longer loads itself again.
     finally:
         signal.signal(signal.SIGINT, previous)
 
@@ -77,7 +75,7 @@ def write(runs: Path, to: Path, *, refresh: int | None = None) -> None:
     """
     found, table = _find(runs)
     make_directory(to)
-    written, files = _write_pages(found, to, refresh=refresh, table=table)
+    written, files = _write_pages(found, table, to, refresh=refresh)
     if table is not None:
         for shown in table.terminal_tables():
             console.print(shown)
@@ -110,7 +108,7 @@ def _find(directory: Path) -> tuple[Runs, TablePage | None]:
 
 
 def _write_pages(
-    found: Runs, to: Path, *, refresh: int | None = None, table: TablePage | None = None
+    found: Runs, table: TablePage | None, to: Path, *, refresh: int | None = None
 ) -> tuple[Collection, PaperFiles | None]:
     """Writes the report as `write_collection` does, and sends it to the URL that `to` is the copy of.
 
@@ -128,43 +126,12 @@ def _write_pages(
 CARD = "README.md"
 
 
-@dataclass(frozen=True)
-class Upload:
-    """The files that go to a repository: each by its name there."""
-
-    repo: str
-    private: bool
-    files: dict[str, Path]
-
-    @property
-    def bytes(self) -> int:
-        """Returns the size of all files."""
-        return sum(path.stat().st_size for path in self.files.values())
-
-
 def run_publish(config: DictConfig) -> None:
     """Uploads the student and the bundle of `run` to `repo`, or with `dry_run` lists them.
 
     Raises:
         UserError: for options that have no effect, a run that cannot be published, and what the Hub refuses.
     """
-    _check_options(config)
-    run = storage.local_path(config.run)
-    storage.fetch(run)
-    card_text = _read_card(run, _check_run(run))
-    with tempfile.TemporaryDirectory() as directory:
-        card = Path(directory) / CARD
-        write_text(card, _write_license(card_text, config.job.license))
-        upload = Upload(config.repo, config.private, _list_files(run) | {CARD: card})
-        _show_upload(upload)
-        if config.dry_run:
-            print_line("Nothing was sent (dry_run=true)")
-            return
-        silence_libraries()
-        print_line(f"Published  {_send(upload)}")
-
-
-def _check_options(config: DictConfig) -> None:
     refuse_other_options("publish")
     if config.run is None:
         raise UserError("job=publish has no run: add run=DIR, the directory of a finished run of job=distill")
@@ -173,6 +140,19 @@ def _check_options(config: DictConfig) -> None:
     _check_repo(config.repo)
     if not isinstance(config.private, bool):
         raise OptionError("private", show_value(config.private), "true or false")
+    run = storage.local_path(config.run)
+    storage.fetch(run)
+    card_text = _read_card(run, _check_run(run))
+    with tempfile.TemporaryDirectory() as directory:
+        card = Path(directory) / CARD
+        write_text(card, _write_license(card_text, config.job.license))
+        files = dict(sorted((_list_files(run) | {CARD: card}).items()))
+        _show_upload(files, config.repo, "private" if config.private else "public")
+        if config.dry_run:
+            print_line("Nothing was sent (dry_run=true)")
+            return
+        silence_libraries()
+        print_line(f"Published  {_send(files, config.repo, private=config.private)}")
 
 
 def _check_repo(repo: str) -> None:
@@ -235,14 +215,13 @@ def _read_card(run: Path, record: JsonObject) -> str:
 
 def _list_files(run: Path) -> dict[str, Path]:
     """Returns the files of the student and of the bundle, and the wheel, by their names in the repository."""
-    student, bundle = run / "student", run / "bundle"
-    files = {path.relative_to(student).as_posix(): path for path in _walk(student) if path.name != CHECKSUMS}
-    files |= {path.name: path for path in run.glob("*.whl")}
-    return files | {f"bundle/{path.relative_to(bundle).as_posix()}": path for path in _walk(bundle)}
-
-
-def _walk(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("."))
+    student = run / "student"
+    paths = [path for folder in (student, run / "bundle") for path in folder.rglob("*") if path.is_file()]
+    return {path.name: path for path in run.glob("*.whl")} | {
+        path.relative_to(student if path.is_relative_to(student) else run).as_posix(): path
+        for path in paths
+        if not path.name.startswith(".") and (path.name != CHECKSUMS or not path.is_relative_to(student))
+    }
 
 
 def _write_license(card: str, license: str | None) -> str:
@@ -257,23 +236,21 @@ def _write_license(card: str, license: str | None) -> str:
     return str(loaded)
 
 
-def _show_upload(upload: Upload) -> None:
+def _show_upload(files: Mapping[str, Path], repo: str, visibility: str) -> None:
     """Prints the files with their sizes, and the repository."""
     table = Table("file", "size")
     table.columns[1].justify = "right"
-    for name, path in sorted(upload.files.items()):
-        table.add_row(name, decimal(path.stat().st_size))
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    for name, size in sizes.items():
+        table.add_row(name, decimal(size))
     console.print(table)
     from huggingface_hub import constants
 
-    visibility = "private" if upload.private else "public"
-    print_line(
-        f"{len(upload.files)} files, {decimal(upload.bytes)}, to {constants.ENDPOINT}/{upload.repo} "
-        f"({visibility} if it is new)"
-    )
+    total = decimal(sum(sizes.values()))
+    print_line(f"{len(files)} files, {total}, to {constants.ENDPOINT}/{repo} ({visibility} if it is new)")
 
 
-def _send(upload: Upload) -> str:
+def _send(files: Mapping[str, Path], repo: str, *, private: bool) -> str:
     """Uploads the files in one commit; returns the address of the repository.
 
     Raises:
@@ -285,14 +262,14 @@ def _send(upload: Upload) -> str:
         raise UserError("there is no token of the Hub: run `hf auth login`, or set HF_TOKEN to one that may write")
     api = HfApi(library_name="distill")
     try:
-        url = api.create_repo(upload.repo, private=upload.private, exist_ok=True)
-        operations = [CommitOperationAdd(name, str(path)) for name, path in sorted(upload.files.items())]
-        api.create_commit(upload.repo, operations, commit_message="Upload the student and its bundle")
+        url = api.create_repo(repo, private=private, exist_ok=True)
+        operations = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+        api.create_commit(repo, operations, commit_message="Upload the student and its bundle")
     except errors.OfflineModeIsEnabled as error:
         raise UserError("HF_HUB_OFFLINE is set, which forbids uploads: unset it") from error
     except (OSError, errors.HTTPError) as error:  # The base class of the errors of the client's HTTP library.
         raise UserError(
-            f"the Hub refuses the upload to {upload.repo} or does not respond ({first_line(error)}): check that the "
+            f"the Hub refuses the upload to {repo} or does not respond ({first_line(error)}): check that the "
             "name is yours and that the token may write"
         ) from error
     return str(url)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -52,18 +51,6 @@ from distill.records.schema import read_record
 from distill.training.ray_cluster import check_ray, connect
 
 _OPTION = "hydra.launcher"
-
-
-@dataclass(frozen=True)
-class _Sweep:
-    """All that a worker needs for the runs of a sweep."""
-
-    context: HydraContext
-    config: DictConfig
-    function: TaskFunction
-    singletons: dict[Any, Any]
-    directory: str
-    threads: int
 
 
 class RayLauncher(Launcher):
@@ -106,10 +93,7 @@ class RayLauncher(Launcher):
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         with connect(self.address, option=f"{_OPTION}.address", label_lines=True):
             self.check_resources()
-            sweep = _Sweep(
-                self.hydra_context, self.config, self.task_function, Singleton.get_state(), os.getcwd(), self.num_cpus
-            )
-            shared = ray.put(sweep)
+            shared = ray.put((self, Singleton.get_state(), os.getcwd()))
             remote = ray.remote(_run)
             resources = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "max_retries": self.max_retries}
             names = name_runs(job_overrides)
@@ -175,23 +159,24 @@ def _result(task: Any, overrides: Sequence[str]) -> JobReturn:
     return result
 
 
-def _run(sweep: _Sweep, overrides: list[str], number: int) -> JobReturn:
-    """Runs one job in a worker of Ray."""
-    os.chdir(sweep.directory)  # Paths of the command are relative to it.
+def _run(sweep: tuple[RayLauncher, dict[Any, Any], str], overrides: list[str], number: int) -> JobReturn:
+    """Runs one job in a worker of Ray, with the singletons of Hydra and the directory of the command."""
+    launcher, singletons, directory = sweep
+    os.chdir(directory)  # Paths of the command are relative to it.
     package = str(Path(__file__).resolve().parents[1])
     sys.path[:] = [path for path in sys.path if path != package]  # Ray adds the directory of `python -m distill`.
-    os.environ["OMP_NUM_THREADS"] = str(sweep.threads)
+    os.environ["OMP_NUM_THREADS"] = str(launcher.num_cpus)
     import torch
 
-    torch.set_num_threads(sweep.threads)
+    torch.set_num_threads(launcher.num_cpus)
     setup_globals()
-    Singleton.set_state(sweep.singletons)
-    config = sweep.context.config_loader.load_sweep_config(sweep.config, overrides)
+    Singleton.set_state(singletons)
+    config = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, overrides)
     with open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
     return run_job(
-        hydra_context=sweep.context, task_function=sweep.function, config=config, job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
+        hydra_context=launcher.hydra_context, task_function=launcher.task_function, config=config,
+        job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir",
     )  # fmt: skip
 
 
@@ -404,7 +389,9 @@ class TableSweeper(GridSweeper):
                 results = self.launcher.launch([list(of) for of in part], initial_job_idx=self._number)
             self._number += len(part)
             report_failures(self._job, results)
-            self._results |= dict(zip(part, map(_read_result, results), strict=True))
+            for overrides, result in zip(part, results, strict=True):
+                value: Path | Failure | None = result.return_value  # Raises the error of a run that was none of ours.
+                self._results[overrides] = _NOT_TRAINED if value is None else value
 
     def _write(
         self, directory: Path, models: Mapping[Place, Mapping[str, Path | Failure]], missing: Mapping[str, str]
@@ -429,22 +416,27 @@ def _replace_part(content: dict[str, Any], override: Override, *, has_tasks: boo
         UserError: for tasks that an experiment has itself, and a swept option that the rows do not differ in.
     """
     key, name = override.get_key_element(), content.get("name")
-    options = {value.strip("'\""): f"{key}={value}" for value in _values(override)}
+    is_swept = override.is_sweep_override()
+    values = override.sweep_string_iterator() if is_swept else [str(override.get_value_element_as_str())]
+    options = {value.strip("'\""): f"{key}={value}" for value in values}
     if key == "task" and has_tasks:
         raise UserError(
             f"{override.input_line}: experiment {name} has tasks of its own, and ++experiment.cut.tasks="
             f"[{','.join(options)}] chooses from them"
         )
-    if key == "seed" and (override.is_sweep_override() or SEED in str(content)):
+    rows = content.get("rows") or {}
+    if key == "seed" and (is_swept or SEED in str(content)):
         if SEED not in str(content):
             steps = content.get("steps") or {RUN: []}
             content["steps"] = {**steps, list(steps)[-1]: [*list(steps.values())[-1], f"seed={SEED}"]}
         content["seeds"] = [int(seed) if seed.isdecimal() else seed for seed in options]
-    elif not override.is_sweep_override():
+    elif not is_swept:
         return False
     elif key == "task":
         content["tasks"] = {task: [option] for task, option in options.items()}
-    elif _is_option_of_rows(key, content.get("rows") or {}):
+    elif rows and all(  # Each row has this option and no other one.
+        isinstance(given, list) and [*map(option_name, given)] == [option_name(key)] for given in rows.values()
+    ):
         content.update(_replace_rows(content, options))
     else:
         raise UserError(
@@ -452,21 +444,6 @@ def _replace_part(content: dict[str, Any], override: Override, *, has_tasks: boo
             "experiment.rows"
         )
     return True
-
-
-def _values(override: Override) -> list[str]:
-    """Returns the values of an option of the command, swept or not."""
-    if override.is_sweep_override():
-        return list(override.sweep_string_iterator())
-    return [str(override.get_value_element_as_str())]
-
-
-def _is_option_of_rows(key: str, rows: Mapping[str, Any]) -> bool:
-    """Returns whether each row has this option and no other one."""
-    return bool(rows) and all(
-        isinstance(options, list) and [option_name(option) for option in options] == [option_name(key)]
-        for options in rows.values()
-    )
 
 
 def _select_tasks(published: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -503,12 +480,6 @@ def _find_model(run: Path) -> Path:
     if not (run / RECORD).is_file():
         return run
     return run.absolute() / str(find_job(read_record(run)["job"]).model)
-
-
-def _read_result(result: JobReturn) -> Path | Failure:
-    """Returns the directory of a run, or its error."""
-    value: Path | Failure | None = result.return_value  # Raises the error of a run that was none of ours.
-    return _NOT_TRAINED if value is None else value
 
 
 class SweepReport(Callback):
