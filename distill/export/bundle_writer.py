@@ -34,7 +34,6 @@ from distill.export.gate import (
     judge_float32,
     measure_abstention,
     measure_sensitivity,
-    recommend_batch_size,
 )
 from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
@@ -334,7 +333,7 @@ class Scorer:
             "recipe": file.recipe, "target": file.target,
             "abstain": None if share is None else measure_abstention(scores, scoring=self.scoring, share=share),
             "batch_sensitivity": sensitivity,
-            "batch_size": recommend_batch_size(sensitivity, settings.max_batch_diff),
+            "batch_size": 1 if sensitivity["max_probability_diff"] > settings.max_batch_diff else None,
             "vectors": self.torch.measure_vectors(scores, settings),
         }  # fmt: skip
 

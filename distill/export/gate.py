@@ -44,11 +44,6 @@ def measure_sensitivity(
     }
 
 
-def recommend_batch_size(sensitivity: BatchSensitivity, limit: float) -> int | None:
-    """Returns 1 for a file whose predictions depend on the batch by more than `limit`, else None for any size."""
-    return 1 if sensitivity["max_probability_diff"] > limit else None
-
-
 def describe_sensitivity(file: str, sensitivity: BatchSensitivity, batch_size: int | None) -> str:
     """Returns one sentence about a file."""
     difference, changed = sensitivity["max_probability_diff"], sensitivity["changed"]
@@ -95,19 +90,6 @@ def _paired_interval(lost: int, gained: int, number: int, *, tail: float) -> lis
     error = math.sqrt(lost_more + gained_more - difference**2 / more)
     reach = -NormalDist().inv_cdf(tail) * error
     return [max(-1.0, (difference - reach) / more), min(1.0, (difference + reach) / more)]
-
-
-def find_lost_types(types: Mapping[str, TypeRecall], limit: float) -> list[str]:
-    """Returns the types whose recall certainly falls by more than `limit`."""
-    return [name for name, recall in types.items() if recall["interval"][0] > limit]
-
-
-def find_doubtful_types(types: Mapping[str, TypeRecall], limit: float) -> list[str]:
-    """Returns the types whose recall fell by more than `limit` on dev, by more than luck with a single answer."""
-    return [
-        name for name, recall in types.items()
-        if recall["drop"] > limit and recall["lost"] - recall["gained"] > NO_EVIDENCE
-    ]  # fmt: skip
 
 
 def describe_types(names: list[str], types: Mapping[str, TypeRecall]) -> str:
@@ -291,12 +273,13 @@ def judge(
     limit, types = SLACK * settings.max_drop + ROUNDING, comparison["types"]
     is_noise = comparison["interval"][0] <= 0 and not math.isnan(comparison["drop"])
     faults = _find_faults(comparison, settings, check_drop=not is_noise)
-    if lost := find_lost_types(types, limit):
+    if lost := [name for name, recall in types.items() if recall["interval"][0] > limit]:
         faults.append(describe_types(lost, types))
     if faults:
         return GateVerdict(FAILED, "; ".join(faults))
     doubts = [doubt] if (doubt := _describe_doubt(comparison, settings, confidence)) else []
-    if doubtful := find_doubtful_types(types, limit):
+    fallen = [name for name, recall in types.items() if recall["drop"] > limit]
+    if doubtful := [name for name in fallen if types[name]["lost"] - types[name]["gained"] > NO_EVIDENCE]:
         doubts.append(describe_types(doubtful, types))
     return GateVerdict(UNDECIDED, "; ".join(doubts)) if doubts else GateVerdict(PASSED)
 

@@ -78,7 +78,7 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
         tokenizer: makes the inputs; None for all that the model accepts.
     """
     names = exported_inputs(model, tokenizer)
-    exported = copy.deepcopy(model).cpu().float().eval()
+    exported = _copy(model)
     if getattr(exported.config, "_attn_implementation", None) == "sdpa":
         # torch's function is exported with two reshapes of the keys, and with checks for rows that attend to nothing.
         exported.set_attn_implementation("eager")
@@ -95,6 +95,10 @@ def export_onnx(model: PreTrainedModel, path: Path, *, tokenizer: PreTrainedToke
     every = {name: (values, dict(enumerate(axes))) for name, values in example.items()}
     every[POSITIONS] = (example[POSITIONS], {0: "tokens"})
     _save(_Logits(exported, names), {name: every[name] for name in names}, ["logits"], path)
+
+
+def _copy(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model).cpu().float().eval()
 
 
 def _save(module: _Part, example: Example, outputs: Sequence[str], path: Path) -> None:
@@ -155,7 +159,7 @@ def export_mask_predictor(model: PreTrainedModel, path: Path) -> None:
     [B, T]`, `attention_mask [B, T]`, `encoder_hidden_states [B, L, H]`, `encoder_attention_mask [B, L]` and
     `positions [n]`, counted over `[B * T]`, and the output `logits [n, V]`.
     """
-    exported = copy.deepcopy(model).cpu().float().eval()
+    exported = _copy(model)
     exported.set_attn_implementation("eager")
     encoder = _encoder_example(exported)
     _save(_MaskedEncoder(exported), encoder, ["last_hidden_state", "length_logits"], encoder_file(path))
@@ -163,9 +167,8 @@ def export_mask_predictor(model: PreTrainedModel, path: Path) -> None:
     read[1, -2:] = 0
     axes = {0: ROWS, 1: "length"}
     example = {
-        "input_ids": (_tokens(exported, TOKENS), axes), "attention_mask": (read, axes),
-        "encoder_hidden_states": _states_example(exported), "encoder_attention_mask": encoder["attention_mask"],
-        "positions": (torch.tensor([1, 3, 6]), {0: "tokens"}),
+        "input_ids": (_tokens(exported, TOKENS), axes), "attention_mask": (read, axes), **_states_example(exported),
+        "encoder_attention_mask": encoder["attention_mask"], "positions": (torch.tensor([1, 3, 6]), {0: "tokens"}),
     }  # fmt: skip
     _save(_MaskedDecoder(exported), example, ["logits"], path)
 
@@ -221,25 +224,26 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
     Raises:
         UserError: for a model without such caches, or whose caches are of several shapes.
     """
-    exported = copy.deepcopy(model).cpu().float().eval()
+    exported = _copy(model)
     exported.set_attn_implementation("eager")
+    layers, heads, width = _probe_caches(exported)
     if exported.config.is_encoder_decoder:
-        _save(_Encoder(exported), _encoder_example(exported), ["last_hidden_state"], encoder_file(path))
-        layers = _probe_source(exported)
-        kinds: Sequence[str] = (".decoder", ".encoder")
+        encoder = _encoder_example(exported)
+        _save(_Encoder(exported), encoder, ["last_hidden_state"], encoder_file(path))
+        example = {
+            "input_ids": (_tokens(exported, TOKENS), {0: ROWS, 1: "length"}),
+            "encoder_attention_mask": encoder["attention_mask"], **_states_example(exported),
+            PADDING: (torch.arange(BATCH), {0: ROWS}),
+        }  # fmt: skip
         module: _Part = _Decoder(exported, layers)
-        example = _decoder_example(exported)
-        lengths: Sequence[tuple[int, str]] = ((CACHED, "past"), (CACHED_SOURCE, "past_source"))
+        kinds = {".decoder": (CACHED, "past"), ".encoder": (CACHED_SOURCE, "past_source")}
     else:
-        layers, kinds = _probe(exported), [""]
         example = _causal_example(exported)
-        module = _Causal(exported, list(example), layers)
-        lengths = ((CACHED, "past"),)
-    heads, width = _cache_shape(layers)
+        module, kinds = _Causal(exported, list(example)), {"": (CACHED, "past")}
     caches = {
         f"{PAST}{layer}{kind}.{part}": (torch.zeros(BATCH, heads, length, width), {0: ROWS, 2: axis})
-        for layer in range(len(layers))
-        for kind, (length, axis) in zip(kinds, lengths, strict=True)
+        for layer in range(layers)
+        for kind, (length, axis) in kinds.items()
         for part in ("key", "value")
     }
     outputs = ["logits", *(PRESENT + name.removeprefix(PAST) for name in caches)]
@@ -248,13 +252,6 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
         _let_padding_be_left_out(path, is_read=module.reads_padding)
     else:
         _let_logits_be_left_out(path)
-
-
-def generator_caches(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Returns the number of layers with caches, and the heads and the width `[B, A, P, D]` of a cache."""
-    model = copy.deepcopy(model).cpu().float().eval()
-    layers = _probe_source(model) if model.config.is_encoder_decoder else _probe(model)
-    return len(layers), *_cache_shape(layers)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -267,9 +264,9 @@ class _Causal(_Part):
 
     named = 0
 
-    def __init__(self, model: PreTrainedModel, names: Sequence[str], layers: Sequence[Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel, names: Sequence[str]) -> None:
         super().__init__(model)
-        self.names, self.layers = names, len(layers)
+        self.names = names
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         named = dict(zip(self.names, inputs[: len(self.names)], strict=True))
@@ -283,9 +280,9 @@ class _Decoder(_Part):
 
     named = 4
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel, layers: int) -> None:
         super().__init__(model)
-        self.layers = len(layers)
+        self.layers = layers
         self.positions, decoder = _Positions(), model.get_decoder()
         table = getattr(decoder, "embed_positions", None)
         # Positions of T5 are relative to each other, those of BART are rows of a table.
@@ -365,52 +362,35 @@ def _encoder_example(model: PreTrainedModel) -> dict[str, Any]:
     return {"input_ids": (_tokens(model, SOURCE), axes), "attention_mask": (mask, axes)}
 
 
-def _states_example(model: PreTrainedModel) -> tuple[Tensor, dict[int, str]]:
-    return torch.zeros(BATCH, SOURCE, model.config.hidden_size), {0: ROWS, 1: "source"}
+def _states_example(model: PreTrainedModel) -> dict[str, Any]:
+    states = torch.zeros(BATCH, SOURCE, model.config.hidden_size)
+    return {"encoder_hidden_states": (states, {0: ROWS, 1: "source"})}
 
 
-def _decoder_example(model: PreTrainedModel) -> dict[str, Any]:
-    return {
-        "input_ids": (_tokens(model, TOKENS), {0: ROWS, 1: "length"}),
-        "encoder_attention_mask": _encoder_example(model)["attention_mask"],
-        "encoder_hidden_states": _states_example(model),
-        PADDING: (torch.arange(BATCH), {0: ROWS}),
-    }
+def _probe_caches(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Returns the layers with caches, of a decoder those of its own tokens, and the heads and the width of all caches.
 
-
-def _probe(model: PreTrainedModel) -> list[Tensor]:
-    """Returns the keys `[B, A, S, D]` of each layer of a causal model."""
+    Raises:
+        UserError: for other states than the keys and values `[B, A, S, D]` of all tokens, and for several shapes.
+    """
+    tokens, is_pair = _tokens(model, TOKENS), model.config.is_encoder_decoder
+    targets = {"decoder_input_ids": tokens} if is_pair else {}
     with torch.no_grad():
-        return _keys(model, model(input_ids=_tokens(model, TOKENS), use_cache=True).get("past_key_values"))
-
-
-def _probe_source(model: PreTrainedModel) -> list[Tensor]:
-    """Returns the keys `[B, A, S, D]` of each layer of a decoder."""
-    tokens = _tokens(model, TOKENS)
-    with torch.no_grad():
-        cache = model(input_ids=tokens, decoder_input_ids=tokens, use_cache=True).get("past_key_values")
-    return _keys(model, getattr(cache, "self_attention_cache", None))
-
-
-def _keys(model: PreTrainedModel, cache: object) -> list[Tensor]:
+        cache = model(input_ids=tokens, use_cache=True, **targets).get("past_key_values")
+    cache = getattr(cache, "self_attention_cache", None) if is_pair else cache
     keys = [getattr(layer, "keys", None) for layer in getattr(cache, "layers", ())]
     if not keys or any(key is None or key.ndim != 4 or key.shape[2] != TOKENS for key in keys):
         raise UserError(
             f"got a {model.config.model_type}, which keeps other states than the keys and values of all tokens, "
             "expected a layout such as GPT-2, Llama, OPT, T5 or BART: set export.enabled=false"
         )
-    return [key for key in keys if key is not None]
-
-
-def _cache_shape(layers: Sequence[Tensor]) -> tuple[int, int]:
-    """Returns the heads and the width of the caches; raises UserError unless they are the same in all layers."""
-    shapes = sorted({(key.shape[1], key.shape[3]) for key in layers})
+    shapes = sorted({(key.shape[1], key.shape[3]) for key in keys if key is not None})
     if len(shapes) > 1:
         raise UserError(
             f"got layers with caches of {shapes[0]} and {shapes[1]} (heads, width), expected one shape: set "
             "export.enabled=false"
         )
-    return shapes[0]
+    return len(keys), *shapes[0]
 
 
 def _let_padding_be_left_out(path: Path, *, is_read: bool) -> None:
@@ -510,15 +490,16 @@ def describe_generation(
         value = getattr(own, name, None)
         return getattr(config, name, None) if value is None else value
 
-    eos, rules = find("eos_token_id"), describe_rules(model)
-    layers, heads, width = generator_caches(model)
+    eos, rules, encoding = find("eos_token_id"), describe_rules(model), tokenizer.encode("a")
+    before = encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
+    layers, heads, width = _probe_caches(_copy(model))
     length = own.max_new_tokens
     if length is None and config.is_encoder_decoder and own.max_length is not None:
         length = max(1, own.max_length - 1)  # It counts the token that a decoder starts with.
     return {
         "eos": sorted({int(token) for token in (eos if isinstance(eos, list | tuple) else [eos]) if token is not None}),
         "pad": find("pad_token_id"),
-        "start": find("decoder_start_token_id") if config.is_encoder_decoder else find_start(tokenizer),
+        "start": find("decoder_start_token_id") if config.is_encoder_decoder else before,
         "max_new_tokens": int(length or max_target or MAX_NEW_TOKENS),
         "positions": count_positions(model),
         "layers": layers, "heads": heads, "head_width": width,
@@ -526,12 +507,6 @@ def describe_generation(
         **{name: rules.get(field) for name, field in RULES.items()},
         "beams": beams or rules.get("num_beams"),
     }  # fmt: skip
-
-
-def find_start(tokenizer: Tokenizer) -> int | None:
-    """Returns the token that a tokenizer puts before a text; None if it puts none."""
-    encoding = tokenizer.encode("a")
-    return encoding.ids[0] if encoding.special_tokens_mask[:1] == [1] else None
 
 
 def count_positions(model: PreTrainedModel) -> int | None:

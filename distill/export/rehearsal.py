@@ -68,6 +68,12 @@ def rehearse_export(
         )
 
 
+def _measure_difference(found: np.ndarray, expected: np.ndarray, is_read: np.ndarray) -> float:
+    """Returns the largest difference of outputs that are read, as a share of the largest output."""
+    difference = np.abs(found - expected)[is_read].max()
+    return float(difference / max(np.abs(expected).max(), 1e-6))
+
+
 @torch.no_grad()
 def _compare(
     model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase, shapes: Sequence[tuple[int, int]]
@@ -81,11 +87,9 @@ def _compare(
         if predicts_tokens(model):
             feed[POSITIONS] = np.flatnonzero(inputs["attention_mask"][0])
         expected = run_exported(model, {name: torch.from_numpy(values) for name, values in feed.items()}).numpy()
-        differences = np.abs(file.run(["logits"], feed)[0] - expected)
-        if expected.ndim > len(shape):  # Some for each token.
-            differences = differences[inputs["attention_mask"].astype(bool)]
-        difference = differences.max()
-        largest = max(largest, float(difference / max(np.abs(expected).max(), 1e-6)))
+        every = np.ones(expected.shape[:1], dtype=bool)
+        is_read = inputs["attention_mask"].astype(bool) if expected.ndim > len(shape) else every  # Some for each token.
+        largest = max(largest, _measure_difference(file.run(["logits"], feed)[0], expected, is_read))
     return largest
 
 
@@ -126,6 +130,5 @@ def _compare_texts(
         feed = {name: values for name, values in inputs.items() if name in names}
         expected = model(**{name: torch.from_numpy(values) for name, values in feed.items()}).logits.numpy()
         is_read = np.ones_like(mask, dtype=bool) if TARGET in names else mask.astype(bool)
-        difference = np.abs(file.run(["logits"], feed)[0] - expected)[is_read].max()
-        largest = max(largest, float(difference / max(np.abs(expected).max(), 1e-6)))
+        largest = max(largest, _measure_difference(file.run(["logits"], feed)[0], expected, is_read))
     return largest
