@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -424,36 +424,33 @@ def choose(facts: Facts, steps: int, *, evaluations: float | None = None) -> dic
         evaluations = choose_evaluations(facts, steps / facts.steps_per_epoch)
     number = count_evaluations(evaluations, steps_per_epoch=facts.steps_per_epoch, steps=steps)
     soup = Choice(SOUP, "the average of the last weights is kept if it is as good on dev")
+    frozen = Choice(FROZEN, "the embeddings are the teacher's, and the layers are random")
+    trained = Choice(0.0, "the embeddings are trained like the layers")
     return {
-        "learning_rate": _scale(_choose_rate(facts), facts.growth),
+        "learning_rate": _choose_rate(facts),
         "max_epochs": Choice(choose_epochs(facts), _explain_epochs(facts)),
         "evaluations": Choice(evaluations, f"{number} in all, from which the best weights are chosen"),
         "ema": Choice(EMA, "the soup averages the weights"),
         "soup": soup if number > 1 else Choice(1, "the training ends before its second evaluation"),
         "patience": _choose_patience(facts, number),
-        "frozen_embeddings": _choose_frozen(facts),
+        "frozen_embeddings": frozen if facts.start == "no_attention" and facts.has_table else trained,
     }
 
 
 def _choose_rate(facts: Facts) -> Choice:
-    if facts.start == "whole":
-        rates = [rate for width, rate in TEACHER_RATES.items() if facts.width <= width]
-        reason = f"a whole pre-trained encoder of width {facts.width} is fine-tuned"
-        return Choice(max(rates, default=WIDE_TEACHER_RATE), reason)
-    if facts.start == "inherited":
-        rate = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
-        return Choice(rate, f"the student has pre-trained layers of width {facts.width}")
-    if facts.start == "fresh":
-        return Choice(FRESH_RATE, "the layers are random")
-    return Choice(NO_ATTENTION_RATE, "the layers are random and have no attention")
-
-
-def _scale(rate: Choice, growth: float) -> Choice:
-    """Returns a learning rate for batches that are `growth` times as large: times the square root."""
-    if growth == 1:
-        return rate
-    value = float(f"{cast(float, rate.value) * math.sqrt(growth):.2g}")
-    return Choice(value, f"{rate.reason}, and a batch has {BATCH_SIZE * growth:g} examples")
+    """Returns the learning rate; for batches that are `growth` times as large times the square root."""
+    teacher = max((rate for width, rate in TEACHER_RATES.items() if facts.width <= width), default=WIDE_TEACHER_RATE)
+    inherited = float(f"{INHERITED_RATE * min(1.0, RATE_WIDTH / facts.width):.2g}")
+    rate, reason = {
+        "whole": (teacher, f"a whole pre-trained encoder of width {facts.width} is fine-tuned"),
+        "inherited": (inherited, f"the student has pre-trained layers of width {facts.width}"),
+        "fresh": (FRESH_RATE, "the layers are random"),
+        "no_attention": (NO_ATTENTION_RATE, "the layers are random and have no attention"),
+    }[facts.start]
+    if facts.growth == 1:
+        return Choice(rate, reason)
+    larger = float(f"{rate * math.sqrt(facts.growth):.2g}")
+    return Choice(larger, f"{reason}, and a batch has {BATCH_SIZE * facts.growth:g} examples")
 
 
 def choose_batch_size(settings: TrainerSettings, examples: int, tokens: float, *, compares: bool = False) -> int:
@@ -489,12 +486,6 @@ def _choose_patience(facts: Facts, evaluations: int) -> Choice:
     if evaluations < LEAST_FOR_PATIENCE:
         return Choice(PATIENCE, f"{evaluations} evaluations are too few to stop by")
     return Choice(math.ceil(evaluations / TEACHER_PATIENCE), f"a third of the {evaluations} evaluations")
-
-
-def _choose_frozen(facts: Facts) -> Choice:
-    if facts.start == "no_attention" and facts.has_table:
-        return Choice(FROZEN, "the embeddings are the teacher's, and the layers are random")
-    return Choice(0.0, "the embeddings are trained like the layers")
 
 
 def _explain_epochs(facts: Facts) -> str:
@@ -560,11 +551,8 @@ def resolve_finetuning(
 
 def describe_choices(chosen: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     """Returns the option of each choice, and its value with the reason."""
-    return [(name, f"{_show(choice['value'])}: {choice['reason']}") for name, choice in chosen.items()]
-
-
-def _show(value: float | int | None) -> str:
-    return "null" if value is None else f"{value:g}"
+    shown = {name: "null" if of["value"] is None else f"{of['value']:g}" for name, of in chosen.items()}
+    return [(name, f"{shown[name]}: {choice['reason']}") for name, choice in chosen.items()]
 
 
 def for_text(settings: TrainerSettings, start: str | None = None) -> TrainerSettings:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
@@ -395,27 +395,25 @@ class DistillationModule(L.LightningModule):
         """Returns the loss `[]` of one micro-batch and the sum of each term `[terms]`."""
         items = self._items(batch)
         counts = self.objective.counts(items) if counts is None else counts
-        teacher_outputs = self._teacher_outputs(batch, items)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # It cannot concatenate float16.
+            teacher_outputs = self.signal(batch, items)  # Empty if no term needs them.
         student_outputs = self.task.run(self.student, batch, items, self.objective.student_needs)
         totals = self.objective.totals(student_outputs.whole(), teacher_outputs.whole(), items, reading_logits=False)
-        if self.objective.reads_logits and self._knows_gradient(student_outputs):
+        if not self.objective.reads_logits:
+            return self.objective.weighted(totals, counts), totals.detach()
 
-            def of_part(outputs: Outputs, part: Items) -> tuple[Tensor, Tensor]:
-                part_totals = self.objective.totals(outputs, teacher_outputs.at(part), part, reading_logits=True)
-                return self.objective.weighted(part_totals, counts), part_totals
+        def of_part(outputs: Outputs, part: Items) -> tuple[Tensor, Tensor]:
+            part_totals = self.objective.totals(outputs, teacher_outputs.at(part), part, reading_logits=True)
+            return self.objective.weighted(part_totals, counts), part_totals
 
+        # FSDP needs the gradient in the backward pass, in which it gathers the parameters and scatters their gradients.
+        if torch.is_grad_enabled() and student_outputs.states is not None and self.device_mesh is None:
             of_logits, sums = sum_with_gradient(of_part, student_outputs, items, self.parameters())
             return self.objective.weighted(totals, counts) + of_logits, totals.detach() + sums
-        for chunk_totals in self._logit_totals(student_outputs, teacher_outputs, items):
+        of_chunk = lambda part: of_part(student_outputs.at(part), part)[1]  # noqa: E731
+        for chunk_totals in in_chunks(of_chunk, items, student_outputs.chunk_size):
             totals = totals + chunk_totals
         return self.objective.weighted(totals, counts), totals.detach()
-
-    def _knows_gradient(self, outputs: Outputs) -> bool:
-        """Returns whether the gradient of logits is computed in the forward pass.
-
-        FSDP needs it in the backward pass, in which it gathers the parameters and scatters their gradients.
-        """
-        return torch.is_grad_enabled() and outputs.states is not None and self.device_mesh is None
 
     @torch.no_grad()
     def mean_losses(self, loader: Iterable[list[Batch]]) -> dict[str, float]:
@@ -459,23 +457,6 @@ class DistillationModule(L.LightningModule):
 
     def _counts(self, batch: Batch) -> Tensor:
         return self.objective.counts(self._items(batch))
-
-    def _logit_totals(self, student_outputs: Outputs, teacher_outputs: Outputs, items: Items) -> Iterator[Tensor]:
-        """Yields the sums `[terms]` of the terms that read logits, in chunks of the student's `chunk_size` items."""
-
-        def totals(items: Items) -> Tensor:
-            return self.objective.totals(
-                student_outputs.at(items), teacher_outputs.at(items), items, reading_logits=True
-            )
-
-        if not self.objective.reads_logits:
-            return
-        yield from in_chunks(totals, items, student_outputs.chunk_size)
-
-    def _teacher_outputs(self, batch: Batch, items: Items) -> Outputs:
-        """Returns the teacher's outputs for this batch, which are empty if no term needs them."""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # It cannot concatenate float16.
-            return self.signal(batch, items)
 
     def _log_losses(self, step: int, loss: float, means: Tensor) -> None:
         values = dict(zip(self.objective.names, means.tolist(), strict=True))

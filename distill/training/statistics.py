@@ -255,6 +255,13 @@ class Difference(TypedDict):
     split: NotRequired[str]
 
 
+def _difference(
+    difference: float, interval: Sequence[float] | None, p: float | None, over: str, number: int
+) -> Difference:
+    ends = None if interval is None else [float(interval[0]), float(interval[1])]
+    return {"difference": float(difference), "interval": ends, "p": p, "over": over, "number": number}
+
+
 def is_worse(difference: Difference, *, selects: str) -> bool:
     """Returns whether the first model is worse, by the whole interval or, without one, by the difference.
 
@@ -283,26 +290,18 @@ def compare_seeds(values: Sequence[float], others: Sequence[float]) -> Differenc
     found = estimate_error(values, others)
     if found is not None:
         return describe_error(float(differences.mean()), found, values)
-    result: Difference = {
-        "difference": float(differences.mean()), "interval": None, "p": None, "over": "seeds",
-        "number": len(differences),
-    }  # fmt: skip
-    if len(differences) > 1 and np.ptp(differences) > 1e-12:
-        test = stats.ttest_1samp(differences, 0.0)  # The paired t-test is that of the differences.
-        ends = test.confidence_interval(LEVEL)
-        result["interval"], result["p"] = [float(ends.low), float(ends.high)], float(test.pvalue)
-    return result
+    if len(differences) < 2 or np.ptp(differences) <= 1e-12:
+        return _difference(differences.mean(), None, None, "seeds", len(differences))
+    test = stats.ttest_1samp(differences, 0.0)  # The paired t-test is that of the differences.
+    ends = test.confidence_interval(LEVEL)
+    return _difference(differences.mean(), ends, float(test.pvalue), "seeds", len(differences))
 
 
 def describe_error(difference: float, uncertainty: Uncertainty, values: Sequence[float]) -> Difference:
     """Returns a difference over the seeds and examples of these values, or over the examples of one seed."""
-    half = uncertainty.half_width(LEVEL)
-    is_one = len(values) == 1
-    return {
-        "difference": difference, "interval": [difference - half, difference + half],
-        "p": uncertainty.p_value(difference), "over": "examples" if is_one else BOTH,
-        "number": count_examples(values) if is_one else len(values),
-    }  # fmt: skip
+    half, p = uncertainty.half_width(LEVEL), uncertainty.p_value(difference)
+    over, number = ("examples", count_examples(values)) if len(values) == 1 else (BOTH, len(values))
+    return _difference(difference, [difference - half, difference + half], p, over, number)
 
 
 def compare_examples(
@@ -338,7 +337,7 @@ def compare_examples(
         drawn = _resample_metric(scoring, scores, other, most or METRIC_RESAMPLES)
         drawn = drawn[~np.isnan(drawn)]
         if not len(drawn):
-            return {"difference": float(difference), "interval": None, "p": None, "over": "examples", "number": number}
+            return _difference(difference, None, None, "examples", number)
     return _describe_drawn(difference, drawn, number)
 
 
@@ -376,12 +375,9 @@ def compare_corpora(
 def _describe_drawn(difference: float, drawn: np.ndarray, number: int) -> Difference:
     """Returns a difference over `number` examples with the interval and p of those in resamples."""
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
     smaller = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    return {
-        "difference": float(difference), "interval": [float(low), float(high)],
-        "p": min(1.0, 2 * (smaller + 1) / (len(drawn) + 1)), "over": "examples", "number": number,
-    }  # fmt: skip
+    p = min(1.0, 2 * (smaller + 1) / (len(drawn) + 1))
+    return _difference(difference, np.quantile(drawn, [tail, 1 - tail]).tolist(), p, "examples", number)
 
 
 def _resample_mean(differences: np.ndarray) -> np.ndarray:
@@ -524,7 +520,9 @@ def estimate(values: Sequence[float], examples: int | None) -> Estimate | None:
 
 def wilson_interval(share: float, number: int) -> tuple[float, float]:
     """Returns the interval of a share of so many examples (Wilson, 1927)."""
-    z = _quantile()
+    from scipy import stats
+
+    z = float(stats.norm.ppf((1 + LEVEL) / 2))
     center = (share + z * z / (2 * number)) / (1 + z * z / number)
     half = z / (1 + z * z / number) * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
     return center - half, center + half
@@ -626,22 +624,11 @@ def name_seeds_of_rows(rows: Iterable[Collection[int]]) -> str:
 def _compare_unpaired(values: Sequence[float], others: Sequence[float]) -> Difference:
     from scipy import stats
 
-    found = estimate_error(values, others)
+    found, number = estimate_error(values, others), min(len(values), len(others))
+    mean = sum(values) / len(values) - sum(others) / len(others)
     if found is not None:
-        mean = sum(values) / len(values) - sum(others) / len(others)
-        return {**describe_error(mean, found, values), "number": min(len(values), len(others))}
+        return {**describe_error(mean, found, values), "number": number}
     test = stats.ttest_ind(values, others, equal_var=False)
-    difference: Difference = {
-        "difference": sum(values) / len(values) - sum(others) / len(others), "interval": None, "p": None,
-        "over": "seeds", "number": min(len(values), len(others)),
-    }  # fmt: skip
-    if math.isfinite(test.statistic):
-        ends = test.confidence_interval(LEVEL)
-        difference |= {"interval": [float(ends.low), float(ends.high)], "p": float(test.pvalue)}
-    return difference
-
-
-def _quantile() -> float:
-    from scipy import stats
-
-    return float(stats.norm.ppf((1 + LEVEL) / 2))
+    if not math.isfinite(test.statistic):
+        return _difference(mean, None, None, "seeds", number)
+    return _difference(mean, test.confidence_interval(LEVEL), float(test.pvalue), "seeds", number)

@@ -258,19 +258,14 @@ def create_strategy(name: str, device: torch.device) -> Strategy:
         return sharded
     # With `find_unused_parameters` a pooler that no loss reads may stay without a gradient. It also fixes the order in
     # which gradients are added: DDP would change that after the first step, and a resumed training begins with another.
-    if name == "ray":
-        return _create_ray_strategy(find_unused_parameters=True)
-    return _QuietDDPStrategy(cluster_environment=_ExistingProcessGroup(), find_unused_parameters=True)
-
-
-def _create_ray_strategy(**options: Any) -> Strategy:
-    """Returns the strategy of a worker of Ray Train, which knows its device."""
+    if name != "ray":
+        return _QuietDDPStrategy(cluster_environment=_ExistingProcessGroup(), find_unused_parameters=True)
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 
     class QuietRayStrategy(_QuietDDPStrategy, RayDDPStrategy):
-        """Ray's DDP without the remark."""
+        """Ray's DDP, which knows the device of its worker, without the remark."""
 
-    return QuietRayStrategy(cluster_environment=RayLightningEnvironment(), **options)
+    return QuietRayStrategy(cluster_environment=RayLightningEnvironment(), find_unused_parameters=True)
 
 
 def prepare_trainer(trainer: Trainer, name: str) -> Trainer:
@@ -390,6 +385,8 @@ def run_in_ray(
     payload = dumps((function, arguments, rank_zero_arguments))
     with connect(os.environ.get("RAY_ADDRESS"), option="RAY_ADDRESS", label_lines=False):
         import ray
+        from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
+        from ray.train.torch import TorchConfig, TorchTrainer
 
         if ray.get_runtime_context().get_task_id() is not None:
             raise UserError(
@@ -398,49 +395,29 @@ def run_in_ray(
             )
         resources = allot_resources(ray.nodes(), world_size, device)
         config = {
-            "payload": ray.put(payload),
-            "directory": os.getcwd(),
-            "threads": int(resources["CPU"]),
-            "run": events.run,
-        }
+            "payload": ray.put(payload), "directory": os.getcwd(), "threads": int(resources["CPU"]), "run": events.run
+        }  # fmt: skip
+        is_cuda, storage_path = device.type == "cuda", str(directory.absolute())
+        trainer = TorchTrainer(
+            _run_rank,
+            train_loop_config=config,
+            torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if is_cuda else "gloo"),
+            scaling_config=ScalingConfig(num_workers=world_size, use_gpu=is_cuda, resources_per_worker=resources),
+            run_config=RunConfig(
+                name="ray", storage_path=storage_path, failure_config=FailureConfig(max_failures=max_failures),
+                logging_config=LoggingConfig(log_level="ERROR"),
+            ),
+        )  # fmt: skip
         try:
             with handle_signals(signal.default_int_handler, signal.SIGINT):  # Ray Train replaces and keeps it.
-                return _train(config, resources, world_size, device, directory.absolute(), max_failures)  # type: ignore[no-any-return]
+                result = trainer.fit().return_value
+        except TrainingFailedError as error:
+            raise find_cause(error, world_size) from error
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _train(
-    config: dict[str, Any],
-    resources: dict[str, float],
-    world_size: int,
-    device: torch.device,
-    directory: Path,
-    max_failures: int,
-) -> Any:
-    """Returns the result of rank 0 of a training of Ray Train."""
-    from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
-    from ray.train.torch import TorchConfig, TorchTrainer
-
-    trainer = TorchTrainer(
-        _run_rank,
-        train_loop_config=config,
-        torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=world_size, use_gpu=device.type == "cuda", resources_per_worker=resources
-        ),
-        run_config=RunConfig(
-            name="ray", storage_path=str(directory), failure_config=FailureConfig(max_failures=max_failures),
-            logging_config=LoggingConfig(log_level="ERROR"),
-        ),
-    )  # fmt: skip
-    try:
-        result = trainer.fit().return_value
-    except TrainingFailedError as error:
-        raise find_cause(error, world_size) from error
     if result is None:  # The training was aborted.
         raise KeyboardInterrupt
-    return pickle.loads(result)
+    return cast(T, pickle.loads(result))
 
 
 def _run_rank(config: Mapping[str, Any]) -> bytes | None:
