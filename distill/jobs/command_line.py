@@ -70,6 +70,10 @@ class Job:
         return function
 
 
+def _job_without_run(function: str, *reads: str, words: str | None = None) -> Job:
+    return Job(f"distill.jobs.{function}", reads, words=words, creates_run=False)
+
+
 JOBS: dict[str, Job] = {
     "distill": Job(
         "distill.jobs.training_jobs:run_distill", OPTIONS,
@@ -81,40 +85,25 @@ JOBS: dict[str, Job] = {
     ),
     "pretrain": Job("distill.jobs.training_jobs:run_pretrain", _TEXT_TRAINING, model="teacher/model"),
     # Imports neither torch nor transformers.
-    "cache": Job(
-        "distill.jobs.cache_entries:run_cache", ("job=", "job.", "cache_dir="), words="cache_dir and job.*",
-        creates_run=False,
-    ),
+    "cache": _job_without_run("cache_entries:run_cache", "job=", "job.", "cache_dir=", words="cache_dir and job.*"),
     # Imports neither torch nor pandas.
-    "check": Job(
-        "distill.jobs.preflight:run_check", ("job=", "data=", "text=", "label=", "json="),
-        words="data, text, label and json", creates_run=False,
+    "check": _job_without_run(
+        "preflight:run_check", "job=", "data=", "text=", "label=", "json=", words="data, text, label and json"
     ),
-    "report": Job(
-        "distill.jobs.publishing_jobs:run_report", ("job=", "runs=", "report_dir=", "refresh="),
-        words="runs, report_dir and refresh", creates_run=False,
+    "report": _job_without_run(
+        "publishing_jobs:run_report", "job=", "runs=", "report_dir=", "refresh=", words="runs, report_dir and refresh"
     ),
-    "glue_test": Job(
-        "distill.jobs.publishing_jobs:run_glue_test", ("job=", "runs=", "data="), words="runs and data",
-        creates_run=False,
+    "glue_test": _job_without_run("publishing_jobs:run_glue_test", "job=", "runs=", "data=", words="runs and data"),
+    "benchmark": _job_without_run(
+        "measuring_jobs:run_benchmark", "job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=",
+        "teacher.",
     ),
-    "benchmark": Job(
-        "distill.jobs.measuring_jobs:run_benchmark",
-        ("job=", "job.", "bundles=", "benchmark.", "output_dir=", "trust=", "+teacher=", "teacher."),
-        creates_run=False,
+    "inspect": _job_without_run(
+        "measuring_jobs:run_inspect", "job=", "model=", "other=", "inspect.", "task=", "task.", "+student=", "student.",
+        "output_dir=", "cache_dir=", "trust=",
+        words="model, other, inspect.*, task, student, trust, output_dir and cache_dir",
     ),
-    "inspect": Job(
-        "distill.jobs.measuring_jobs:run_inspect",
-        (
-            "job=", "model=", "other=", "inspect.", "task=", "task.", "+student=", "student.", "output_dir=",
-            "cache_dir=", "trust=",
-        ),
-        words="model, other, inspect.*, task, student, trust, output_dir and cache_dir", creates_run=False,
-    ),
-    "publish": Job(
-        "distill.jobs.publishing_jobs:run_publish", ("job=", "job.", "run=", "repo=", "private=", "dry_run="),
-        creates_run=False,
-    ),
+    "publish": _job_without_run("publishing_jobs:run_publish", "job=", "job.", "run=", "repo=", "private=", "dry_run="),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ A trial is a run, whose record gives the values. The study is in the directory o
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -215,7 +215,7 @@ class OptunaSweeper(Sweeper):
             record = read_record(directory)
         except UserError:
             return None
-        values = [_READERS[name](record) for name in self.objectives] if record["status"] == "finished" else []
+        values = [read_objective(record, name) for name in self.objectives] if record["status"] == "finished" else []
         return [float(value) for value in values if value is not None and math.isfinite(value)] or None
 
     def _show(self, study: "optuna.Study") -> None:
@@ -280,35 +280,27 @@ def _tell(study: "optuna.Study", trial: "optuna.Trial", values: Sequence[float] 
     study.tell(trial, values=values if complete else None, state=None if complete else otherwise)
 
 
-def _read_metric(record: JsonObject) -> float | None:
-    """Returns the student's metric on dev, over several seeds the mean; negative where less is better."""
-    name = record["task"]["metric"]
-    mean: float | None = (record.get("summary") or {}).get(name, {}).get("mean")
-    value: float | None = record["student"]["metrics"].get(name) if mean is None else mean
-    return -value if value is not None and record["task"].get("selects") == "min" else value
+def read_objective(record: JsonObject, name: str) -> float | None:
+    """Returns the value of one of `OBJECTIVES` of a run; None where it has none.
 
-
-def _read_bytes(record: JsonObject) -> float | None:
-    from distill.records.verdict import recommend
-
-    chosen = recommend(record["export"])
-    return None if chosen is None else float(record["export"][chosen]["bytes"])
-
-
-def _read_latency(record: JsonObject) -> float | None:
+    The metric on dev is the student's, over several seeds the mean, and negative where less is better. Latency and size
+    are those of the recommended file.
+    """
     from distill.edge.bundle_files import timed_name
     from distill.records.verdict import recommend, select_timing
 
-    chosen = recommend(record["export"])
-    if chosen is None:
+    if name == "metric":
+        metric = record["task"]["metric"]
+        mean: float | None = (record.get("summary") or {}).get(metric, {}).get("mean")
+        value: float | None = record["student"]["metrics"].get(metric) if mean is None else mean
+        return -value if value is not None and record["task"].get("selects") == "min" else value
+    if (chosen := recommend(record["export"])) is None:
         return None
-    timing = select_timing(record, "student", timed_name(chosen, record["export"][chosen]["file"]))
+    file = record["export"][chosen]
+    if name == "bytes":
+        return float(file["bytes"])
+    timing = select_timing(record, "student", timed_name(chosen, file["file"]))
     return None if timing is None else float(timing["p50_ms"])
-
-
-_READERS: dict[str, Callable[[JsonObject], float | None]] = {
-    "metric": _read_metric, "p50_ms": _read_latency, "bytes": _read_bytes
-}  # fmt: skip
 
 
 # Hydra creates plugins of these names alone, wherever their classes are.

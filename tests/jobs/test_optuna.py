@@ -87,8 +87,8 @@ def test_a_metric_of_which_less_is_better_is_searched_for_its_minimum(selects: s
     found["task"] |= {"metric": "loss", "selects": selects}
     found["student"]["metrics"] = {"loss": 0.25}
     assert optuna_sweeper.OBJECTIVES["metric"] == "maximize"
-    assert optuna_sweeper._READERS["metric"](found) == value
-    assert optuna_sweeper._READERS["metric"](found | {"summary": {"loss": {"mean": 0.25}}}) == value
+    assert optuna_sweeper.read_objective(found, "metric") == value
+    assert optuna_sweeper.read_objective(found | {"summary": {"loss": {"mean": 0.25}}}, "metric") == value
 
 
 def test_two_objectives_have_a_front(ran: list[DictConfig], command: Command, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     job = StandIn()
     load = Job.load
     monkeypatch.setattr(Job, "load", lambda self: job if self.creates_run else load(self))
-    monkeypatch.setattr(jobs, "_check_options", lambda *_, **__: None)
+    monkeypatch.setattr(jobs, "refuse_ignored", lambda *_, **__: None)
     return job
 
 
