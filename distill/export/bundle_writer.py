@@ -33,7 +33,6 @@ from distill.export.gate import (
     judge,
     judge_float32,
     measure_abstention,
-    measure_sensitivity,
 )
 from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
@@ -217,6 +216,12 @@ def choose_vocabulary(
 
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     """Returns the fields of bundle.json that follow from the scores of the files."""
+    shown = ("dimensions", "precision", "rescore", "gate", "kept")  # Of the smaller forms of the vectors of a file.
+    vectors = {
+        file: [{name: value for name, value in form.items() if name in shown} for form in row["vectors"]]
+        for file, row in formats.items()
+        if row["vectors"]
+    }
     return {
         "recommended": recommend(formats),
         "metrics": {name: row["metrics"] for name, row in formats.items()},
@@ -225,17 +230,7 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
         "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
         "batch_sizes": {name: row["batch_size"] for name, row in formats.items() if row["batch_size"] is not None},
-        **({"vectors": vectors} if (vectors := _list_vectors(formats)) else {}),
-    }
-
-
-def _list_vectors(formats: Mapping[str, ExportedFile]) -> dict[str, list[dict[str, Any]]]:
-    """Returns the smaller forms of the vectors of each file, with their gate and the share of the metric they keep."""
-    names = ("dimensions", "precision", "rescore", "gate", "kept")
-    return {
-        file: [{name: value for name, value in form.items() if name in names} for form in row["vectors"]]
-        for file, row in formats.items()
-        if row["vectors"]
+        **({"vectors": vectors} if vectors else {}),
     }
 
 
@@ -388,15 +383,19 @@ class Scorer:
     def compare_batches(self, path: Path) -> BatchSensitivity:
         """Returns how far the predictions of a file for the beginning of dev depend on the batch.
 
-        A batch has neighbours of dev, with texts of all lengths as a server has them, or texts of similar length as in
-        one call of `predict`.
+        The values are those of the grouping with the largest difference. A batch has neighbours of dev, with texts of
+        all lengths as a server has them, or texts of similar length as in one call of `predict`.
         """
         bundle = self._load(path)
         records = take_first(bundle, self.splits.scored()["dev"].records(), SAMPLED)
         score = partial(self._score, bundle, records, self.scores["dev"], title=f"{path.name} in other batches")
         alone = score(batch_size=1)
         groupings = [score(batch_size=BATCH, together=together) for together in (BATCH, None)]
-        return measure_sensitivity(self.scoring, groupings, alone, examples=len(records))
+        return {
+            "max_probability_diff": max(self.scoring.probability_diff(together, alone) for together in groupings),
+            "changed": max(1 - self.scoring.agreement(together, alone) for together in groupings),
+            "examples": len(records), "batch": min(BATCH, len(records)),
+        }  # fmt: skip
 
     def _score(
         self,

@@ -5,7 +5,7 @@ measures one range of an activation for a whole batch. A large value in one text
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
@@ -27,21 +27,6 @@ from distill.training.statistics import LEVEL, compare_examples
 
 SAMPLED = 512  # Examples of dev, from its beginning.
 BATCH = BATCH_SIZE  # The largest batch that a bundle runs unless it is told another one.
-
-
-def measure_sensitivity(
-    scoring: Scoring, groupings: Sequence[Scores], alone: Scores, *, examples: int
-) -> BatchSensitivity:
-    """Compares the scores of examples in batches, grouped in several ways, with those of the same examples alone.
-
-    The values are those of the grouping with the largest difference.
-    """
-    return {
-        "max_probability_diff": max(scoring.probability_diff(together, alone) for together in groupings),
-        "changed": max(1 - scoring.agreement(together, alone) for together in groupings),
-        "examples": examples,
-        "batch": min(BATCH, examples),
-    }
 
 
 def describe_sensitivity(file: str, sensitivity: BatchSensitivity, batch_size: int | None) -> str:

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from distill.edge.bundle_files import OpenVinoSession, Session, count_bytes, tim
 from distill.edge.text_decoders import WholeTexts, open_model
 from distill.models.compatibility import longest
 from distill.models.forward import exported_inputs, run_exported
+from distill.training.processes import torch_threads
 
 SECONDS = 1.0
 SHARE = 0.1  # Of the run before, that the timing may take.
@@ -354,17 +354,6 @@ def load_candidates(models: Models, tokenizer: PreTrainedTokenizerBase, threads:
         candidates.append(torch_candidate(name, model, names))
         candidates += [load_candidate(name, format, path, names, threads) for format, path in files.items()]
     return candidates
-
-
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Lets torch compute with so many threads meanwhile."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def torch_candidate(name: str, model: PreTrainedModel, inputs: Sequence[str]) -> Candidate:

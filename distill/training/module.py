@@ -1,5 +1,6 @@
 """The only LightningModule, which is one optimizer step of a student, and the evaluation of a model on a split."""
 
+import functools
 import itertools
 import math
 import time
@@ -519,18 +520,13 @@ class DistillationModule(L.LightningModule):
 def freeze(model: PreTrainedModel) -> PreTrainedModel:
     """Returns the model in evaluation mode and without gradients. A later `train()` has no effect."""
     model.requires_grad_(False).eval()
-    model.train = _NoTrain(model)  # type: ignore[method-assign]
+    model.train = functools.partial(_stay, model)  # type: ignore[method-assign]
     return model
 
 
-class _NoTrain:
+def _stay(model: PreTrainedModel, mode: bool = True) -> PreTrainedModel:
     """The `train()` of a frozen model, which can be copied and pickled with it."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-
-    def __call__(self, mode: bool = True) -> PreTrainedModel:
-        return self.model
+    return model
 
 
 def parameter_groups(

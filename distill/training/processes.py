@@ -30,7 +30,7 @@ import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -60,9 +60,7 @@ def reset_peak() -> bool:
     Memory that earlier work freed is given back to the system first, because it would count as resident.
     """
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)
+    _call_libc("malloc_trim", 0)
     try:
         _CLEAR_REFS.write_text(_RESET_PEAK)
     except OSError:
@@ -83,13 +81,16 @@ def keep_freed_memory() -> None:
     The gradients of a step are as large as the model, and the system clears every new page. Filling two gradients of
     47 MB took 102 ms, and 20 ms with reused memory.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # Other C libraries have none.
-        trim_threshold, mmap_max = -1, -4  # From malloc.h.
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
+    trim_threshold, mmap_max = -1, -4  # From malloc.h.
+    _call_libc("mallopt", mmap_max, 0)
+    _call_libc("mallopt", trim_threshold, 2**31 - 1)
+
+
+def _call_libc(name: str, *arguments: int) -> None:
+    """Calls a function of glibc, which other C libraries lack."""
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+    if function is not None:
+        function(*arguments)
 
 
 _CONNECT_TIMEOUT = timedelta(minutes=5)
@@ -366,14 +367,19 @@ def all_gather(value: T) -> list[T]:
 
 
 @contextmanager
-def limit_threads(local_world_size: int) -> Iterator[None]:
-    """Gives this process its share of torch's threads while `local_world_size` processes use them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // local_world_size))
+def torch_threads(threads: int) -> Iterator[None]:
+    """Lets torch compute with so many threads meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+
+
+def limit_threads(local_world_size: int) -> AbstractContextManager[None]:
+    """Gives this process its share of torch's threads while `local_world_size` processes use them."""
+    return torch_threads(max(1, torch.get_num_threads() // local_world_size))
 
 
 @dataclass(frozen=True)
