@@ -21,19 +21,7 @@ from distill.edge import bundle as edge
 from distill.edge.bundle_files import ANY, FORMAT, count_bytes, list_with_encoder, session, weight_bits
 from distill.edge.decoder import Record
 from distill.edge.text_decoders import open_model
-from distill.export.gate import (
-    BATCH,
-    FAILED,
-    PASSED,
-    REREAD,
-    SAMPLED,
-    TRUNCATED,
-    GateVerdict,
-    TorchScores,
-    judge,
-    judge_float32,
-    measure_abstention,
-)
+from distill.export import gate
 from distill.export.graph import remove_model
 from distill.export.onnx import describe_generation, export_model
 from distill.export.quantization import FLOAT32, FORMATS, INT8, RECIPES, ExportSettings, RecipeInput, write_with_encoder
@@ -119,8 +107,8 @@ def write_bundle(
     formats = {name: scorer.describe(entry, file_scores[name], texts[name]) for name, entry in files.items()}
     differs = is_cut and not scorer.equals(fp32, exported)
     if differs or not is_cut:
-        other = GateVerdict(FAILED, "its logits are not those of the model in torch")
-        verdict = other if differs else judge_float32(formats[FLOAT32], settings)
+        other = gate.GateVerdict(gate.FAILED, "its logits are not those of the model in torch")
+        verdict = other if differs else gate.judge_float32(formats[FLOAT32], settings)
         formats[FLOAT32]["gate"], formats[FLOAT32]["reason"] = verdict
     manifest.content.update(_summarize(formats))
     manifest.write({name: entry.file for name, entry in files.items()})
@@ -216,6 +204,7 @@ def choose_vocabulary(
 
 def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     """Returns the fields of bundle.json that follow from the scores of the files."""
+    gates = {name: f"{row['gate']}: {row['reason']}" for name, row in formats.items() if row["gate"] != gate.PASSED}
     shown = ("dimensions", "precision", "rescore", "gate", "kept")  # Of the smaller forms of the vectors of a file.
     vectors = {
         file: [{name: value for name, value in form.items() if name in shown} for form in row["vectors"]]
@@ -225,7 +214,7 @@ def _summarize(formats: Mapping[str, ExportedFile]) -> dict[str, Any]:
     return {
         "recommended": recommend(formats),
         "metrics": {name: row["metrics"] for name, row in formats.items()},
-        "gates": {name: f"{row['gate']}: {row['reason']}" for name, row in formats.items() if row["gate"] != PASSED},
+        "gates": gates,
         "thresholds": {name: row["abstain"]["threshold"] for name, row in formats.items() if row["abstain"]},
         "targets": {name: row["target"] for name, row in formats.items() if row["target"] != ANY},
         "batch_sensitivity": {name: row["batch_sensitivity"] for name, row in formats.items()},
@@ -311,22 +300,22 @@ class Scorer:
         return self.splits.scoring
 
     @cached_property
-    def torch(self) -> TorchScores:
+    def torch(self) -> gate.TorchScores:
         """The scores of the torch model, which are compared with those of the files."""
-        return TorchScores(self.scoring, self.scores)
+        return gate.TorchScores(self.scoring, self.scores)
 
     def describe(self, file: _File, scores: Mapping[str, Scores], texts: Texts) -> ExportedFile:
         """Returns the entry of a file of the bundle in run.json's `export`."""
         settings, path = self.settings, self.bundle.directory / file.file
         comparison = self.torch.compare(scores)
-        verdict = judge(comparison, settings, target=file.target, confidence=file.confidence)
+        verdict = gate.judge(comparison, settings, target=file.target, confidence=file.confidence)
         share, sensitivity = settings.abstain, self.compare_batches(path)
         return {
             "file": file.file, "bytes": count_bytes(path), **comparison,
             "metrics": {**comparison["metrics"], **text_metrics(self.splits, texts)},
             "gate": verdict.gate, "reason": verdict.reason, "confidence": file.confidence,
             "recipe": file.recipe, "target": file.target,
-            "abstain": None if share is None else measure_abstention(scores, scoring=self.scoring, share=share),
+            "abstain": None if share is None else gate.measure_abstention(scores, scoring=self.scoring, share=share),
             "batch_sensitivity": sensitivity,
             "batch_size": 1 if sensitivity["max_probability_diff"] > settings.max_batch_diff else None,
             "vectors": self.torch.measure_vectors(scores, settings),
@@ -377,7 +366,7 @@ class Scorer:
 
     def mark(self, split: str, scores: Scores) -> Scores:
         """Returns the scores of a split with the column `REREAD`, if the vocabulary is smaller."""
-        marks = {REREAD: self.reread[split]} if split in self.reread else {}
+        marks = {gate.REREAD: self.reread[split]} if split in self.reread else {}
         return replace(scores, columns={**scores.columns, **marks})
 
     def compare_batches(self, path: Path) -> BatchSensitivity:
@@ -387,14 +376,14 @@ class Scorer:
         all lengths as a server has them, or texts of similar length as in one call of `predict`.
         """
         bundle = self._load(path)
-        records = take_first(bundle, self.splits.scored()["dev"].records(), SAMPLED)
+        records = take_first(bundle, self.splits.scored()["dev"].records(), gate.SAMPLED)
         score = partial(self._score, bundle, records, self.scores["dev"], title=f"{path.name} in other batches")
         alone = score(batch_size=1)
-        groupings = [score(batch_size=BATCH, together=together) for together in (BATCH, None)]
+        groupings = [score(batch_size=gate.BATCH, together=together) for together in (gate.BATCH, None)]
         return {
             "max_probability_diff": max(self.scoring.probability_diff(together, alone) for together in groupings),
             "changed": max(1 - self.scoring.agreement(together, alone) for together in groupings),
-            "examples": len(records), "batch": min(BATCH, len(records)),
+            "examples": len(records), "batch": min(gate.BATCH, len(records)),
         }  # fmt: skip
 
     def _score(
@@ -431,8 +420,8 @@ class Scorer:
                 placed = self._place(logits, replace(own, example_id=own.example_id - rows))
                 parts.append(replace(placed, example_id=own.example_id))
                 rows += len(logits)
-        if any(TRUNCATED in part.columns for part in parts):
-            none = [{TRUNCATED: np.zeros(len(part.labels), dtype=bool)} for part in parts]
+        if any(gate.TRUNCATED in part.columns for part in parts):
+            none = [{gate.TRUNCATED: np.zeros(len(part.labels), dtype=bool)} for part in parts]
             parts = [replace(part, columns=of | dict(part.columns)) for of, part in zip(none, parts, strict=True)]
         return Scores.join(parts)
 
@@ -443,7 +432,7 @@ class Scorer:
         if not (decoder.at_positions or decoder.generates) or not isinstance(width, int):
             return None
         items = len(reference.labels) / (int(reference.example_id.max()) + 1)
-        return max(1 if decoder.generates else BATCH, int(LOGITS_AT_ONCE / (items * width)))
+        return max(1 if decoder.generates else gate.BATCH, int(LOGITS_AT_ONCE / (items * width)))
 
     def _load(self, path: Path) -> edge.Bundle:
         """Returns the bundle with another file."""
@@ -458,7 +447,7 @@ class Scorer:
             return self.scoring.rescore(reference, rows)
         filled, truncated = zip(*map(self._fill, itertools.count(1), rows, expected), strict=True)
         scores = self.scoring.rescore(reference, filled)
-        return replace(scores, columns={**scores.columns, TRUNCATED: np.concatenate(truncated)})
+        return replace(scores, columns={**scores.columns, gate.TRUNCATED: np.concatenate(truncated)})
 
     def _fill(self, example: int, logits: np.ndarray, expected: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits `[expected, C]` of an example, and which of them `[expected]` are those of truncated items."""
@@ -538,12 +527,12 @@ def _report_reading(scores: Mapping[str, Scores], *, pieces: str) -> None:
     Args:
         pieces: the size of the vocabulary in words.
     """
-    reread = {split: of.columns[REREAD] for split, of in scores.items() if REREAD in of.columns}
+    reread = {split: of.columns[gate.REREAD] for split, of in scores.items() if gate.REREAD in of.columns}
     if reread:
         shares = ", ".join(f"{split} {int(items.sum()):,} of {len(items):,}" for split, items in reread.items())
         print_line(f"  vocabulary: {pieces}; items read as other pieces: {shares}")
     for split, split_scores in scores.items():
-        truncated = int(split_scores.columns.get(TRUNCATED, np.zeros(0)).sum())
+        truncated = int(split_scores.columns.get(gate.TRUNCATED, np.zeros(0)).sum())
         if truncated:
             print_notice(
                 f"export.vocabulary=task reads texts by more pieces, which truncates {truncated:,} of "

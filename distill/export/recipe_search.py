@@ -11,19 +11,7 @@ from distill.core.console import print_line
 from distill.core.contracts import Scores
 from distill.core.errors import NumericalError
 from distill.edge.bundle_files import count_bytes
-from distill.export import graph
-from distill.export.gate import (
-    FAILED,
-    PASSED,
-    ROUNDING,
-    UNCHECKED,
-    UNDECIDED,
-    GateVerdict,
-    TorchScores,
-    describe_blindness,
-    judge,
-    split_error,
-)
+from distill.export import gate, graph
 from distill.export.quantization import INT8, RECIPES, ExportSettings, Recipe, RecipeInput, write_with_encoder
 from distill.records.schema import FileComparison, RecipeAttempt
 
@@ -46,7 +34,7 @@ class RecipeSearch:
 
     material: RecipeInput
     target: str
-    torch: TorchScores
+    torch: gate.TorchScores
     score: Callable[[Path], Scores]
     settings: ExportSettings
     retrain: Callable[[Path], object] | None = None
@@ -80,7 +68,7 @@ class RecipeSearch:
                 best, attempt["chosen"] = attempt, True
             graph.remove_model(candidate)
             # Of files that cannot be checked the first is as good as any.
-            if is_accepted or attempt["gate"] == UNCHECKED:
+            if is_accepted or attempt["gate"] == gate.UNCHECKED:
                 break
         return attempts
 
@@ -92,7 +80,7 @@ class RecipeSearch:
         can_train = self.retrain is not None and self.settings.qat_epochs
         names = [name for name in self.settings.recipes if can_train or not RECIPES[name].retrains]
         files = {name: self._count_files()[1] if RECIPES[name].keeps_matrices else 1 for name in names}
-        every = zip(names, split_error(len(names)), strict=True)
+        every = zip(names, gate.split_error(len(names)), strict=True)
         return {name: 1 - (1 - confidence) / files[name] for name, confidence in every}
 
     def _count_files(self) -> tuple[int, int]:
@@ -106,7 +94,7 @@ class RecipeSearch:
         started = time.perf_counter()
         kept = self._write(name, path, confidence)
         comparison = self.torch.compare({"dev": self.score(path)})
-        verdict = judge(comparison, self.settings, target=self.target, confidence=confidence)
+        verdict = gate.judge(comparison, self.settings, target=self.target, confidence=confidence)
         attempt: RecipeAttempt = {
             "recipe": name, "target": self.target,
             "words": RECIPES[name].words.format(kept=len(kept), products=len(self.material.products)), "kept": kept,
@@ -118,10 +106,10 @@ class RecipeSearch:
         }  # fmt: skip
         return attempt, self._accepts(verdict, comparison, confidence)
 
-    def _accepts(self, verdict: GateVerdict, comparison: FileComparison, confidence: float) -> bool:
-        is_blind = describe_blindness(comparison, self.settings, confidence) is not None
-        is_near = comparison["drop"] <= self.settings.max_drop + ROUNDING
-        return verdict.gate == PASSED or (verdict.gate == UNDECIDED and is_blind and is_near)
+    def _accepts(self, verdict: gate.GateVerdict, comparison: FileComparison, confidence: float) -> bool:
+        is_blind = gate.describe_blindness(comparison, self.settings, confidence) is not None
+        is_near = comparison["drop"] <= self.settings.max_drop + gate.ROUNDING
+        return verdict.gate == gate.PASSED or (verdict.gate == gate.UNDECIDED and is_blind and is_near)
 
     def _write(self, name: str, path: Path, confidence: float) -> list[str]:
         """Writes the file of a recipe; returns the names of the products whose matrices stay in float32."""
@@ -152,7 +140,7 @@ class RecipeSearch:
             kept.append(name)
             write_with_encoder(recipe.write, self.material, path, keep=kept)
             comparison = self.torch.compare({"dev": self.score(path)})
-            verdict = judge(comparison, self.settings, confidence=confidence)
+            verdict = gate.judge(comparison, self.settings, confidence=confidence)
             if self._accepts(verdict, comparison, confidence):
                 break
         return kept
@@ -176,14 +164,14 @@ class RecipeSearch:
 
 def closest(attempts: list[RecipeAttempt]) -> RecipeAttempt | None:
     """Returns the attempt that came closest to passing; None if one passed."""
-    if any(attempt["gate"] == PASSED for attempt in attempts):
+    if any(attempt["gate"] == gate.PASSED for attempt in attempts):
         return None
     return min(attempts, key=_rank, default=None)
 
 
 def _rank(attempt: RecipeAttempt) -> tuple[int, float]:
     """Orders attempts, the best one first."""
-    order = {PASSED: 0, UNCHECKED: 0, UNDECIDED: 1, FAILED: 2}[attempt["gate"]]
+    order = {gate.PASSED: 0, gate.UNCHECKED: 0, gate.UNDECIDED: 1, gate.FAILED: 2}[attempt["gate"]]
     return order, attempt["interval"][1] if order == 1 else attempt["drop"]
 
 
