@@ -393,12 +393,9 @@ def refuse_ignored(config: DictConfig, job: str, options: Sequence[str], *, on_t
     if on_text and config.export.enabled is True:
         prefixes = tuple(prefix for prefix in prefixes if prefix != "export")
     trains = {"trainer": "teacher.finetune.*", "seed": "teacher.finetune.*", "teacher.finetune": "trainer.*"}
-    if OmegaConf.select(config, "teacher.features"):
-        prefixes = (*prefixes, "teacher.finetune")
-        trains["teacher.finetune"] = "teacher.bilstm.trainer.*"
-    if OmegaConf.select(config, "teacher.start"):
-        prefixes = (*prefixes, "teacher.finetune")
-        trains["teacher.finetune"] = "teacher.contrastive.*"
+    for option, instead in {"features": "teacher.bilstm.trainer.*", "start": "teacher.contrastive.*"}.items():
+        if OmegaConf.select(config, f"teacher.{option}"):
+            prefixes, trains["teacher.finetune"] = (*prefixes, "teacher.finetune"), instead
     names = {option: option.lstrip("+~").partition("=")[0] for option in options}
     ignored = [
         option
@@ -433,12 +430,8 @@ def _with_absolute_paths(config: DictConfig) -> DictConfig:
     for option in _path_options(config):
         value = OmegaConf.select(config, option)
         path = Path(str(value)).expanduser()
-        if (
-            value is not None
-            and value != AUTO
-            and not storage.is_url(value)
-            and (path.exists() or option == "cache_dir")
-        ):
+        is_path = value not in (None, AUTO) and not storage.is_url(value)
+        if is_path and (path.exists() or option == "cache_dir"):
             OmegaConf.update(absolute, option, str(path.absolute()))
     return absolute
 

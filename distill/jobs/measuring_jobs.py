@@ -68,7 +68,9 @@ def read_dev_records(bundle: Path, *, trust: Sequence[str]) -> tuple[list[Record
         trust: what the command trusts; where predictions.parquet has no texts, the task of config.yaml reads them anew.
     """
     try:
-        path = _find_predictions(bundle)
+        absolute = bundle.absolute()
+        places = [absolute.parent, absolute.parents[1] / "tasks" / absolute.name]  # Of a task among several.
+        path = next((place / FILE for place in places if (place / FILE).is_file()), None)
         records = _read_predictions(path) if path is not None else []
         if not records and trust:
             records = _read_task(bundle.absolute().parent, trust)
@@ -82,13 +84,6 @@ def read_dev_records(bundle: Path, *, trust: Sequence[str]) -> tuple[list[Record
     sampled = [records[row] for row in np.random.default_rng(0).choice(len(records), number, replace=False)]
     choices = [len(record["choices"]) for record in sampled if isinstance(record, Mapping) and "choices" in record]
     return sampled, max(choices, default=None)
-
-
-def _find_predictions(bundle: Path) -> Path | None:
-    """Returns the predictions of the run of a bundle, or of its task among several; None without any."""
-    absolute = bundle.absolute()
-    places = [absolute.parent, absolute.parents[1] / "tasks" / absolute.name]
-    return next((place / FILE for place in places if (place / FILE).is_file()), None)
 
 
 def _read_predictions(path: Path) -> list[Record]:

@@ -22,22 +22,13 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from distill.core.console import stages
+from distill.core.console import print_line, print_notice, stages
 from distill.core.errors import OptionError, UserError, first_line
 from distill.core.files import JsonObject, make_directory
 from distill.core.options import require_package, show_value
 from distill.core.storage import fetch, fetch_files, try_send
-from distill.jobs import command_line
+from distill.jobs import command_line, sweepers
 from distill.jobs.command_line import quote_overrides
-from distill.jobs.sweepers import (
-    FailureCollector,
-    GridSweeper,
-    RayLauncher,
-    TableSweeper,
-    check_directory,
-    lost_workers,
-    report_failures,
-)
 
 if TYPE_CHECKING:
     import optuna
@@ -88,9 +79,9 @@ class OptunaSweeper(Sweeper):
             raise OptionError(f"{_OPTION}.objectives", show_value(self.objectives), expected)
         if self.pruning and self.objectives != ["metric"]:
             raise OptionError(f"{_OPTION}.pruning", "true", "false with other objectives than [metric]")
-        check_directory(config)
+        sweepers.check_directory(config)
         command_line.prepare_slurm(config)
-        self._config, self._context, self._job = config, hydra_context, cast(FailureCollector, task_function)
+        self._config, self._context, self._job = config, hydra_context, cast(sweepers.FailureCollector, task_function)
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -180,13 +171,13 @@ class OptunaSweeper(Sweeper):
         if not new:
             return
         batch = [[*fixed, *self._overrides(trial)] for trial in new]
-        with lost_workers():
+        with sweepers.lost_workers():
             results = self._launcher.launch(batch, initial_job_idx=new[0].number)
         for trial, result in zip(new, results, strict=True):
             value = result.return_value if result.status == JobStatus.COMPLETED else None
             directory = value if isinstance(value, Path) else None
             _tell(study, trial, self._read_values(directory), None if directory is None else str(directory))
-        report_failures(self._job, results)
+        sweepers.report_failures(self._job, results)
         for result in results:
             if result.status == JobStatus.FAILED:
                 _ = result.return_value  # Raises the error.
@@ -221,8 +212,6 @@ class OptunaSweeper(Sweeper):
     def _show(self, study: "optuna.Study") -> None:
         """Prints the best trials, with two objectives those that no other one dominates."""
         import optuna
-
-        from distill.core.console import print_line, print_notice
 
         failed = len(study.get_trials(states=[optuna.trial.TrialState.FAIL])) - study.user_attrs[_LOST]
         if failed:
@@ -309,5 +298,5 @@ _PREFIX = "hydra_plugins.distill."
 
 def register_plugins() -> None:
     """Makes our plugins known to Hydra. Their YAMLs are in `conf/hydra`."""
-    for plugin in (GridSweeper, OptunaSweeper, RayLauncher, TableSweeper):
+    for plugin in (sweepers.GridSweeper, OptunaSweeper, sweepers.RayLauncher, sweepers.TableSweeper):
         Plugins.instance().class_name_to_class[_PREFIX + plugin.__name__] = plugin

@@ -28,7 +28,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from distill.core import storage
-from distill.core.console import stages
+from distill.core.console import print_notice, stages
 from distill.core.errors import DistillError, Failure, Interrupted, OptionError, UserError, first_line
 from distill.core.files import JsonObject, make_directory
 from distill.jobs import command_line
@@ -483,12 +483,10 @@ def _find_model(run: Path) -> Path:
 
 
 class SweepReport(Callback):
-    """Writes the report into the sweep's directory. Hydra creates it for every command, so that it imports nothing."""
+    """Writes the report into the sweep's directory. Hydra creates it for every command, so it imports no report."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Writes the report of the runs of this sweep."""
-        from distill.core.console import print_notice
-        from distill.core.errors import UserError
         from distill.jobs.publishing_jobs import write
 
         if config.get("dry_run"):

@@ -81,7 +81,8 @@ def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSett
         return TrainedRows(total, reason="compact_embeddings=false")
     if settings.strategy == "fsdp" and settings.processes() > 1:
         return TrainedRows(total, reason="strategy=fsdp shards the whole table")
-    if type(table) is not nn.Embedding or _count_owners(module, table.weight) > 1:
+    owners = sum(table.weight is own for part in module.modules() for own in part.parameters(recurse=False))
+    if type(table) is not nn.Embedding or owners > 1:
         return TrainedRows(total, reason="the output layer or another module has the same weights")
     examples, _ = examples_and_buckets(train)
     if (pieces := examples.pieces()) is None:
@@ -90,10 +91,6 @@ def choose_rows(module: DistillationModule, train: Loader, settings: TrainerSett
     if len(pieces) + 1 >= total:
         return TrainedRows(total, reason="the batches read them")
     return TrainedRows(total, pieces)
-
-
-def _count_owners(module: nn.Module, weight: Tensor) -> int:
-    return sum(weight is own for part in module.modules() for own in part.parameters(recurse=False))
 
 
 def _special_ids(student: PreTrainedModel, table: nn.Embedding) -> list[int]:

@@ -587,17 +587,12 @@ def fake_quantized(model: nn.Module, *, bits: int) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-        for layer in layers:
-            _restore(layer)
+        with torch.no_grad():
+            for layer in layers:
+                original = layer.parametrizations["weight"].original  # type: ignore[index, union-attr]
+                parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
+                assert layer.weight is original  # The weight itself, not the rounded one.
 
 
 def _round_input(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return (round_activations(arguments[0]), *arguments[1:])
-
-
-@torch.no_grad()
-def _restore(layer: nn.Linear) -> None:
-    """Gives a layer its own weight back, not the rounded one."""
-    original = layer.parametrizations["weight"].original  # type: ignore[index, union-attr]
-    parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
-    assert layer.weight is original

@@ -176,7 +176,10 @@ def _combine(models: Sequence[tuple[np.ndarray, Sequence[float]]], examples: int
     seeds = [float(np.var(metrics, ddof=1)) / len(metrics) for _, metrics in models if len(metrics) > 1]
     degrees = [len(metrics) - 1 for _, metrics in models if len(metrics) > 1]
     if is_difference:
-        parts = np.append(parts, np.array([1.0, -1.0]) * _pair_size(parts, groups / examples))
+        # An added example, or the largest part where many differ and all of them less.
+        is_many, one = np.count_nonzero(np.abs(parts) > 1e-12) >= FEWEST, groups / examples
+        size = min(one, float(np.abs(parts).max())) if is_many else one
+        parts = np.append(parts, [size, -size])
     over_examples = float(np.var(parts, ddof=1)) / groups - sum(_interaction(table) for table, _ in models)
     over_examples = max(0.0, over_examples)
     # Welch's and Satterthwaite's degrees of freedom.
@@ -186,11 +189,6 @@ def _combine(models: Sequence[tuple[np.ndarray, Sequence[float]]], examples: int
     return Uncertainty(
         math.sqrt(variance), variance**2 / spread if spread > 0 else groups - 1.0, math.sqrt(sum(seeds)), seed_degrees
     )
-
-
-def _pair_size(parts: np.ndarray, one: float) -> float:
-    """Returns the part of an added example: `one`, or the largest one where many differ and all of them less."""
-    return min(one, float(np.abs(parts).max())) if np.count_nonzero(np.abs(parts) > 1e-12) >= FEWEST else one
 
 
 def _interaction(table: np.ndarray) -> float:
@@ -411,7 +409,8 @@ def _resample_metric(scoring: Scoring, scores: Scores, other: Scores, most: int)
         places = [index + np.repeat((drawn == examples + side) * items, sizes) for side in (1, 0)]
         try:
             values = [
-                scoring.selecting_metric(_take(of, place, example_id)) for of, place in zip(pair, places, strict=True)
+                scoring.selecting_metric(replace(of.select(place), example_id=example_id))
+                for of, place in zip(pair, places, strict=True)
             ]
         except MetricError:  # A function of a user may need both classes.
             return np.nan
@@ -459,11 +458,6 @@ def _items_of(first: np.ndarray, counts: np.ndarray) -> np.ndarray:
     starts = counts.cumsum() - counts
     index: np.ndarray = np.arange(counts.sum()) + np.repeat(first - starts, counts)
     return index
-
-
-def _take(scores: Scores, index: np.ndarray, example_id: np.ndarray) -> Scores:
-    columns = {name: column[index] for name, column in scores.columns.items()}
-    return replace(scores, columns=columns, labels=scores.labels[index], example_id=example_id)
 
 
 # Metrics that are the share of examples with a right prediction.
