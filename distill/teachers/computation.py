@@ -221,7 +221,7 @@ def cached_scores(computation: Computation, scoring: Scoring, examples: EncodedS
     return scores
 
 
-def _score_cached(task: Task, scoring: Scoring, split: Examples, outputs: Signal) -> Iterator[tuple[Columns, Columns]]:
+def _score_cached(task: Task, scoring: Scoring, split: Examples, outputs: Signal) -> Iterator[Columns]:
     for step in scoring_steps(split.lengths):
         batch = split[step]
         items = task.select(batch)

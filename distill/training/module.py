@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -47,8 +46,8 @@ Columns = dict[str, Tensor]
 
 def score_batch(
     model: PreTrainedModel, task: Learnable, scoring: Scoring, batch: Batch, *, reference: PreTrainedModel | None = None
-) -> tuple[Columns, Columns]:
-    """Scores one batch: the columns of the scoring, and `labels [n]` and `example_id [n]`, all on the CPU."""
+) -> Columns:
+    """Scores one batch: the columns of the scoring, `labels [n]` and `example_id [n]`, all on the CPU."""
     items = task.select(batch)
     outputs = task.run(model, batch, items, _NO_OUTPUTS)
     reference_outputs = None
@@ -59,9 +58,7 @@ def score_batch(
     return score_items(scoring, outputs, items, reference_outputs)
 
 
-def score_items(
-    scoring: Scoring, outputs: Outputs, items: Items, reference: Outputs | None = None
-) -> tuple[Columns, Columns]:
+def score_items(scoring: Scoring, outputs: Outputs, items: Items, reference: Outputs | None = None) -> Columns:
     """Scores the outputs of a model at the items of one batch, with the results of `score_batch`.
 
     Logits over a vocabulary are computed and scored in chunks of `outputs.chunk_size` items.
@@ -74,31 +71,22 @@ def score_items(
         chunks.append({name: column.cpu() for name, column in columns.items()})
     columns = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
     number = {TASK_ID: items[TASK_ID].cpu()} if TASK_ID in items.batch else {}
-    return columns, {"labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
+    return {**columns, "labels": items.labels.cpu(), "example_id": items.example_id().cpu(), **number}
 
 
-def concatenate(batches: Iterable[tuple[Columns, Columns]]) -> Scores:
+def concatenate(batches: Iterable[Columns]) -> Scores:
     """Joins the scores of several batches in their order, those of several tasks each by itself."""
-    by_task: dict[int | None, list[tuple[Columns, Columns]]] = {}
-    for columns, identity in batches:
-        number = int(identity[TASK_ID][0]) if TASK_ID in identity else None
-        by_task.setdefault(number, []).append((columns, identity))
-    if None in by_task:
-        return _concatenate(by_task[None])
-    return Scores.of_tasks({number: _concatenate(of_task) for number, of_task in by_task.items() if number is not None})
-
-
-def _concatenate(batches: list[tuple[Columns, Columns]]) -> Scores:
-    columns, identities = zip(*batches, strict=True)
-
-    def joined(parts: tuple[Columns, ...], name: str) -> np.ndarray:
-        return torch.cat([part[name] for part in parts]).numpy()
-
-    return Scores(
-        {name: joined(columns, name) for name in columns[0]},
-        joined(identities, "labels"),
-        joined(identities, "example_id"),
-    )
+    by_task: dict[int | None, list[Columns]] = {}
+    for columns in batches:
+        by_task.setdefault(int(columns[TASK_ID][0]) if TASK_ID in columns else None, []).append(columns)
+    scores: dict[int | None, Scores] = {}
+    for number, parts in by_task.items():
+        joined = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0] if name != TASK_ID}
+        labels, example_id = joined.pop("labels"), joined.pop("example_id")
+        scores[number] = Scores(joined, labels, example_id)
+    if None in scores:
+        return scores[None]
+    return Scores.of_tasks({number: of_task for number, of_task in scores.items() if number is not None})
 
 
 @torch.inference_mode()
@@ -353,7 +341,7 @@ class DistillationModule(L.LightningModule):
         self.frozen_steps = settings.frozen_steps(self.total_steps)
         self.tokens_seen = self.tokens_computed = self.examples_seen = 0
         self.teacher_seconds = 0.0
-        self._dev_scores: list[tuple[Columns, Columns]] = []
+        self._dev_scores: list[Columns] = []
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:  # FSDP.
