@@ -1,6 +1,7 @@
 """Changes of a float32 ONNX graph before quantization, and weights that the files of several heads share."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,10 +120,7 @@ def quantize_tables(model: onnx.ModelProto, *, leave: Iterable[str] = ()) -> Non
     """
     widths = {tensor.name: tensor.dims[-1] for tensor in model.graph.initializer if tensor.dims}
     tables = {name for name, size in find_tables(model).items() if size >= LARGE_TABLE and name not in leave}
-    uses: dict[str, int] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            uses[name] = uses.get(name, 0) + 1
+    uses = Counter(name for node in model.graph.node for name in node.input)
     large = [node for node in model.graph.node if node.name in tables and widths[node.input[0]] > 1]
     for node in [node for node in large if uses[node.input[0]] == 1]:
         tensor = constants(model)[node.input[0]]

@@ -109,9 +109,8 @@ class OptunaSweeper(Sweeper):
                     try_send(directory)
                 self._show(study)
         except Timeout as error:
-            raise UserError(f"another search works in {directory}: wait for it, or give another hydra.sweep.dir") from (
-                error
-            )
+            advice = "wait for it, or give another hydra.sweep.dir"
+            raise UserError(f"another search works in {directory}: {advice}") from error
 
     def _read_space(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, "BaseDistribution"]]:
         """Returns the overrides of every run, and the distribution of each option that is searched over."""
@@ -187,12 +186,8 @@ class OptunaSweeper(Sweeper):
         options = [f"{name}={value}" for name, value in trial.params.items()]
         if self.pruning:
             storage = _storage(Path(str(self._config.hydra.sweep.dir)))
-            values = {
-                "_target_": "distill.jobs.training_jobs.TrialPruner",
-                "storage": f"'{storage}'",
-                "trial": trial._trial_id,
-            }
-            options.append(f"+logger.pruner={{{','.join(f'{name}:{value}' for name, value in values.items())}}}")
+            target = "distill.jobs.training_jobs.TrialPruner"
+            options.append(f"+logger.pruner={{_target_:{target},storage:'{storage}',trial:{trial._trial_id}}}")
         return options
 
     def _read_values(self, directory: Path | None) -> list[float] | None:

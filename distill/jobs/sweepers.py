@@ -448,18 +448,14 @@ def _replace_part(content: dict[str, Any], override: Override, *, has_tasks: boo
 
 def _select_tasks(published: Sequence[Mapping[str, Any]], tasks: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the published figures of the tasks of the command, because an experiment may have those of others."""
-    return [
-        {
-            **block,
-            "values": {
-                row: {task: value for task, value in of.items() if task in (*tasks, MEAN)}
-                if isinstance(of, dict)
-                else of
-                for row, of in (block.get("values") or {}).items()
-            },
-        }
-        for block in published
-    ]
+    blocks = list[Mapping[str, Any]]()
+    for block in published:
+        values = dict(block.get("values") or {})
+        for row, of in values.items():
+            if isinstance(of, dict):
+                values[row] = {task: value for task, value in of.items() if task in (*tasks, MEAN)}
+        blocks.append({**block, "values": values})
+    return blocks
 
 
 def _replace_rows(content: JsonObject, rows: Mapping[str, str]) -> JsonObject:
