@@ -183,13 +183,8 @@ def build_single_source(config: DictConfig) -> TeacherSource:
     return found
 
 
-def _source(
-    config: DictConfig,
-    cache: OutputCache,
-    *,
-    substitute: Callable[[], TeacherSource] | None = None,
-    adaptation: Adaptation | None = None,
-) -> TeacherSource:
+def _source(config: DictConfig, cache: OutputCache, **options: Any) -> TeacherSource:
+    """Returns the source that a node describes; `options` are `substitute` and `adaptation` of `TeacherSource`."""
     values = _to_dict(config)
     settings = values.pop("finetune", False)
     values.pop("cache", None)
@@ -206,11 +201,12 @@ def _source(
         if sizes is None:
             raise UserError("the teacher's YAML has no bilstm: add /features@_here_: default to its defaults list")
         features = Features(name, instantiate(config.bilstm))
-        finetune, substitute = features.bilstm.trainer, None  # The substitute has no pre-trained encoder.
+        finetune = features.bilstm.trainer
+        options["substitute"] = None  # The substitute has no pre-trained encoder.
     weights = _create("teacher", values)
     make = partial(
-        TeacherSource, finetune=finetune, cache=cache, substitute=substitute, accept_weak=accept_weak,
-        features=features, adaptation=adaptation, contrastive=contrastive, targets=targets,
+        TeacherSource, finetune=finetune, cache=cache, accept_weak=accept_weak, features=features,
+        contrastive=contrastive, targets=targets, **options,
     )  # fmt: skip
     if isinstance(weights, Labeller):
         return make(weights=weights.encoder, labeller=weights)
@@ -290,12 +286,10 @@ def _explain_missing(target: str) -> str | None:
 
 def build_tracking(config: DictConfig) -> Tracking:
     """Returns the loggers of a run; raises UserError for one that cannot be used."""
-    sweep = HydraConfig.get() if HydraConfig.initialized() else None
-    nodes = config.get("logger") or {}
+    sweep, nodes = _sweep_directory(), config.get("logger") or {}
     loggers = Tracking(
         settings=[instantiate(node) for node in nodes.values()], root=storage.local_path(config.output_dir),
-        group=Path(str(sweep.sweep.dir)).name if sweep is not None and sweep.mode == RunMode.MULTIRUN else None,
-        config=_to_dict(config),
+        group=None if sweep is None else sweep.name, config=_to_dict(config),
     )  # fmt: skip
     loggers.check()
     return loggers
