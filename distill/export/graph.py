@@ -285,14 +285,11 @@ def _split_gemm(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
         if name not in constants(model):
             values = np.ascontiguousarray(numpy_helper.to_array(weight).T)
             model.graph.initializer.append(numpy_helper.from_array(values, name))
-    if len(node.input) < 3:
-        replacement = [helper.make_node("MatMul", [node.input[0], name], list(node.output), name=node.name)]
-    else:
-        product = f"{node.output[0]}_product"
-        replacement = [
-            helper.make_node("MatMul", [node.input[0], name], [product], name=node.name),
-            helper.make_node("Add", [product, node.input[2]], list(node.output), name=f"{node.name}_bias"),
-        ]
+    bias, [output] = node.input[2:], node.output
+    product = f"{output}_product" if bias else output
+    replacement = [helper.make_node("MatMul", [node.input[0], name], [product], name=node.name)]
+    if bias:
+        replacement.append(helper.make_node("Add", [product, bias[0]], [output], name=f"{node.name}_bias"))
     _replace(model, node, replacement)
     drop_unused(model)
 
