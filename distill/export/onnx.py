@@ -9,7 +9,7 @@ import copy
 import inspect
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,14 @@ def _save(module: _Part, example: Example, outputs: Sequence[str], path: Path) -
     shapes: tuple[Any, ...] = axes if module.named is None else (*axes[: module.named], axes[module.named :])
     # The cache entry of an exported LSTM would fix the length in the next export.
     torch.ops.aten.lstm.input._dispatch_cache.clear()
-    with _silence_exporter(), torch.no_grad():
+    # The exporter prints its progress, warns, and shows the graph where it fails.
+    names = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
+    hidden = io.StringIO()
+    with (
+        logging_only_errors(*names), warnings.catch_warnings(), contextlib.redirect_stdout(hidden),
+        contextlib.redirect_stderr(hidden), torch.no_grad(),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module, values, dynamo=True, opset_version=OPSET, input_names=list(example), output_names=list(outputs),
             dynamic_shapes=shapes, verbose=False,
@@ -130,19 +137,6 @@ def _keep_residuals_apart(program: torch.onnx.ONNXProgram) -> None:
         readers = [reader.op_type for output in node.outputs for reader, _ in output.uses()]
         if node.op_type == "Add" and "LayerNormalization" in readers:
             node.op_type = "Sum"
-
-
-@contextlib.contextmanager
-def _silence_exporter() -> Iterator[None]:
-    """Silences the exporter's progress messages, its warnings, and the graph that it prints where it fails."""
-    names = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
-    hidden = io.StringIO()
-    with (
-        logging_only_errors(*names), warnings.catch_warnings(), contextlib.redirect_stdout(hidden),
-        contextlib.redirect_stderr(hidden),
-    ):  # fmt: skip
-        warnings.simplefilter("ignore")
-        yield
 
 
 # The axis of the texts: transformers.js makes the empty caches by this name, and those of other axes have no row.

@@ -256,9 +256,7 @@ def write_openvino_int8(material: RecipeInput, path: Path) -> None:
     that a prediction does not depend on the other texts of a batch.
     """
     openvino = import_openvino(path)
-    with without_telemetry():
-        import nncf
-    with _quiet_nncf():
+    with _quiet_nncf() as nncf:
         compressed = nncf.compress_weights(openvino.Core().read_model(str(material.fp32)))
     openvino.save_model(compressed, str(path), compress_to_fp16=True)
 
@@ -270,13 +268,11 @@ def write_openvino_full(material: RecipeInput, path: Path) -> None:
     (arXiv 2211.10438, eq. 4). A prediction does not depend on the other texts of its batch.
     """
     openvino = import_openvino(path)
-    with without_telemetry():
-        import nncf
     model = openvino.Core().read_model(str(material.fp32))
     inputs = {name for value in model.inputs for name in value.names}
     feeds = [{name: values for name, values in feed.items() if name in inputs} for feed in material.feeds()]
-    overflow = nncf.OverflowFix.ENABLE if material.bits == 7 else nncf.OverflowFix.DISABLE
-    with _quiet_nncf():
+    with _quiet_nncf() as nncf:
+        overflow = nncf.OverflowFix.ENABLE if material.bits == 7 else nncf.OverflowFix.DISABLE
         quantized = nncf.quantize(
             model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(feeds),
             advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow),
@@ -333,10 +329,12 @@ def check_formats(formats: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_nncf() -> Iterator[None]:
-    """Silences the tables, the progress bar and the log of nncf."""
+def _quiet_nncf() -> Iterator[Any]:
+    """Yields nncf without its telemetry, and silences its tables, its progress bar and its log."""
+    with without_telemetry():
+        import nncf
     with logging_only_errors("nncf"), contextlib.redirect_stdout(io.StringIO()):
-        yield
+        yield nncf
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

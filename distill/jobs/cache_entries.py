@@ -192,13 +192,11 @@ def remove(entry: Entry) -> bool:
     Raises:
         UserError: when it cannot be removed.
     """
-    aside = entry.path
+    aside: Path | None = entry.path
     try:
-        if not entry.temporary:
-            moved = _move_aside(entry)
-            if moved is None:
-                return False
-            aside = moved
+        aside = entry.path if entry.temporary else _move_aside(entry)
+        if aside is None:
+            return False
         shutil.rmtree(aside)
     except FileNotFoundError:
         return False
