@@ -215,13 +215,14 @@ def _read_card(run: Path, record: JsonObject) -> str:
 
 def _list_files(run: Path) -> dict[str, Path]:
     """Returns the files of the student and of the bundle, and the wheel, by their names in the repository."""
-    student = run / "student"
-    paths = [path for folder in (student, run / "bundle") for path in folder.rglob("*") if path.is_file()]
-    return {path.name: path for path in run.glob("*.whl")} | {
-        path.relative_to(student if path.is_relative_to(student) else run).as_posix(): path
-        for path in paths
-        if not path.name.startswith(".") and (path.name != CHECKSUMS or not path.is_relative_to(student))
-    }
+    student, bundle = run / "student", run / "bundle"
+    files = {path.relative_to(student).as_posix(): path for path in _walk(student) if path.name != CHECKSUMS}
+    files |= {path.name: path for path in run.glob("*.whl")}
+    return files | {f"bundle/{path.relative_to(bundle).as_posix()}": path for path in _walk(bundle)}
+
+
+def _walk(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith(".")]
 
 
 def _write_license(card: str, license: str | None) -> str:
