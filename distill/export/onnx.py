@@ -220,13 +220,13 @@ def export_generator(model: PreTrainedModel, path: Path) -> None:
     """
     exported = _copy(model)
     exported.set_attn_implementation("eager")
+    if exported.config.is_encoder_decoder:
+        _save(_Encoder(exported), _encoder_example(exported), ["last_hidden_state"], encoder_file(path))
     layers, heads, width = _probe_caches(exported)
     if exported.config.is_encoder_decoder:
-        encoder = _encoder_example(exported)
-        _save(_Encoder(exported), encoder, ["last_hidden_state"], encoder_file(path))
         example = {
             "input_ids": (_tokens(exported, TOKENS), {0: ROWS, 1: "length"}),
-            "encoder_attention_mask": encoder["attention_mask"], **_states_example(exported),
+            "encoder_attention_mask": _encoder_example(exported)["attention_mask"], **_states_example(exported),
             PADDING: (torch.arange(BATCH), {0: ROWS}),
         }  # fmt: skip
         module: _Part = _Decoder(exported, layers)
