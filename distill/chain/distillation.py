@@ -1,7 +1,7 @@
 """The program of a run: prepares teacher and student, trains, exports and measures, without Hydra."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,9 +34,9 @@ from distill.chain.student_search import (
     search_layers,
     start_generally,
 )
-from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary
-from distill.chain.task_run import BASELINE, TaskRun, joint_record, joint_scoring, task_record
-from distill.chain.train import Prepared, create_baseline, create_model, make_student
+from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary, show_summary
+from distill.chain.task_run import BASELINE, TaskRun, joint_record, task_record
+from distill.chain.train import Prepared, create_model, make_student
 from distill.core.console import console, in_notebook, print_line, print_notice, silence_libraries
 from distill.core.contracts import Data, EncodedSplits, Examples, Loader, Scores, Task
 from distill.core.errors import Overview, Shown, UserError
@@ -71,7 +71,6 @@ from distill.teachers import preparation as teaching
 from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.signal import check_size, check_teachers, join_scores, join_teachers
 from distill.teachers.source import TeacherSource, locate
-from distill.training import lightning_callbacks
 
 RANKED = ("heads", "ffn")  # Options of a student that copies the most important of the teacher's parts.
 
@@ -117,14 +116,14 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
                     directory=plan.cache_dir / "outputs",
                 )  # fmt: skip
                 compare_readings(own, scoring)
-    _record(run, plan, tasks, teacher)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
+    _record(ready)
     return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
 
 
 def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
     """Returns the training of the student of a further seed, with the data and the teachers of the first one."""
-    model, loaders = create_student(first.student, first.tasks, plan, first.examples)
+    model, loaders = create_model(first.student, first.tasks, plan), _create_loaders(plan, first.examples)
     tasks = [task_run.of_seed(plan, run) for task_run in first.tasks]
     return replace(first, plan=plan, run=run, model=model, tasks=tasks, loaders=loaders)
 
@@ -198,7 +197,7 @@ class _Reading:
         """
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
-        model, _ = make_student(student, teacher, task, self.data, tokenizer, Origins(tokenizer))
+        model, _ = make_student(student, teacher, task, self.data, Origins(tokenizer))
         compatibility.check_length(
             model, tokenizer, task.info.max_length, who="student", lengthens=student.has_option("positions")
         )
@@ -274,20 +273,14 @@ def check_ranking(student: Student, data: Data, task: Task) -> None:
         )
 
 
-def create_student(
-    student: Student, tasks: Sequence[TaskRun], plan: Plan, examples: EncodedSplits
-) -> tuple[PreTrainedModel, dict[str, Loader]]:
-    """Returns a student with the weights of the plan's seed, and the loaders of its training."""
-    return create_model(student, tasks, plan), _create_loaders(plan, examples)
-
-
 def _create_loaders(plan: Plan, examples: EncodedSplits) -> dict[str, Loader]:
     return multitask.all_task_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
 
 
-def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTeacher) -> None:
+def _record(prepared: Prepared) -> None:
     """Records the objective, and the data and the teacher of every task and of all together."""
-    for task_run in tasks:
+    plan, run, teacher = prepared.plan, prepared.run, prepared.teacher
+    for task_run in prepared.tasks:
         about = task_record(task_run.task, task_run.data, task_run.examples)
         if "unlabelled" in about:
             before = (task_run.run.record.get("task") or {}).get("unlabelled") or {}  # Of a run that is resumed.
@@ -295,9 +288,8 @@ def _record(run: Run, plan: Plan, tasks: Sequence[TaskRun], teacher: PreparedTea
             about["unlabelled"] |= {"share": share, "sureness": before.get("sureness")}
         task_run.run.update(task=about, teacher=task_run.teacher.record())
     if teacher.by_task:
-        scoring = joint_scoring(tasks)
-        join_scores(teacher, scoring)
-        run.update(task=joint_record(plan.tasks, scoring, tasks), teacher=teacher.record())
+        join_scores(teacher, prepared.scoring)
+        run.update(task=joint_record(plan.tasks, prepared.scoring, prepared.tasks), teacher=teacher.record())
     run.update(objective=plan.objective.record())
 
 
@@ -373,10 +365,8 @@ def deliver_baselines(prepared: Prepared) -> None:
     if not any(task_run.is_worse for task_run in prepared.tasks):
         return
     with prepared.run.timed("baseline"):
-        _, module = prepared.supervise(prepared.load_baseline())
-        lightning_callbacks.load_best_weights(module, prepared.run.directory / BASELINE / "checkpoints")
-        scores = prepared.evaluate(module.student.cpu().eval())
-        heads = heads_of(module.student)
+        student = prepared.load_baseline()
+        scores, heads = prepared.evaluate(student), heads_of(student)
         for task_run, task_scores in prepared.scores_of_tasks(scores):
             if task_run.is_worse:
                 task_run.publish_baseline(heads[task_run.name], task_scores)
@@ -549,13 +539,12 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
         shows: prints the summary before training.
     """
     plan, run = prepared.plan, prepared.run
-    has_baseline = plan.baseline and not plan.dry_run
-    start = create_baseline(prepared.student, prepared.tasks, plan) if has_baseline else None
-    callbacks = lightning_callbacks.copy_callbacks(plan.callbacks) if has_baseline else ()
+    baseline = prepared.untaught() if plan.baseline and not plan.dry_run else None
     with run.timed("teacher"):
         module = prepared.prepare_training(prepared.model)
     if shows:
-        prepared.show(module)
+        show_summary(prepared.describe(module))
+        prepared.warn()
     if plan.dry_run:
         return
     signal = module.signal
@@ -566,13 +555,14 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
     with plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
         with run.timed("training"):
             if Pruning.of(prepared.student) is not None:
-                module = prepared.prepare_training(prepared.prune(signal), signal)
+                pruned = prepared.pruner(signal, prepared.tasks[0].importance).run()
+                module = prepared.prepare_training(pruned, signal)
             scores = prepared.train_student(module, loggers.lightning)
         baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
-        if start is not None:
+        if baseline is not None:
             with run.timed("baseline"):
-                baseline = replace(prepared, plan=replace(plan, callbacks=callbacks)).train_baseline(start)
-            baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(baseline)]
+                untaught_scores = prepared.train_baseline(baseline)
+            baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(untaught_scores)]
         for (task_run, task_scores), of_baseline in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
             task_run.compare(task_scores, of_baseline)
         if plan.exports:

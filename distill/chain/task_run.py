@@ -42,7 +42,7 @@ from distill.export.onnx import export_model
 from distill.export.quantization import RecipeInput, write_dynamic, write_with_encoder
 from distill.export.recipe_search import closest, describe
 from distill.export.wheel import write_model2vec
-from distill.kinds.multitask import Tasks, join_scorings
+from distill.kinds.multitask import Tasks
 from distill.kinds.scoring import Scoring
 from distill.losses.term import supervised_objective
 from distill.models import compatibility
@@ -459,11 +459,6 @@ def task_record(task: Task, data: Data, examples: EncodedSplits) -> dict[str, An
         "examples": {"train": 0, "dev": 0, "test": 0} | sizes, "truncated": truncated,
         "sha256": data_digest(task, data, examples), **unlabelled,
     }  # fmt: skip
-
-
-def joint_scoring(tasks: Sequence[TaskRun]) -> Scoring:
-    """Returns the scoring of all tasks of a run."""
-    return join_scorings({task_run.name: task_run.scoring for task_run in tasks})
 
 
 def joint_record(together: Tasks, scoring: Scoring, tasks: Sequence[TaskRun]) -> dict[str, Any]:

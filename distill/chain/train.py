@@ -11,23 +11,25 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities.seed import isolate_rng
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from distill.chain import student_setup
 from distill.chain.plan import SAME_START, Plan, Student
 from distill.chain.student_search import Pruner, Pruning, describe_general, describe_search, record_end
-from distill.chain.task_run import BASELINE, TaskRun, data_digest, joint_scoring
+from distill.chain.task_run import BASELINE, TaskRun, data_digest
 from distill.core.console import print_line, print_notice, stages
 from distill.core.contracts import Data, EncodedSplits, Loader, Scores, Signal, Task
 from distill.core.files import write_json
 from distill.core.storage import entry_key, has_intact_entry, is_writable, new_entry
 from distill.edge.bundle_files import weight_bits
 from distill.kinds import multitask
+from distill.kinds.multitask import join_scorings
 from distill.kinds.scoring import Scoring
 from distill.losses import Objective
-from distill.losses.term import EncoderSize, supervised_objective
+from distill.losses.term import supervised_objective
 from distill.models import compatibility
 from distill.models.surgery.initialization import Origins
+from distill.models.surgery.layers import Importance
 from distill.models.wrappers import heads_of, share_encoder
 from distill.records.run import Run
 from distill.teachers.output_cache import Cached, digest_tensors, library_versions
@@ -37,20 +39,15 @@ from distill.teachers.source import TeacherSource
 from distill.training import fitting, lightning_callbacks
 from distill.training.hyperparameters import describe_choices
 from distill.training.lightning_callbacks import fake_quantized
-from distill.training.module import DistillationModule, evaluate_splits, split_metrics
+from distill.training.module import NOTHING, DistillationModule, evaluate_splits, split_metrics
 
 
 def make_student(
-    student: Student,
-    teacher: PreTrainedModel,
-    task: Task,
-    data: Data,
-    tokenizer: PreTrainedTokenizerBase,
-    origins: Origins,
+    student: Student, teacher: PreTrainedModel, task: Task, data: Data, origins: Origins
 ) -> tuple[PreTrainedModel, str | None]:
     """Returns a new student, and in words whether it was given other rows of embeddings than it had."""
-    model = student.make(teacher, task, data, origins)
-    return model, compatibility.match_spare_rows(model, teacher, tokenizer) if task.info.classes_are_tokens else None
+    model, reads_tokens = student.make(teacher, task, data, origins), task.info.classes_are_tokens
+    return model, compatibility.match_spare_rows(model, teacher, origins.tokenizer) if reads_tokens else None
 
 
 def create_model(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreTrainedModel:
@@ -58,32 +55,25 @@ def create_model(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreT
     L.seed_everything(plan.seed, verbose=False)
     models: dict[str, PreTrainedModel] = {}
     for task_run in tasks:
+        origins = Origins(task_run.teacher.tokenizer) if plan.dry_run else task_run.start
         models[task_run.name], change = make_student(
-            student, task_run.teacher.model, task_run.task, task_run.data, task_run.teacher.tokenizer,
-            Origins(task_run.teacher.tokenizer) if plan.dry_run else task_run.start,
-        )  # fmt: skip
+            student, task_run.teacher.model, task_run.task, task_run.data, origins
+        )
         if change is not None:
             print_notice(change)
     return share_encoder(models, name=student.name) if len(tasks) > 1 else models[tasks[0].name]
 
 
-def create_baseline(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> PreTrainedModel:
-    """Returns the baseline: the same architecture with the layers of the encoder before its training on the task.
+def untaught(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> tuple[Student, Sequence[TaskRun]]:
+    """Returns the student of the baseline, and the tasks with the teachers whose layers it starts from.
 
     It has nothing that was fitted to the teacher: neither a head nor changes of a general stage. With
-    `baseline=same_start` it is the student itself. The state of the random numbers stays as it is.
+    `baseline=same_start` it is the student itself.
     """
-    with isolate_rng():
-        if plan.baseline == SAME_START:
-            return create_model(student, tasks, plan)
-        return create_model(replace(student, head=None, encoder_changes=None), untaught(tasks, plan), plan)
-
-
-def untaught(tasks: Sequence[TaskRun], plan: Plan) -> list[TaskRun]:
-    """Returns the tasks with the teachers whose layers the baseline starts from."""
     if plan.baseline == SAME_START:
-        return list(tasks)
-    return [replace(task_run, teacher=task_run.teacher.untrained()) for task_run in tasks]
+        return student, tasks
+    student = replace(student, head=None, encoder_changes=None)
+    return student, [replace(task_run, teacher=task_run.teacher.untrained()) for task_run in tasks]
 
 
 def name_start(student: Student, tasks: Sequence[TaskRun], plan: Plan) -> str | None:
@@ -179,7 +169,7 @@ class Prepared:
     @property
     def scoring(self) -> Scoring:
         """Returns the scoring of all tasks."""
-        return joint_scoring(self.tasks)
+        return join_scorings({task_run.name: task_run.scoring for task_run in self.tasks})
 
     def evaluate(self, student: PreTrainedModel, *, reference: PreTrainedModel | None = None) -> dict[str, Scores]:
         """Returns the scores of a student on every split that is scored."""
@@ -196,22 +186,23 @@ class Prepared:
 
     def prepare_training(self, student: PreTrainedModel, signal: Signal | None = None) -> DistillationModule:
         """Returns the module to train, with the signal of the teachers, which is prepared if there is none yet."""
-        plan, teacher = self.plan, self.teacher
+        objective = self.plan.objective
         signal = self._prepare_signal(student) if signal is None else signal
         mass = signal.mass() if isinstance(signal, Cached) else 1.0
-        if plan.objective.reads_teacher_logits and mass < ENOUGH_MASS:
+        if objective.reads_teacher_logits and mass < ENOUGH_MASS:
             print_notice(
                 f"the {self.source.cache.top_k} largest logits hold {mass:.1%} of the teacher's probability, and the "
                 "student learns nothing of the rest: raise teacher.cache.top_k, or set teacher.cache.draws=50 or "
                 "teacher.cache.enabled=false"
             )
-        plan.objective.connect(_encoder_size(student), compatibility.encoder_size(teacher.model))
-        if plan.objective.fits_teacher:
-            most = FITTED_DRY if plan.dry_run else FITTED
-            plan.objective.fit(teacher_logits(teacher, plan.tasks, self.examples["train"], signal, most=most))
+        size = compatibility.encoder_size(next(iter(heads_of(student).values())))
+        objective.connect(size, compatibility.encoder_size(self.teacher.model) if objective.needs_teacher else size)
+        if objective.fits_teacher:
+            most, train = FITTED_DRY if self.plan.dry_run else FITTED, self.examples["train"]
+            objective.fit(teacher_logits(self.teacher, self.plan.tasks, train, signal, most=most))
         return DistillationModule(
-            student=student, objective=plan.objective, task=plan.tasks, scoring=self.scoring, signal=signal,
-            settings=plan.trainer, steps_per_epoch=len(self.loaders["train"]),
+            student=student, objective=objective, task=self.plan.tasks, scoring=self.scoring, signal=signal,
+            settings=self.plan.trainer, steps_per_epoch=len(self.loaders["train"]),
         )  # fmt: skip
 
     def _prepare_signal(self, student: PreTrainedModel) -> Signal:
@@ -232,11 +223,6 @@ class Prepared:
             task_run.record_sureness(signal)
             signals.append(signal)
         return join_signals(signals, self.teacher, plan.tasks, plan.objective)
-
-    def show(self, module: DistillationModule) -> None:
-        """Prints the summary before training."""
-        student_setup.show_summary(self.describe(module))
-        self.warn()
 
     def warn(self) -> None:
         """Prints notices of settings that limit what the training can reach."""
@@ -274,7 +260,7 @@ class Prepared:
 
     def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""
-        fit = self._fit(module, self.run.directory, loggers, title="student")
+        fit = self._fit(module, self.run.directory, title="student", logger=loggers)
         student = module.student.eval()
         reference = self.teacher.running() if self.scoring.compares_with_teacher else None
         student.to("cpu" if reference is None else self.plan.trainer.device())
@@ -291,51 +277,56 @@ class Prepared:
             self.run.update(student=row | {"metrics": split_metrics(self.scoring, scores)})
         return scores
 
-    def train_baseline(self, student: PreTrainedModel) -> dict[str, Scores]:
-        """Trains the student that `create_baseline` returns with the same steps, on the hard labels alone.
+    def untaught(self) -> "Prepared":
+        """Returns the training of the baseline: with as many steps, on the hard labels alone.
 
-        It is pruned as the student is. A baseline without callbacks that another run has trained is taken from the
-        cache. Returns its scores on every split that is scored.
+        Its model is the same architecture with the layers of the encoder before its training on the task. The state of
+        the random numbers stays as it is. Call it before the training of the student, which changes the callbacks.
         """
-        directory = self.run.directory / BASELINE
-        start = name_start(self.student, self.tasks, self.plan)
+        prepared = self.without_unlabelled()
+        student, tasks = untaught(self.student, self.tasks, self.plan)
+        with isolate_rng():
+            model = create_model(student, tasks, self.plan)
+        callbacks = lightning_callbacks.copy_callbacks(self.plan.callbacks)
+        plan = replace(prepared.plan, objective=self.supervised_objective(), callbacks=callbacks)
+        run = Run(self.run.directory / BASELINE, self.run.record["baseline"] or {"metrics": {}}, parent=self.run)
+        return replace(prepared, plan=plan, run=run, student=student, model=model, tasks=tasks)
+
+    def train_baseline(self, baseline: "Prepared") -> dict[str, Scores]:
+        """Trains the baseline that `untaught` returned; returns its scores on every split that is scored.
+
+        It is pruned as the student is. One without callbacks that another run has trained is taken from the cache.
+        """
+        student, directory = baseline.model, baseline.run.directory
         if Pruning.of(self.student) is not None:
-            student = self._baseline_pruner(student).run()
-        prepared, module = self.supervise(student)
-        shared = None if prepared.plan.callbacks else SharedBaseline.of(module, prepared)
+            self.run.record["baseline"] = baseline.run.record
+            student = baseline.pruner(NOTHING, self.tasks[0].importance).run()
+        module = baseline.prepare_training(student)
+        start = name_start(self.student, self.tasks, self.plan)
+        shared = None if baseline.plan.callbacks else SharedBaseline.of(module, baseline)
         seconds = None if shared is None else shared.fetch(directory)
         if seconds is None:
-            logger = CSVLogger(str(directory), name="", version="")
-            seconds = prepared._fit(module, directory, logger, title="baseline", start=start).seconds
+            seconds = baseline._fit(module, directory, title="baseline", start=start).seconds
             if shared is not None:
                 shared.save(directory, seconds)
         else:
             lightning_callbacks.load_best_weights(module, directory / "checkpoints")
         scores = self.evaluate(module.student.cpu())
         about = {"seconds": seconds, "start": start}
-        steps = (self.run.record["baseline"] or {}).get("pruning")
-        pruned = {} if steps is None else {"pruning": steps}
+        pruned = {name: steps for name, steps in baseline.run.record.items() if name == "pruning"}
         self.run.update(baseline={"metrics": split_metrics(self.scoring, scores), **about, **pruned})
         for task_run, task_scores in self.scores_of_tasks(scores) if self.is_joint else ():
             task_run.run.update(baseline={"metrics": split_metrics(task_run.scoring, task_scores), **about})
         return scores
 
     def load_baseline(self) -> PreTrainedModel:
-        """Returns the baseline before its training, which was pruned in steps if the student was."""
-        student = create_baseline(self.student, self.tasks, self.plan)
-        return student if Pruning.of(self.student) is None else self._baseline_pruner(student).load_last()
-
-    def supervise(self, student: PreTrainedModel) -> tuple["Prepared", DistillationModule]:
-        """Returns what the baseline's training needs, and the module that trains `student`."""
-        prepared = self.without_unlabelled()
-        objective = self.supervised_objective()
-        size = _encoder_size(student)
-        objective.connect(size, size)
-        module = DistillationModule(
-            student=student, objective=objective, task=self.plan.tasks, scoring=self.scoring,
-            settings=prepared.plan.trainer, steps_per_epoch=len(prepared.loaders["train"]),
-        )  # fmt: skip
-        return prepared, module
+        """Returns the baseline with the weights that `train_baseline` has saved."""
+        baseline = self.untaught()
+        is_pruned = Pruning.of(self.student) is not None
+        student = baseline.pruner(NOTHING, self.tasks[0].importance).load_last() if is_pruned else baseline.model
+        module = baseline.prepare_training(student)
+        lightning_callbacks.load_best_weights(module, baseline.run.directory / "checkpoints")
+        return module.student.cpu().eval()
 
     def without_unlabelled(self) -> "Prepared":
         """Returns what a training on the labelled rows alone needs, as long as this one.
@@ -354,55 +345,39 @@ class Prepared:
 
     def retrain(self, student: PreTrainedModel) -> PreTrainedModel:
         """Quantization-aware distillation: a copy of the student, trained with the rounding errors of int8."""
-        plan, directory = self.plan, self.run.directory / "qat"
+        directory, export, rate = self.run.directory / "qat", self.plan.export, self.plan.trainer.learning_rate
         shutil.rmtree(directory, ignore_errors=True)
-        settings = replace(
-            plan.trainer, max_epochs=plan.export.qat_epochs, max_steps=None, min_steps=None, soup=1, ema=0.0,
-            patience=None, learning_rate=QAT_RATE * plan.trainer.learning_rate, frozen_embeddings=0.0,
+        prepared = self._once_more(
+            resume=False, max_epochs=export.qat_epochs, max_steps=None, learning_rate=QAT_RATE * rate,
+            frozen_embeddings=0.0,
         )  # fmt: skip
-        plan = replace(plan, trainer=settings, objective=copy.deepcopy(plan.objective), resume=False, callbacks=())
-        prepared = replace(self, plan=plan)
         module = prepared.prepare_training(copy.deepcopy(student).train())
-        with fake_quantized(module.student, bits=min(map(weight_bits, plan.export.targets()))):
-            prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title="int8")
+        with fake_quantized(module.student, bits=min(map(weight_bits, export.targets()))):
+            prepared._fit(module, directory, title="int8")
         return module.student.cpu().eval()
 
-    def prune(self, signal: Signal) -> PreTrainedModel:
-        """Returns the student that is pruned in steps to the sizes of `model`, with distillation between them."""
-        [task_run] = self.tasks
-        return self._pruner(
-            self.model, task_run, lambda prepared, student: (prepared, prepared.prepare_training(student, signal))
-        ).run()
+    def pruner(self, signal: Signal, importance: Callable[[], Importance]) -> Pruner:
+        """Returns the pruner of the student in steps to the sizes of `model`, with trainings by `signal` between them.
 
-    def _baseline_pruner(self, student: PreTrainedModel) -> Pruner:
-        """Returns the pruner of the baseline, whose trainings learn from labels alone."""
-        [task_run] = untaught(self.tasks, self.plan)
-        record = self.run.record["baseline"] or {"metrics": {}}
-        self.run.record["baseline"] = record
-        own = replace(task_run, run=Run(self.run.directory / BASELINE, record, parent=self.run))
-        return self._pruner(student, own, lambda prepared, model: prepared.supervise(model))
-
-    def _pruner(
-        self,
-        last: PreTrainedModel,
-        task_run: TaskRun,
-        prepare: "Callable[[Prepared, PreTrainedModel], tuple[Prepared, DistillationModule]]",
-    ) -> Pruner:
-        """Returns the pruner to the sizes of `last`; `prepare` returns the module of a training between two steps."""
-        pruning = Pruning.of(self.student)
+        Args:
+            importance: of the teacher's heads and inner neurons; those that the student loses first, its baseline does.
+        """
+        [task_run], pruning = self.tasks, Pruning.of(self.student)
         assert pruning is not None
         steps = max(1, round(pruning.share * self.plan.trainer.total_steps(len(self.loaders["train"]))))
 
         def train_between(student: PreTrainedModel, directory: Path, title: str) -> None:
-            settings = replace(
-                self.plan.trainer, max_epochs=None, max_steps=steps, min_steps=None, soup=1, ema=0.0, patience=None
-            )
-            plan = replace(self.plan, trainer=settings, objective=copy.deepcopy(self.plan.objective), callbacks=())
-            prepared, module = prepare(replace(self, plan=plan), student.train())
-            prepared._fit(module, directory, CSVLogger(str(directory), name="", version=""), title=title)
+            prepared = self._once_more(resume=self.plan.resume, max_epochs=None, max_steps=steps)
+            prepared._fit(prepared.prepare_training(student.train(), signal), directory, title=title)
 
-        ranked = self.tasks[0].importance  # The parts that the student loses first, the baseline loses too.
-        return Pruner(self.student, last, task_run, self.loaders["dev"], train_between, ranked)
+        own = replace(task_run, run=self.run)
+        return Pruner(self.student, self.model, own, self.loaders["dev"], train_between, importance)
+
+    def _once_more(self, *, resume: bool, **settings: Any) -> "Prepared":
+        """Returns a training besides that of the student, with these settings of the trainer."""
+        trainer = replace(self.plan.trainer, min_steps=None, soup=1, ema=0.0, patience=None, **settings)
+        objective = copy.deepcopy(self.plan.objective)
+        return replace(self, plan=replace(self.plan, trainer=trainer, objective=objective, resume=resume, callbacks=()))
 
     @property
     def is_joint(self) -> bool:
@@ -419,22 +394,20 @@ class Prepared:
         self,
         module: DistillationModule,
         directory: Path,
-        logger: Logger | Sequence[Logger],
         *,
         title: str,
+        logger: Sequence[Logger] | None = None,
         start: str | None = None,
     ) -> fitting.Fit:
+        """Trains the module in a directory, whose metrics.csv has the metrics without a logger."""
         data = "-".join(data_digest(task_run.task, task_run.data, task_run.examples) for task_run in self.tasks)
+        identity = {"data": data, "teacher": self.teacher.fingerprint, **({} if start is None else {"start": start})}
         return fitting.fit(
-            module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer,
-            checkpoints=directory / "checkpoints", logger=logger, title=title, resume=self.plan.resume,
-            identity={"data": data, "teacher": self.teacher.fingerprint, **({} if start is None else {"start": start})},
+            module, self.loaders["train"], self.loaders["dev"], settings=self.plan.trainer, title=title,
+            checkpoints=directory / "checkpoints", identity=identity, resume=self.plan.resume,
+            logger=CSVLogger(str(directory), name="", version="") if logger is None else logger,
             callbacks=self.plan.callbacks,
         )  # fmt: skip
-
-
-def _encoder_size(student: PreTrainedModel) -> EncoderSize:
-    return compatibility.encoder_size(next(iter(heads_of(student).values())))
 
 
 def training_record(fit: fitting.Fit, module: DistillationModule) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def _make_part(toys: Path, cache: Path, task: Any, student: Student, kind: str =
         torch.manual_seed(1)
         if kind == "replaced":
             return _join_generator(teacher, task, tokenizer)
-        model, _ = make_student(student, teacher, task, data, tokenizer, Origins(tokenizer))
+        model, _ = make_student(student, teacher, task, data, Origins(tokenizer))
         return model
 
     data = data.with_examples(examples)
