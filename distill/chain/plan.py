@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -288,30 +288,44 @@ def check_plan(source: TeacherSource, plan: Plan) -> None:
 
 def _check_several(plan: Plan) -> None:
     """Raises UserError for options that a run on several tasks does not have."""
+    strategy = plan.trainer.strategy
     refused = {
         "budget": (plan.budget.is_set, "chooses the depth of a student with one head"),
         "augment": (plan.augment is not None, "changes the texts of one task"),
         "export.vocabulary=trained": (plan.trains_pieces, "chooses the pieces of one task"),
         "bank": (any(task.info.bank is not None for task in plan.tasks.values()), "is for the texts of one task"),
         "trainer.devices": (plan.trainer.processes() > 1, "would give each process another head"),
-        f"trainer.strategy={plan.trainer.strategy}": (
-            plan.trainer.strategy in ("fsdp", "ray"),
-            "is for several processes",
-        ),
+        f"trainer.strategy={strategy}": (strategy in ("fsdp", "ray"), "is for several processes"),
     }
     for option, (is_set, reason) in refused.items():
         if is_set:
             raise UserError(f"{option} {reason}, and task={plan.tasks.name} has several: leave it out")
 
 
+def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
+    """Raises UserError for options that contradict each other in a plan for one task."""
+    if source.targets is not None:
+        _check_targets(source.targets, plan, task.info)
+    _check_learning(plan, task, is_ensemble=bool(source.others))
+    _check_texts(source, plan, task.info)
+    check_source(source, task)
+    if source.labeller is not None:
+        check_given_terms(plan.objective, source.weights.name)
+    check_budget(plan.trainer.batch_tokens, task.info.max_length, "trainer")
+    check_cache(source.cache, plan.objective, task, is_ensemble=bool(source.others))
+    _check_files(plan, task.info)
+    check_abstention(task.info, plan.export.abstain)
+    check_export(plan.export, task)
+    _check_measurements(plan, task.info)
+
+
 def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
     """Raises UserError for the texts of a teacher where there are no targets that they could replace."""
-    option = targets.option
     has_targets = info.max_target is not None and not info.raw_text  # Those of a corruption are parts of its source.
     if not has_targets and info.prompt is None:
         raise UserError(
-            f"{option} replaces the targets of texts, and task={info.name} has none: take task=seq2seq or task=clm, or "
-            "leave it out"
+            f"{targets.option} replaces the targets of texts, and task={info.name} has none: take task=seq2seq or "
+            "task=clm, or leave it out"
         )
     if info.prompt is not None and targets.keep == "nearest":
         raise UserError(
@@ -320,141 +334,127 @@ def _check_targets(targets: TargetSettings, plan: Plan, info: TaskInfo) -> None:
         )
     if plan.wants_baseline:
         raise UserError(
-            f"{option} puts the teacher's texts in the place of the labels that baseline={show_value(plan.baseline)} "
-            "would learn from: train the baseline in a run without it"
+            f"{targets.option} puts the teacher's texts in the place of the labels that "
+            f"baseline={show_value(plan.baseline)} would learn from: train the baseline in a run without it"
         )
 
 
-def _check_soft_targets(objective: Objective, info: TaskInfo) -> None:
-    """Raises UserError for terms that compare the outputs of models which predict a token from different others."""
+def _check_learning(plan: Plan, task: Task, *, is_ensemble: bool) -> None:
+    """Raises UserError for a task that cannot be learned, or not by the objective or from several teachers."""
+    info, objective = task.info, plan.objective
+    if objective.writing is not None and info.max_target is None and info.prompt is None:
+        raise UserError(
+            f"student_share of objective {objective.name} has the student write targets, and task={info.name} has "
+            "none: take task=seq2seq or task=clm, or student_share=0"
+        )
+    if objective.writing is not None and plan.trainer.strategy == "fsdp":
+        raise UserError("student_share has the student write texts, which trainer.strategy=fsdp cannot: take ddp")
+    if info.replaces_tokens:
+        raise UserError(
+            f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
+            f"job=finetune task={info.name} trains a model further, which then teaches another task by teacher.path"
+        )
+    check_text_baseline(plan.baseline, info)
+    if is_ensemble and (info.classes_are_tokens or info.likelihood == "vector"):
+        raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
+    if info.raw_text and info.pair:
+        raise UserError(f"task.pair is for job=pretrain: a student of task={info.name} learns from tokens alone")
+    # The two predict a token from different others.
     if info.taught_by is not None and (terms := objective.names_where(lambda term: term.needs_teacher)):
         raise UserError(
             f"objective {objective.name}: the term {terms[0]} compares outputs with those of the teacher, which writes "
             f"tokens one after another, and a student of task={info.name} fills them all at once: take "
             "objective=mask_predict, and teacher.beams=4 to learn from the teacher's texts"
         )
-
-
-def _check_writing(plan: Plan, info: TaskInfo) -> None:
-    """Raises UserError for a share of targets by the student where it can write none."""
-    if info.max_target is None and info.prompt is None:
-        raise UserError(
-            f"student_share of objective {plan.objective.name} has the student write targets, and task={info.name} has "
-            "none: take task=seq2seq or task=clm, or student_share=0"
-        )
-    if plan.trainer.strategy == "fsdp":
-        raise UserError("student_share has the student write texts, which trainer.strategy=fsdp cannot: take ddp")
-
-
-def _check_task(source: TeacherSource, plan: Plan, task: Task) -> None:
-    """Raises UserError for options that contradict each other in a plan for one task."""
-    info, objective = task.info, plan.objective
-    if source.targets is not None:
-        _check_targets(source.targets, plan, info)
-    if objective.writing is not None:
-        _check_writing(plan, info)
-    if info.replaces_tokens:
-        raise UserError(
-            f"job=distill is not for task={info.name}, whose model is trained together with its generator: "
-            f"job=finetune task={info.name} trains a model further, which then teaches another task by teacher.path"
-        )
-    if info.raw_text:
-        check_text_baseline(plan.baseline, info)
-    if source.others and (info.classes_are_tokens or info.likelihood == "vector"):
-        raise UserError(f"an ensemble is for other tasks than task={info.name}: give one teacher")
-    if info.raw_text and info.pair:
-        raise UserError(f"task.pair is for job=pretrain: a student of task={info.name} learns from tokens alone")
-    _check_soft_targets(objective, info)
     check_terms(objective, info, alternative=f"take objective={default_objective(task).name} or another one")
     for name in set(info.further_teachers) - objective.targets:
         raise UserError(
             f"task.{name} is given, and no term of objective {objective.name} learns from it: raise the weight of a "
             f"term with targets={name}, or leave out task.{name}"
         )
-    _check_unlabelled(plan, info)
-    check_source(source, task)
-    if source.labeller is not None:
-        check_given_terms(objective, source.weights.name)
-        if not source.labeller.labels_any_text:
-            _refuse_further_texts(plan, info, source.weights.name)
-    check_budget(plan.trainer.batch_tokens, info.max_length, "trainer")
-    check_cache(source.cache, objective, task, is_ensemble=bool(source.others))
-    if info.decoder not in DECODERS:
-        _check_without_export(plan, info)
-    _check_budget(plan, info)
-    if plan.export.model2vec and not plan.exports:
-        raise UserError(
-            "export.model2vec=true is for exported students, and export.enabled=false: leave one of them out"
-        )
-    check_abstention(info, plan.export.abstain)
-    check_export(plan.export, task)
-    check_max_lengths(plan, info)
-    check_dev_pass(plan, info)
 
 
-def _check_budget(plan: Plan, info: TaskInfo) -> None:
-    """Raises UserError for a budget that no exported file of the plan can be measured for."""
-    if plan.budget.is_set and DECODERS[info.decoder].targets:
-        raise UserError(
-            f"{plan.budget} is of the time and the size of one file, and task={info.name} ({info.kind}) has an encoder "
-            "and a decoder: leave it out, and give student.depth"
+def _check_texts(source: TeacherSource, plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for texts beside the labelled ones that cannot be; prints a notice if they have no use."""
+    augmentation = None if isinstance(plan.augment, AutoAugmentation) else plan.augment
+    has_bank = info.bank is not None
+    if (info.unlabelled == "given" or has_bank or augmentation) and not plan.objective.needs_teacher:
+        given = f"augment={augmentation.name}" if augmentation else "task.bank" if has_bank else "task.unlabelled"
+        print_notice(
+            f"objective {plan.objective.name} learns from labels alone, and the texts of {given} have none: they are "
+            "left out, in as many steps as with them"
         )
-    if plan.budget.shares() and not plan.budget.is_set:
+    if augmentation is not None:
+        augmentation.check_task(info)
+        augmentation.check()
+    if source.labeller is None or source.labeller.labels_any_text:
+        return
+    for option, is_given in {"augment": plan.augment is not None, "task.bank": has_bank}.items():
+        if is_given:
+            raise UserError(
+                f"{option} adds texts that teacher {source.weights.name} has no probabilities of: leave it out"
+            )
+
+
+def _check_files(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for options of exported files that there are not, or that no file can be measured for."""
+    budget, lengths = plan.budget, plan.benchmark.max_lengths
+    if info.decoder not in DECODERS and budget.is_set:
+        raise UserError(f"{budget} is for exported students, and task={info.name} exports none: leave it out")
+    if info.decoder not in DECODERS and plan.export.enabled == AUTO:
+        print_notice(f"no bundle reads a model of task {info.name} ({info.kind}) yet: the student is not exported")
+    if budget.is_set and DECODERS[info.decoder].targets:
+        raise UserError(
+            f"{budget} is of the time and the size of one file, and task={info.name} ({info.kind}) has an encoder and "
+            "a decoder: leave it out, and give student.depth"
+        )
+    if budget.shares() and not budget.is_set:
         raise UserError(
             "budget.widths chooses a width within budget.mb or budget.ms: give one of them, or leave it out"
         )
-    if plan.budget.is_set and not plan.exports:
-        raise UserError(f"{plan.budget} is for exported students, and export.enabled=false: leave one of them out")
-    if plan.budget.is_set and "int8" not in plan.export.formats:
-        raise UserError(f"{plan.budget} is of the int8 file, and export.formats has no int8: leave one of them out")
+    of_files = {str(budget): budget.is_set, "export.model2vec=true": plan.export.model2vec}
+    of_files |= {_show_lengths(lengths): True} if lengths is not None else {}
+    for option, is_given in of_files.items():
+        if is_given and not plan.exports:
+            raise UserError(f"{option} is for exported students, and export.enabled=false: leave one of them out")
+    if budget.is_set and "int8" not in plan.export.formats:
+        raise UserError(f"{budget} is of the int8 file, and export.formats has no int8: leave one of them out")
+
+
+def _show_lengths(lengths: Sequence[int]) -> str:
+    return f"benchmark.max_lengths={show_value(list(lengths))}"
+
+
+def _check_measurements(plan: Plan, info: TaskInfo) -> None:
+    """Raises UserError for lengths that texts are not cut to, and for a pass over dev that cannot be timed."""
+    decoder, lengths = DECODERS.get(info.decoder), plan.benchmark.max_lengths
+    if lengths is not None and DECODERS[info.decoder].classes_are_tokens:
+        raise UserError(
+            f"{_show_lengths(lengths)} is for tasks whose texts are cut, and task={info.name} ({info.kind}) loses no "
+            "token: leave it out"
+        )
+    if lengths is not None and (longest := max(lengths)) >= info.max_length:
+        raise UserError(
+            f"got {_show_lengths(lengths)}, expected less than task.max_length={info.max_length}, which is scored "
+            f"anyway: leave {longest} out, or raise task.max_length"
+        )
+    if not plan.benchmark.dev_pass:
+        return
+    if not plan.benchmark.enabled:
+        raise UserError("benchmark.dev_pass=true is timed, and benchmark.enabled=false: leave one of them out")
+    if info.raw_text or decoder is None or decoder.targets or decoder.input_axes != 2:
+        raise UserError(
+            f"benchmark.dev_pass=true is for tasks whose examples are texts, and task={info.name} is {info.kind}: "
+            "leave it out"
+        )
 
 
 def check_text_baseline(baseline: object, info: TaskInfo) -> None:
     """Raises UserError for a baseline that was asked for, of a task on raw text."""
-    if baseline in (True, SAME_START):
+    if info.raw_text and baseline in (True, SAME_START):
         raise UserError(
             f"baseline={show_value(baseline)} is for other tasks than task={info.name}: +ablation=mlm_alone has no "
             "teacher"
-        )
-
-
-def _refuse_further_texts(plan: Plan, info: TaskInfo, teacher: str) -> None:
-    """Raises UserError for texts that are made or chosen during the run."""
-    for option, is_given in {"augment": plan.augment is not None, "task.bank": info.bank is not None}.items():
-        if is_given:
-            raise UserError(f"{option} adds texts that teacher {teacher} has no probabilities of: leave it out")
-
-
-def check_dev_pass(plan: Plan, info: TaskInfo) -> None:
-    """Raises UserError for a pass over dev that is not timed, or whose inputs are no single sequences."""
-    if not plan.benchmark.dev_pass:
-        return
-    given = "benchmark.dev_pass=true"
-    if not plan.benchmark.enabled:
-        raise UserError(f"{given} is timed, and benchmark.enabled=false: leave one of them out")
-    decoder = DECODERS.get(info.decoder)
-    if info.raw_text or decoder is None or decoder.targets or decoder.input_axes != 2:
-        raise UserError(
-            f"{given} is for tasks whose examples are texts, and task={info.name} is {info.kind}: leave it out"
-        )
-
-
-def check_max_lengths(plan: Plan, info: TaskInfo) -> None:
-    """Raises UserError for lengths to cut texts to that the task does not read, or that cut nothing."""
-    lengths = plan.benchmark.max_lengths
-    if lengths is None:
-        return
-    shown = f"benchmark.max_lengths={show_value(list(lengths))}"
-    if not plan.exports:
-        raise UserError(f"{shown} is for exported students, and export.enabled=false: leave one of them out")
-    if DECODERS[info.decoder].classes_are_tokens:
-        raise UserError(
-            f"{shown} is for tasks whose texts are cut, and task={info.name} ({info.kind}) loses no token: leave it out"
-        )
-    if (longest := max(lengths)) >= info.max_length:
-        raise UserError(
-            f"got {shown}, expected less than task.max_length={info.max_length}, which is scored anyway: leave "
-            f"{longest} out, or raise task.max_length"
         )
 
 
@@ -472,9 +472,7 @@ def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> No
             f"objective {objective.name} has the term {', '.join(unsuited)}, which cannot learn task {info.name} "
             f"({info.kind}): {alternative}, or set objective.terms.{unsuited[0]}.weight=0"
         )
-    if objective.dimensions and info.likelihood != "vector":
-        raise OptionError("objective.dimensions", show_value(list(objective.dimensions)), "[], because task "
-                          f"{info.name} ({info.kind}) has no vectors of texts")  # fmt: skip
+    _check_dimensions("objective.dimensions", objective.dimensions, info)
     for name in objective.names_where(lambda term: not term.label_columns <= info.label_columns):
         raise UserError(
             f"objective {objective.name}: the term {name} learns from {objective.needing_data()[name]}, and task "
@@ -482,47 +480,37 @@ def check_terms(objective: Objective, info: TaskInfo, *, alternative: str) -> No
         )
 
 
-def _check_without_export(plan: Plan, info: TaskInfo) -> None:
-    """Raises UserError for limits of an exported student that there is not, or prints a notice that there is none."""
-    if plan.budget.is_set:
-        raise UserError(f"{plan.budget} is for exported students, and task={info.name} exports none: leave it out")
-    if plan.export.enabled == AUTO:
-        print_notice(f"no bundle reads a model of task {info.name} ({info.kind}) yet: the student is not exported")
+def _check_dimensions(option: str, dimensions: Sequence[int], info: TaskInfo) -> None:
+    """Raises OptionError for numbers of dimensions of vectors that a task does not have."""
+    if dimensions and info.likelihood != "vector":
+        expected = f"[], because task {info.name} ({info.kind}) has no vectors of texts"
+        raise OptionError(option, show_value(list(dimensions)), expected)
 
 
 def check_export(export: ExportSettings, task: Task) -> None:
     """Raises UserError for settings of an export that a task excludes, or whose packages are missing."""
-    if task.info.decoder not in DECODERS:
+    info = task.info
+    named = f"task {info.name} ({info.kind})"
+    if info.decoder not in DECODERS:
         if export.enabled is True:
-            raise OptionError("export.enabled", "true", f"auto or false, because no bundle reads a model of task "
-                              f"{task.info.name} ({task.info.kind}) yet")  # fmt: skip
+            raise OptionError(
+                "export.enabled", "true", f"auto or false, because no bundle reads a model of {named} yet"
+            )
         return
     if export.enabled is not False:
         check_formats(export.formats)
-        _check_runtimes(export, task.info)
+        unsuited = [name for name in export.formats if info.writes and needs_openvino(FORMATS[name].file)]
+        if unsuited:
+            expected = f"none of {', '.join(unsuited)}, because OpenVINO does not run the caches of a model of {named}"
+            raise OptionError("export.formats", show_value(list(export.formats)), expected)
     check_texts(export.vocabulary_texts, "export.vocabulary_texts")
-    if export.dimensions and task.info.likelihood != "vector":
-        raise OptionError("export.dimensions", show_value(list(export.dimensions)), "[], because task "
-                          f"{task.info.name} ({task.info.kind}) has no vectors of texts")  # fmt: skip
-    if _changes_classes(export.vocabulary, task.info):
-        raise OptionError("export.vocabulary", export.vocabulary, "full, because the predictions of task "
-                          f"{task.info.name} ({task.info.kind}) are tokens of a text, which another vocabulary "
-                          "changes")  # fmt: skip
-
-
-def _changes_classes(vocabulary: str, info: TaskInfo) -> bool:
-    """Returns whether a smaller vocabulary changes the classes: tokens of a text if it is chosen after the training."""
-    if vocabulary == "trained":
-        return info.classes_are_tokens or info.writes or info.raw_text
-    return vocabulary == "task" and DECODERS[info.decoder].classes_are_tokens
-
-
-def _check_runtimes(export: ExportSettings, info: TaskInfo) -> None:
-    """Raises UserError for a format whose runtime does not run a model that writes text."""
-    unsuited = [name for name in export.formats if info.writes and needs_openvino(FORMATS[name].file)]
-    if unsuited:
-        raise OptionError("export.formats", show_value(list(export.formats)), f"none of {', '.join(unsuited)}, because "
-                          f"OpenVINO does not run the caches of a model of task {info.name} ({info.kind})")  # fmt: skip
+    _check_dimensions("export.dimensions", export.dimensions, info)
+    # Chosen before the training, a smaller vocabulary changes every token of a text.
+    trained = info.classes_are_tokens or info.writes or info.raw_text
+    changes_classes = {"trained": trained, "task": DECODERS[info.decoder].classes_are_tokens}
+    if changes_classes.get(export.vocabulary):
+        expected = f"full, because the predictions of {named} are tokens of a text, which another vocabulary changes"
+        raise OptionError("export.vocabulary", export.vocabulary, expected)
 
 
 def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
@@ -535,20 +523,3 @@ def check_hooks(objective: Objective, trainer: TrainerSettings) -> None:
     if terms and trainer.strategy == "fsdp" and trainer.processes() > 1:
         # The backward pass of a layer would begin before its weights are gathered.
         raise UserError(f"the term {terms} reads attention vectors inside of sharded layers: set trainer.strategy=ddp")
-
-
-def _check_unlabelled(plan: Plan, task: TaskInfo) -> None:
-    """Raises UserError if the augmentation cannot run; prints a notice if texts without labels have no use."""
-    objective = plan.objective
-    augmentation = None if isinstance(plan.augment, AutoAugmentation) else plan.augment
-    has_bank = task.bank is not None
-    given = f"augment={augmentation.name}" if augmentation else "task.bank" if has_bank else "task.unlabelled"
-    if (task.unlabelled == "given" or has_bank or augmentation) and not objective.needs_teacher:
-        print_notice(
-            f"objective {objective.name} learns from labels alone, and the texts of {given} have none: they are left "
-            "out, in as many steps as with them"
-        )
-    if augmentation is None:
-        return
-    augmentation.check_task(task)
-    augmentation.check()
