@@ -8,9 +8,11 @@ can still choose another one.
 """
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,34 +47,25 @@ from distill.records.run import Run, create_record, open_run
 from distill.records.schema import first_metric, first_split
 from distill.teachers.prepared import PreparedTeacher
 from distill.teachers.writing import BeamWriter, WrittenTexts, open_texts
+from distill.training import statistics
 from distill.training.lightning_callbacks import copy_callbacks
-from distill.training.statistics import (
-    Difference,
-    Spread,
-    compare_corpora,
-    compare_examples,
-    compare_means,
-    compare_seeds,
-    measure_parts,
-    read_measured,
-    spread,
-)
+from distill.training.statistics import Difference, Measured
 
 ENDS = (128, 512, 1024, 2048, 4096, 8192)  # Tokens of the longest example of a group.
 LEAST = 20  # Examples of a group.
 Groups = Sequence[tuple[int, int]]
 ByLength = dict[str, dict[str, float]]
+Lengths = dict[str, dict[str, ByLength]]  # Of each split and model.
+ModelScores = Mapping[str, Mapping[str, Scores]]  # The scores of each model by split.
 
 
-def break_down_scores_by_length(
-    models: Mapping[str, Mapping[str, Scores]], data: Data, tokenizer: PreTrainedTokenizerBase
-) -> dict[str, dict[str, ByLength]]:
+def break_down_scores_by_length(models: ModelScores, data: Data, tokenizer: PreTrainedTokenizerBase) -> Lengths:
     """Returns the `lengths` of run.json: of each split, the metric of each model for each group of lengths.
 
     A split whose examples are in one group, or have no text, is left out.
     """
     scoring, first = data.scoring, next(iter(models.values()))
-    by_split: dict[str, dict[str, ByLength]] = {}
+    by_split: Lengths = {}
     for name, split in data.scored().items():
         columns = split.text_columns()
         if not columns:  # Of a language model.
@@ -138,13 +131,8 @@ def score_groups(scoring: Scoring, scores: Scores, lengths: np.ndarray, groups: 
 
 
 def score_cuts(
-    files: Mapping[str, Path],
-    models: Mapping[str, Mapping[str, Scores]],
-    data: Data,
-    lengths: Sequence[int],
-    *,
-    split: str,
-) -> dict[str, dict[str, ByLength]]:
+    files: Mapping[str, Path], models: ModelScores, data: Data, lengths: Sequence[int], *, split: str
+) -> Lengths:
     """Returns the `cuts` of run.json: the metric of each file on texts of a split that are cut to so many tokens.
 
     Each length has the number of `truncated` examples. The last length is that of the task.
@@ -160,10 +148,9 @@ def score_cuts(
         print_line(f"Scoring {name} on {split} with texts cut to {', '.join(map(str, sorted(lengths)))} tokens")
         for length in [*sorted(lengths), None]:
             bundle = edge.Bundle(path.parent, model=FLOAT32, threads=torch.get_num_threads(), max_length=length)
-            read = bundle.manifest["max_length"]
+            read, scores = bundle.manifest["max_length"], models[name]
             if read not in numbers:
                 numbers[read] = sum(map(bundle.truncates, records))
-            scores = models[name]
             found = scores[split] if length is None else Scorer(bundle, data, scores).score(path, split)
             metric = scoring.selecting_metric(found)
             cuts[name][str(read)] = {scoring.metric: metric, "truncated": float(numbers[read])}
@@ -179,16 +166,32 @@ class TeacherTexts:
     """The texts of a teacher for the sources of the splits that are scored, cached as its targets are.
 
     Args:
+        settings: those of all texts, of the teacher and of the files.
+        splits: those that are scored.
         writer: writes the missing ones.
         texts: those of the cache.
-        sources: of each split that texts are written for.
-        sizes: all examples of each split.
     """
 
+    settings: WritingSettings
+    splits: Mapping[str, Split]
     writer: BeamWriter
     texts: WrittenTexts
-    sources: Mapping[str, Sequence[str]]
-    sizes: Mapping[str, int]
+
+    @classmethod
+    def open(cls, teacher: PreparedTeacher, data: Data, *, cache_dir: Path) -> "TeacherTexts | None":
+        """Returns the texts of a teacher; None for a task whose texts are not scored."""
+        settings = data.scoring.writing
+        if settings is None:
+            return None
+        assert isinstance(data, LabelledData)  # Other tasks write no texts that are scored.
+        model, splits = teacher.running(), data.scored()
+        # The exported files cut a source where it has more tokens than positions too.
+        positions = count_positions(model) or LONGEST
+        beams = settings.beams or model.generation_config.num_beams or 1
+        writer = BeamWriter(model, teacher.tokenizer, beams, positions, settings.max_target)
+        sources = [source for split in splits.values() for source in _select_rows(split, settings)["source"]]
+        texts = open_texts(sources, writer, fingerprint=teacher.fingerprint, cache_dir=cache_dir)
+        return cls(settings, splits, writer, texts)
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -198,7 +201,8 @@ class TeacherTexts:
 
     def describe(self) -> str:
         """Describes for how many sources texts are written, by which rules, and the time that the teacher takes."""
-        counts = ", ".join(f"{len(of):,} of {self.sizes[split]:,} in {split}" for split, of in self.sources.items())
+        numbers = {name: len(self.settings.rows(len(split))) for name, split in self.splits.items()}
+        counts = ", ".join(f"{numbers[name]:,} of {len(split):,} in {name}" for name, split in self.splits.items())
         cached = "which are in the cache"
         if self.texts.missing():
             cached = f"about {format_duration(self.texts.estimate_seconds(self.writer))}"
@@ -212,107 +216,69 @@ class TeacherTexts:
         if self.texts.missing():
             self.texts.write(self.writer)
         by_source = self.texts.by_source()
-        return {split: [{"text": by_source[source][0]} for source in of] for split, of in self.sources.items()}
-
-
-def open_teacher_texts(teacher: PreparedTeacher, data: Data, *, cache_dir: Path) -> TeacherTexts | None:
-    """Returns the texts of a teacher; None for a task whose texts are not scored."""
-    writing = data.scoring.writing
-    if writing is None:
-        return None
-    model, splits = teacher.running(), _splits(data)
-    # The exported files cut a source where it has more tokens than positions too.
-    positions = count_positions(model) or LONGEST
-    beams = writing.beams or model.generation_config.num_beams or 1
-    writer = BeamWriter(model, teacher.tokenizer, beams, positions, writing.max_target)
-    sources = {name: [split["source"][row] for row in writing.rows(len(split))] for name, split in splits.items()}
-    every = [source for of in sources.values() for source in of]
-    texts = open_texts(every, writer, fingerprint=teacher.fingerprint, cache_dir=cache_dir)
-    return TeacherTexts(writer, texts, sources, {name: len(split) for name, split in splits.items()})
-
-
-def compare_texts(models: Mapping[str, Texts], data: Data, decoding: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the `texts` of run.json: of each split the differences of the models, and their metrics by length.
-
-    Each file is compared with the teacher, and with the float32 file.
-
-    Args:
-        models: the texts of the teacher and of each file.
-        decoding: the rules that all of them are written by.
-    """
-    writing = _writing(data)
-    return {
-        name: {
-            **_compare_split({model: texts[name] for model, texts in models.items()}, split, writing),
-            "beams": decoding["beams"], "decoding": dict(decoding),
+        return {
+            name: [{"text": by_source[source][0]} for source in _select_rows(split, self.settings)["source"]]
+            for name, split in self.splits.items()
         }
-        for name, split in _splits(data).items()
-    }  # fmt: skip
+
+    def compare(self, models: Mapping[str, Texts]) -> dict[str, dict[str, Any]]:
+        """Returns the `texts` of run.json: of each split the differences of the models, and their metrics by length.
+
+        Each file is compared with the teacher, and with the float32 file.
+
+        Args:
+            models: the texts of the teacher and of each file.
+        """
+        compared = {}
+        for name, split in self.splits.items():
+            chosen = _select_rows(split, self.settings)
+            written = {model: [prediction["text"] for prediction in texts[name]] for model, texts in models.items()}
+            score = partial(score_examples, references=chosen["references"], metrics=self.settings.metrics)
+            columns, worst = {model: score(texts) for model, texts in written.items()}, score([""] * len(chosen))
+            comparison: dict[str, dict[str, dict[str, Difference]]] = {}
+            for model, reference in itertools.product(models, (TEACHER, FLOAT32)):
+                if model not in (TEACHER, reference):
+                    of_model = comparison.setdefault(model, {})
+                    of_model[reference] = _compare(columns[model], columns[reference], worst)
+            lengths = {model: break_down_by_length(of, chosen["source"]) for model, of in columns.items()}
+            compared[name] = {
+                "sources": len(chosen), "comparison": comparison, "lengths": lengths, "beams": self.writer.beams,
+                "decoding": self.decoding,
+            }  # fmt: skip
+        return compared
+
+    def list_columns(self, models: Mapping[str, Texts]) -> dict[str, dict[str, list[Any]]]:
+        """Returns the columns of predictions.parquet for each split: `references`, and `NAME_written` of each model.
+
+        A row that no text was written for has none in the latter.
+        """
+        columns = dict[str, dict[str, list[Any]]]()
+        for name, split in self.splits.items():
+            columns[name] = {REFERENCES: split["references"]}
+            for model, texts in models.items():
+                written = dict(zip(self.settings.rows(len(split)), texts[name], strict=True))
+                values = [written[row]["text"] if row in written else None for row in range(len(split))]
+                columns[name][f"{model}{WRITTEN}"] = values
+        return columns
 
 
-def list_columns(models: Mapping[str, Texts], data: Data) -> dict[str, dict[str, list[Any]]]:
-    """Returns the columns of predictions.parquet for each split: `references`, and `NAME_written` of each model.
-
-    A row that no text was written for has none in the latter.
-    """
-    writing, columns = _writing(data), dict[str, dict[str, list[Any]]]()
-    for name, split in _splits(data).items():
-        columns[name] = {REFERENCES: split["references"]}
-        for model, texts in models.items():
-            values: list[Any] = [None] * len(split)
-            for row, prediction in zip(writing.rows(len(split)), texts[name], strict=True):
-                values[row] = prediction["text"]
-            columns[name][f"{model}{WRITTEN}"] = values
-    return columns
-
-
-def _compare_split(
-    models: Mapping[str, Sequence[Mapping[str, Any]]], split: Split, writing: WritingSettings
-) -> dict[str, Any]:
-    chosen = split.select(np.array(writing.rows(len(split))))
-    references = chosen["references"]
-    columns = {
-        model: score_examples([prediction["text"] for prediction in texts], references, writing.metrics)
-        for model, texts in models.items()
-    }
-    worst = score_examples([""] * len(chosen), references, writing.metrics)
-    pairs = [
-        (model, reference) for model in models for reference in (TEACHER, FLOAT32) if model not in (TEACHER, reference)
-    ]
-    comparison: dict[str, dict[str, dict[str, Difference]]] = {}
-    for model, reference in pairs:
-        comparison.setdefault(model, {})[reference] = _compare(columns[model], columns[reference], worst)
-    return {
-        "sources": len(chosen),
-        "comparison": comparison,
-        "lengths": {model: break_down_by_length(of, chosen["source"]) for model, of in columns.items()},
-    }
+def _select_rows(split: Split, settings: WritingSettings) -> Split:
+    """Returns the rows of a split that texts are written for."""
+    return split.select(np.array(settings.rows(len(split)), dtype=int))
 
 
 def _compare(
     columns: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], worst: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
     """Returns the difference of each metric of two models with its interval."""
-
-    def compare(metric: str) -> Difference:
-        if metric not in CORPUS:
-            return compare_means(columns[metric], others[metric])
-        return compare_corpora(
-            columns[metric], others[metric], worst[metric], combine=lambda rows: combine_examples(metric, rows)
+    return {
+        metric: statistics.compare_corpora(
+            column, others[metric], worst[metric], combine=partial(combine_examples, metric)
         )
-
-    return {metric: compare(metric) for metric in columns}
-
-
-def _writing(data: Data) -> WritingSettings:
-    writing = data.scoring.writing
-    assert writing is not None  # Callers have the texts of one.
-    return writing
-
-
-def _splits(data: Data) -> Mapping[str, Split]:
-    assert isinstance(data, LabelledData)  # Other tasks write no texts that are scored.
-    return data.scored()
+        if metric in CORPUS
+        else statistics.compare_means(column, others[metric])
+        for metric, column in columns.items()
+    }
 
 
 RECORD = "seed.json"  # Of a further student, with the fields of run.json.
@@ -341,11 +307,6 @@ def further_plans(plan: Plan) -> list[Plan]:
         )
         for number in range(1, plan.seeds)
     ]  # fmt: skip
-
-
-def is_finished(run: Run, plan: Plan) -> bool:
-    """Returns whether the first student of several is in the record of its run already."""
-    return plan.seeds > 1 and any(entry["seed"] == plan.seed for entry in run.record.get("seeds") or [])
 
 
 def unfinished_seeds(run: Run, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Run]]:
@@ -385,45 +346,45 @@ def summarize_seeds(run: Run) -> None:
     """Sets mean and deviation of every metric, and the comparisons on the split that stands first."""
     seeds, task = run.record["seeds"], run.record["task"]
     metric, split = first_metric(task), first_split(task)
-    values = [read_measured(entry["metrics"][metric], entry, "student", split) for entry in seeds]
-    teacher = read_measured(run.record["teacher"]["metrics"][metric], run.record, "teacher", split)
-    comparison = {"teacher": compare_seeds(values, [teacher] * len(values))}
-    if all(entry["baseline"] for entry in seeds):
-        baselines = [read_measured(entry["baseline"]["metrics"][metric], entry, "baseline", split) for entry in seeds]
-        comparison["baseline"] = compare_seeds(values, baselines)
-    summary = {name: _summarize_metric(name, seeds) for name in seeds[0]["metrics"]}
-    run.update(summary=summary, comparison={name: {**of, "split": split} for name, of in comparison.items()})
+    has_baselines = all(entry["baseline"] for entry in seeds)
+    values = [statistics.read_measured(entry["metrics"][metric], entry, "student", split) for entry in seeds]
+    teacher = statistics.read_measured(run.record["teacher"]["metrics"][metric], run.record, "teacher", split)
+    others = {"teacher": [teacher] * len(values)}
+    if has_baselines:
+        others["baseline"] = [
+            statistics.read_measured(entry["baseline"]["metrics"][metric], entry, "baseline", split) for entry in seeds
+        ]
+    comparison = {name: {**statistics.compare_seeds(values, of), "split": split} for name, of in others.items()}
+    run.update(summary={name: summarize_metric(name, seeds) for name in seeds[0]["metrics"]}, comparison=comparison)
 
 
-def _summarize_metric(name: str, seeds: Sequence[JsonObject]) -> dict[str, object]:
+def summarize_metric(name: str, seeds: Sequence[JsonObject]) -> dict[str, object]:
     """Returns the spread of a metric: of the students in torch, of the files that all of them have, and baselines."""
     exports = [entry["export"] for entry in seeds]
     files = {
-        file: spread([export[file]["metrics"][name] for export in exports])
+        file: statistics.spread([export[file]["metrics"][name] for export in exports])
         for file in exports[0]
         if all(name in export.get(file, {}).get("metrics", {}) for export in exports)
     }
-    result: dict[str, Any] = {**_of([entry["metrics"] for entry in seeds], name), "files": files}
+    result: dict[str, Any] = {**statistics.spread([entry["metrics"][name] for entry in seeds]), "files": files}
     if all(entry["baseline"] for entry in seeds):
-        result["baseline"] = _of([entry["baseline"]["metrics"] for entry in seeds], name)
+        result["baseline"] = statistics.spread([entry["baseline"]["metrics"][name] for entry in seeds])
     return result
 
 
-def _of(metrics: Sequence[Mapping[str, float]], name: str) -> Spread:
-    return spread([values[name] for values in metrics])
-
-
-def record_parts(scoring: Scoring, models: Mapping[str, Mapping[str, Scores] | None]) -> JsonObject:
+def record_parts(scoring: Scoring, models: ModelScores) -> JsonObject:
     """Returns the `parts` of run.json: of each model and split those of the task's metric, where it has some."""
     return {
-        name: {split: parts.record() for split, of in scores.items() if (parts := measure_parts(scoring, of))}
+        name: {
+            split: parts.record() for split, of in scores.items() if (parts := statistics.measure_parts(scoring, of))
+        }
         for name, scores in models.items()
         if scores
     }
 
 
 def compare_models(
-    scoring: Scoring, models: Mapping[str, Mapping[str, Scores] | None], parts: JsonObject, *, split: str, seeds: int
+    scoring: Scoring, models: ModelScores, parts: JsonObject, *, split: str, seeds: int
 ) -> dict[str, Difference]:
     """Compares a student with its `baseline` and its `teacher`, as far as there are both, over the examples of a split.
 
@@ -431,22 +392,22 @@ def compare_models(
     baseline alone. Others are compared by their parts.
 
     Args:
-        models: the scores of each model by split, those of the student too.
-        parts: of the same models, as `measure` returns them.
+        models: the scores of each model by split, those of the student too; none of a model that there is not.
+        parts: of the same models, as `record_parts` returns them.
     """
-    only_means = models["baseline"] is None or seeds > 1
+
+    def measured(model: str) -> Measured:
+        return statistics.read_measured(scoring.selecting_metric(models[model][split]), {"parts": parts}, model, split)
+
     results: dict[str, Difference] = {}
     for name in ("baseline", "teacher"):
-        student, other = models["student"], models[name]
-        if not student or not other:
+        if not models["student"] or not models[name]:
             continue
-        found = compare_examples(scoring, student[split], other[split], only_means=only_means)
+        scores, others = models["student"][split], models[name][split]
+        only_means = not models["baseline"] or seeds > 1
+        found = statistics.compare_examples(scoring, scores, others, only_means=only_means)
         if found is None:
-            values, others = (
-                [read_measured(scoring.selecting_metric(of[split]), {"parts": parts}, model, split)]
-                for model, of in (("student", student), (name, other))
-            )
-            found = compare_seeds(values, others)
-        if found is not None and found["interval"] is not None:
+            found = statistics.compare_seeds([measured("student")], [measured(name)])
+        if found["interval"] is not None:
             results[name] = {**found, "split": split}
     return results

@@ -504,7 +504,8 @@ def distill(source: TeacherSource, student: Student, plan: Plan, run: Run) -> No
     """
     first = prepare(source, student, plan, run)
     further_plans = breakdowns.further_plans(first.plan)  # Before the first training, which fits the objective.
-    if not breakdowns.is_finished(run, first.plan):
+    finished = [entry["seed"] for entry in run.record.get("seeds") or []] if further_plans else []
+    if plan.seed not in finished:
         _distill_student(first, shows=True)
         if further_plans and not plan.dry_run:
             breakdowns.add_seed(run, {**run.record, "seed": plan.seed})
@@ -558,7 +559,7 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
                 pruned = prepared.pruner(signal, prepared.tasks[0].importance).run()
                 module = prepared.prepare_training(pruned, signal)
             scores = prepared.train_student(module, loggers.lightning)
-        baselines: list[dict[str, Scores] | None] = [None] * len(prepared.tasks)
+        baselines: list[dict[str, Scores]] = [{}] * len(prepared.tasks)
         if baseline is not None:
             with run.timed("baseline"):
                 untaught_scores = prepared.train_baseline(baseline)

@@ -17,14 +17,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import breakdowns, student_setup
-from distill.chain.breakdowns import (
-    TeacherTexts,
-    break_down_scores_by_length,
-    compare_texts,
-    list_columns,
-    open_teacher_texts,
-    score_cuts,
-)
+from distill.chain.breakdowns import ModelScores, TeacherTexts
 from distill.chain.plan import Plan
 from distill.chain.student_setup import OriginSource, measure_delivered, warn_of_budget
 from distill.core.console import print_line, print_notice
@@ -193,7 +186,7 @@ class TaskRun:
     @cached_property
     def teacher_texts(self) -> TeacherTexts | None:
         """Returns the texts of the teacher for the splits that are scored; None for a task without such texts."""
-        return open_teacher_texts(self.teacher, self.data, cache_dir=self.plan.cache_dir)
+        return TeacherTexts.open(self.teacher, self.data, cache_dir=self.plan.cache_dir)
 
     def write_teacher_texts(self) -> None:
         """Writes the texts of the teacher, unless they are cached, and records their metrics."""
@@ -222,8 +215,8 @@ class TaskRun:
         )  # fmt: skip
         save_model(model, self.teacher.tokenizer, self.student, card=self.student_card())
 
-    def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores] | None) -> None:
-        """Records the differences of the student from its baseline, if there is one, and its teacher."""
+    def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores]) -> None:
+        """Records the differences of the student from its baseline, if there are scores of it, and its teacher."""
         models = {"student": scores, "baseline": baseline, "teacher": self.teacher.scores}
         parts = breakdowns.record_parts(self.scoring, models)
         comparison = breakdowns.compare_models(
@@ -286,13 +279,13 @@ class TaskRun:
     ) -> None:
         """Records the predictions and the latency, timed in `within` s, of the exported student in its whole bundle."""
         run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
-        by_length = break_down_scores_by_length(models, self.data, self.teacher.tokenizer)
+        by_length = breakdowns.break_down_scores_by_length(models, self.data, self.teacher.tokenizer)
         run.update(breakdown=break_down(models, self.scoring), lengths=by_length)
         written: dict[str, dict[str, list[Any]]] = {}
         if self.teacher_texts is not None:
             texts = {"teacher": self.teacher_texts.write(), **exported.texts}
-            written = list_columns(texts, self.data)
-            run.update(texts=compare_texts(texts, self.data, self.teacher_texts.decoding))
+            written = self.teacher_texts.list_columns(texts)
+            run.update(texts=self.teacher_texts.compare(texts))
         make_directory(run.directory)
         write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
         run.update(benchmark=self._time(student, exported.formats, within=within))
@@ -400,7 +393,7 @@ class TaskRun:
         models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
         return {**models, "student": (student, {format: self.bundle / row["file"] for format, row in formats.items()})}
 
-    def _score_cuts(self, models: Mapping[str, Mapping[str, Scores]], lengths: Sequence[int]) -> dict[str, Any]:
+    def _score_cuts(self, models: ModelScores, lengths: Sequence[int]) -> dict[str, Any]:
         """The `cuts` of run.json: the metric of the exported files on texts that are cut to so many tokens."""
         with tempfile.TemporaryDirectory() as directory:
             exported = {name: self.bundle / file["file"] for name, file in self.run.record["export"].items()}
@@ -411,7 +404,9 @@ class TaskRun:
                     task=self.task, splits=self.data,
                 )  # fmt: skip
                 exported = {"teacher": Path(directory) / files["fp32"].name, **exported}
-            return score_cuts(exported, models, self.data, lengths, split=first_split(self.run.record["task"]))
+            return breakdowns.score_cuts(
+                exported, models, self.data, lengths, split=first_split(self.run.record["task"])
+            )
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
@@ -475,7 +470,7 @@ def joint_record(together: Tasks, scoring: Scoring, tasks: Sequence[TaskRun]) ->
     }  # fmt: skip
 
 
-def break_down(models: Mapping[str, Mapping[str, Scores]], scoring: Scoring) -> dict[str, dict[str, Any]]:
+def break_down(models: ModelScores, scoring: Scoring) -> dict[str, dict[str, Any]]:
     """The `breakdown` of run.json: of each split, the metrics of each model for each type of answer."""
     splits = models["student"]
     by_split = {split: {name: scoring.breakdown(scores[split]) for name, scores in models.items()} for split in splits}

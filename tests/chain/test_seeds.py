@@ -161,7 +161,7 @@ def test_the_summary_has_the_files_that_all_seeds_have() -> None:
         for seed, of in enumerate(exports)
     ]  # fmt: skip
     for order in (entries, [entries[1], entries[0], entries[2]]):
-        assert breakdowns._summarize_metric("accuracy", order)["files"] == {"fp32": {"mean": 0.75, "std": 0.25}}
+        assert breakdowns.summarize_metric("accuracy", order)["files"] == {"fp32": {"mean": 0.75, "std": 0.25}}
 
 
 @pytest.mark.usefixtures("no_export")
