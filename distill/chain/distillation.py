@@ -124,7 +124,11 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
 def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
     """Returns the training of the student of a further seed, with the data and the teachers of the first one."""
     model, loaders = create_model(first.student, first.tasks, plan), _create_loaders(plan, first.examples)
-    tasks = [task_run.of_seed(plan, run) for task_run in first.tasks]
+    tasks = []
+    for task_run in first.tasks:
+        section = run.section(task_run.name)
+        section.record.update({name: task_run.run.record[name] for name in ("task", "teacher")})
+        tasks.append(replace(task_run, plan=plan, run=section))
     return replace(first, plan=plan, run=run, model=model, tasks=tasks, loaders=loaders)
 
 
@@ -323,22 +327,21 @@ def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Sc
     retrain = functools.cache(lambda: heads_of(prepared.retrain(student)))
     # A stream has no epoch that quantization-aware distillation could train for.
     can_retrain = isinstance(prepared.examples["train"], Examples)
-    results = []
+    deliveries = []
     with prepared.run.timed("export"), atomic_directory(bundle) as directory:
         for task_run, task_scores in prepared.scores_of_tasks(scores):
             own = directory / task_run.name
             own.mkdir(exist_ok=True)
             retrain_head = functools.partial(_pick, retrain, task_run.name) if can_retrain else None
-            exported = task_run.export(own, heads[task_run.name], task_scores, retrain_head)
-            results.append((task_run, task_scores, exported))
+            deliveries.append(task_run.export(own, heads[task_run.name], task_scores, retrain_head))
         if prepared.is_joint:
             _join(prepared, directory)
         write_wheel(prepared.run.directory)
     # The bundle is whole already, whatever becomes of the timing.
-    within = prepared.plan.benchmark.limit(sum(prepared.run.record["seconds"].values())) / len(results)
+    within = prepared.plan.benchmark.limit(sum(prepared.run.record["seconds"].values())) / len(deliveries)
     with prepared.run.timed("benchmark"):
-        for task_run, task_scores, exported in results:
-            task_run.measure(heads[task_run.name], task_scores, exported, within=within)
+        for delivery in deliveries:
+            delivery.measure(within=within)
     if prepared.is_joint:
         replace_file(bundle, "README.md", report.render_overview_card(prepared.run.record))
 
@@ -387,7 +390,7 @@ def close_run(prepared: Prepared) -> None:
         print_line(sentence)
     print_line(f"Report   {page}")
     for task_run in prepared.tasks:
-        print_line(f"Student  {task_run.student}")
+        print_line(f"Student  {task_run.directory('student')}")
     for task_run in prepared.tasks:
         if task_run.run.record["export"]:
             task_run.print_bundle()

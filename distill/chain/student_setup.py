@@ -203,45 +203,32 @@ class DepthSearch:
         )
 
 
-def time_file(
-    path: Path,
-    inputs: Sequence[str],
-    *,
-    length: int,
-    threads: int,
-    seconds: float,
-    vocabulary: int,
-    choices: int | None,
-) -> dict[str, Any]:
-    """Returns the row of a benchmark of an exported file, for one text of `length` tokens."""
+def time_file(path: Path, inputs: Sequence[str], *, length: int, threads: int, **options: Any) -> dict[str, Any]:
+    """Returns the row of a benchmark of an exported file, for one text of `length` tokens.
+
+    Args:
+        options: `seconds`, `vocabulary` and `choices`, as in `latency.measure_latency`.
+    """
     candidate = latency.load_candidate("student", path.stem, path, inputs, threads)
-    [row] = latency.measure_latency(
-        [candidate], batches=[1], lengths=[length], threads=threads, seconds=seconds, vocabulary=vocabulary,
-        choices=choices,
-    )  # fmt: skip
+    [row] = latency.measure_latency([candidate], batches=[1], lengths=[length], threads=threads, **options)
     return row
 
 
-def measure_delivered(
-    plan: Plan,
-    record: Mapping[str, Any],
-    directory: Path,
-    *,
-    inputs: Sequence[str],
-    vocabulary: int,
-    choices: int | None,
-) -> dict[str, Any] | None:
+def measure_delivered(plan: Plan, record: Mapping[str, Any], directory: Path, **model: Any) -> dict[str, Any] | None:
     """Returns the size and the time of the recommended file of a bundle, timed as the student was before the training.
 
     Its recipe may be another one. None without a recommended file.
+
+    Args:
+        model: its `inputs`, `vocabulary` and `choices`, as in `latency.measure_latency`.
     """
     chosen = recommend(record["export"])
     if chosen is None:
         return None
     file, before = record["export"][chosen], record["budget"]["chosen"]
     row = time_file(
-        directory / file["file"], inputs, length=before["length"], threads=before["threads"],
-        seconds=plan.benchmark.longest(), vocabulary=vocabulary, choices=choices,
+        directory / file["file"], length=before["length"], threads=before["threads"],
+        seconds=plan.benchmark.longest(), **model,
     )  # fmt: skip
     delivered = {"format": chosen, "file": file["file"], "recipe": file.get("recipe"), "bytes": file["bytes"]}
     delivered |= {name: row[name] for name in ("p50_ms", "length", "threads", "disturbed")}
@@ -460,10 +447,9 @@ def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     return f"{settings.step_size()} in a step{mixed}, {1 - filled:.1%} padding"
 
 
-def describe_embeddings(module: DistillationModule, train: Loader, settings: TrainerSettings) -> list[tuple[str, str]]:
-    """Returns the row on the embeddings that are trained; none for a student without a table of them."""
-    described = choose_rows(module, train, settings).describe()
-    return [("embeddings", described)] if described else []
+def describe_embeddings(module: DistillationModule, train: Loader, settings: TrainerSettings) -> str | None:
+    """Describes the embeddings that are trained; nothing for a student without a table of them."""
+    return choose_rows(module, train, settings).describe()
 
 
 def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float, *, seeds: int = 1) -> str:
@@ -474,13 +460,13 @@ def describe_training(module: DistillationModule, settings: TrainerSettings, sec
     return f"{steps}, {limit or 'about '}{format_duration(seconds)}{several}"
 
 
-def describe_baseline(choice: JsonObject) -> list[str]:
-    """Describes whether the student is trained without its teacher too; no line where there is nothing to choose."""
+def describe_baseline(choice: JsonObject) -> str | None:
+    """Describes whether the student is trained without its teacher too; None where there is nothing to choose."""
     if choice["share"] is None:
-        return []
+        return None
     if choice["trained"]:
-        return [f"trained too, {choice['reason']}"]
-    return [f"not trained, because {choice['reason']}: baseline=true trains it"]
+        return f"trained too, {choice['reason']}"
+    return f"not trained, because {choice['reason']}: baseline=true trains it"
 
 
 def describe_outputs(signal: Signal) -> str:

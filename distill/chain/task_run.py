@@ -125,31 +125,15 @@ class TaskRun:
         with torch.random.fork_rng(devices=[]):  # The student's weights are drawn next.
             return measure_importance(model, self.task, objective, loader)
 
-    @property
-    def bundle(self) -> Path:
-        """Returns the directory of the task's bundle."""
-        return self._directory / "bundle" / self.name
-
-    @property
-    def student(self) -> Path:
-        """Returns the directory of the task's student."""
-        return self._directory / "student" / self.name
-
-    @property
-    def _directory(self) -> Path:
-        return self.run.root / BASELINE if self.is_baseline else self.run.root
+    def directory(self, kind: str) -> Path:
+        """Returns the directory of the task's `student`, `bundle` or `model2vec`."""
+        return (self.run.root / BASELINE if self.is_baseline else self.run.root) / kind / self.name
 
     @property
     def is_worse(self) -> bool:
         """Returns whether the student is worse than its baseline on the split that stands first."""
         difference = self.run.record["comparison"].get("baseline")
         return difference is not None and is_worse(difference, selects=self.scoring.selects)
-
-    def of_seed(self, plan: Plan, run: Run) -> "TaskRun":
-        """Returns the task in the run of a further seed, with the same data and teacher."""
-        section = run.section(self.name)
-        section.record.update({name: self.run.record[name] for name in ("task", "teacher")})
-        return replace(self, plan=plan, run=section)
 
     def describe_teacher(self) -> str:
         """Describes the teacher: its name, where its head comes from, and its metric on dev."""
@@ -159,42 +143,30 @@ class TaskRun:
 
     def describe_precision(self) -> list[tuple[str, str]]:
         """Returns the option and the precision of each teacher for which a probe chose it, with the reason."""
-        several = len(self.teacher.members) > 1
+        members = self.teacher.members
         return [
-            ("teacher.precision", f"{teacher.precision}{f' of {teacher.resolved}' if several else ''}: {reason}")
-            for teacher in self.teacher.members
-            if (reason := teacher.precision_reason) is not None
+            ("teacher.precision", f"{one.precision}{f' of {one.resolved}' if len(members) > 1 else ''}: {reason}")
+            for one in members
+            if (reason := one.precision_reason) is not None
         ]
 
-    def describe_data(self) -> list[tuple[str, str]]:
+    def describe_data(self) -> list[tuple[str, str | None]]:
         """Returns the rows of the summary before training that concern the task and its examples."""
-        record = self.run.record["task"]
-        text = student_setup.describe_text(record.get("unlabelled"), self.text)
-        max_length, longest = (
-            self.task.info.max_length,
-            compatibility.longest(self.teacher.model, self.teacher.tokenizer),
-        )
-        cut = student_setup.describe_cut(self.examples, max_length, longest=longest)
+        record, info, examples = self.run.record["task"], self.task.info, self.examples
+        longest = compatibility.longest(self.teacher.model, self.teacher.tokenizer)
+        texts = self.teacher_texts if self.plan.exports else None
         return [
             ("task", student_setup.describe_task(self.task, record, self.data)),
-            ("tokens", student_setup.describe_lengths(self.examples, max_length, max_target=self.task.info.max_target)),
-            *([("long texts", cut)] if cut else []),
-            *([("text", text)] if text else []),
-            *([("written texts", written.describe())] if self.plan.exports and (written := self.teacher_texts) else []),
+            ("tokens", student_setup.describe_lengths(examples, info.max_length, max_target=info.max_target)),
+            ("long texts", student_setup.describe_cut(examples, info.max_length, longest=longest)),
+            ("text", student_setup.describe_text(record.get("unlabelled"), self.text)),
+            ("written texts", None if texts is None else texts.describe()),
         ]
 
     @cached_property
     def teacher_texts(self) -> TeacherTexts | None:
         """Returns the texts of the teacher for the splits that are scored; None for a task without such texts."""
         return TeacherTexts.open(self.teacher, self.data, cache_dir=self.plan.cache_dir)
-
-    def write_teacher_texts(self) -> None:
-        """Writes the texts of the teacher, unless they are cached, and records their metrics."""
-        if self.teacher_texts is None:
-            return
-        teacher, written = self.run.record["teacher"], self.teacher_texts.write()
-        metrics = {**teacher["metrics"], **text_metrics(self.data, written)}
-        self.run.update(teacher={**teacher, "metrics": metrics})
 
     def record_sureness(self, signal: Signal) -> None:
         """Records how sure the teacher is of the texts that only it labels, if its outputs for them are cached."""
@@ -213,7 +185,7 @@ class TaskRun:
                 "metrics": split_metrics(self.scoring, scores), "layers": getattr(model.config, "teacher_layers", None),
             },
         )  # fmt: skip
-        save_model(model, self.teacher.tokenizer, self.student, card=self.student_card())
+        save_model(model, self.teacher.tokenizer, self.directory("student"), card=self.card(self.task.info.auto_class))
 
     def compare(self, scores: Mapping[str, Scores], baseline: Mapping[str, Scores]) -> None:
         """Records the differences of the student from its baseline, if there are scores of it, and its teacher."""
@@ -230,28 +202,34 @@ class TaskRun:
         directory: Path,
         student: PreTrainedModel,
         scores: Mapping[str, Scores],
-        retrain: Callable[[], PreTrainedModel] | None,
-    ) -> Exported:
+        retrain: Callable[[], PreTrainedModel] | None = None,
+    ) -> "Delivery":
         """Writes the bundle with its model card to `directory`, checks its files, and records them."""
-        run = self.run
-        self.write_teacher_texts()
+        run, tokenizer = self.run, self.teacher.tokenizer
+        if self.teacher_texts is not None:
+            metrics = {**run.record["teacher"]["metrics"], **text_metrics(self.data, self.teacher_texts.write())}
+            run.update(teacher={**run.record["teacher"], "metrics": metrics})
         # The directory of a teacher means nothing where the bundle goes.
         is_directory = Path(self.teacher.resolved).expanduser().is_dir()
         name = self.teacher.requested if is_directory else hide_paths(run.record)["teacher"]["resolved"]
-        print_line(f"{self._exporting}, and quantizing until a file passes its gate on {', '.join(scores)}")
+        names = ["the baseline"] * self.is_baseline + ["of " * self.is_baseline + self.name] * bool(self.name)
+        print_line(
+            f"{' '.join(['Exporting', *names])} to ONNX, and quantizing until a file passes its gate on "
+            f"{', '.join(scores)}"
+        )
         exported = write_bundle(
-            directory, model=student, tokenizer=self.teacher.tokenizer, task=self.task, splits=self.data,
-            scores=scores, settings=self.plan.export, retrain=retrain,
+            directory, model=student, tokenizer=tokenizer, task=self.task, splits=self.data, scores=scores,
+            settings=self.plan.export, retrain=retrain,
             teacher=None if self.is_baseline else {"name": name, "metrics": run.record["teacher"]["metrics"]},
         )  # fmt: skip
         retention = measure_retention(run.record, exported.formats)
         run.update(export=exported.formats, attempts=exported.attempts, retention=retention)
-        write_text(directory / "README.md", self.model_card())
+        write_text(directory / "README.md", self.card())
         if self.plan.export.model2vec:
             assert isinstance(student, StaticPreTrainedModel)  # Others are refused before the training.
-            with atomic_directory(self._directory / "model2vec" / self.name) as vectors:
-                write_model2vec(vectors, student, self.teacher.tokenizer, max_length=self.task.info.max_length)
-        return exported
+            with atomic_directory(self.directory("model2vec")) as vectors:
+                write_model2vec(vectors, student, tokenizer, max_length=self.task.info.max_length)
+        return Delivery(self, student, scores, exported)
 
     def publish_baseline(self, model: PreTrainedModel, scores: Mapping[str, Scores]) -> None:
         """Saves, exports and checks the baseline, which is better than the student, and records its files.
@@ -263,165 +241,173 @@ class TaskRun:
             **record["student"], "name": f"{record['student']['name']}-{BASELINE}",
             "metrics": record["baseline"]["metrics"], "untaught": record["comparison"]["baseline"],
         }  # fmt: skip
-        results = {"task": record["task"], "teacher": record["teacher"], "student": student}
-        baseline = replace(
-            self, run=Run(self.run.directory, create_results() | results, parent=self.run), is_baseline=True
-        )
-        save_model(model, self.teacher.tokenizer, baseline.student, card=baseline.student_card())
+        results = create_results() | {"task": record["task"], "teacher": record["teacher"], "student": student}
+        baseline = replace(self, run=Run(self.run.directory, results, parent=self.run), is_baseline=True)
+        directory, auto_class = baseline.directory("student"), self.task.info.auto_class
+        save_model(model, self.teacher.tokenizer, directory, card=baseline.card(auto_class))
         if self.plan.exports:
-            with atomic_directory(baseline.bundle) as directory:
-                baseline.export(directory, model, scores, None)
-            self.run.update(baseline={**record["baseline"], "export": baseline.run.record["export"]})
-            replace_file(baseline.student, "README.md", baseline.student_card())
-
-    def measure(
-        self, student: PreTrainedModel, scores: Mapping[str, Scores], exported: Exported, *, within: float
-    ) -> None:
-        """Records the predictions and the latency, timed in `within` s, of the exported student in its whole bundle."""
-        run, models = self.run, {"teacher": self.teacher.scores, "student": scores, **exported.scores}
-        by_length = breakdowns.break_down_scores_by_length(models, self.data, self.teacher.tokenizer)
-        run.update(breakdown=break_down(models, self.scoring), lengths=by_length)
-        written: dict[str, dict[str, list[Any]]] = {}
-        if self.teacher_texts is not None:
-            texts = {"teacher": self.teacher_texts.write(), **exported.texts}
-            written = self.teacher_texts.list_columns(texts)
-            run.update(texts=self.teacher_texts.compare(texts))
-        make_directory(run.directory)
-        write_predictions(run.directory, models, splits=self.data, settings=self.plan.record, written=written)
-        run.update(benchmark=self._time(student, exported.formats, within=within))
-        if run.record.get("budget"):
-            delivered = measure_delivered(
-                self.plan, run.record, self.bundle, inputs=exported_inputs(student, self.teacher.tokenizer),
-                vocabulary=self.pieces, choices=self.data.choices,
-            )  # fmt: skip
-            run.update(budget={**run.record["budget"], "delivered": delivered})
-        if self.plan.benchmark.enabled and self.plan.benchmark.dev_pass:
-            dev = self.examples["dev"]
-            assert isinstance(dev, Examples)  # No split that is scored is a stream.
-            run.update(
-                dev_pass=time_dev_pass(
-                    self._timed_models(student, exported.formats), dev, tokenizer=self.teacher.tokenizer,
-                    threads=self.plan.benchmark.threads, vocabulary=self.pieces,
-                )
-            )  # fmt: skip
-        if (lengths := self.plan.benchmark.max_lengths) is not None:
-            run.update(cuts=self._score_cuts(models, lengths))
-        self.replace_cards()
+            with atomic_directory(baseline.directory("bundle")) as bundle:
+                baseline.export(bundle, model, scores)
+            self.run.update(baseline={**record["baseline"], "export": results["export"]})
+            replace_file(directory, "README.md", baseline.card(auto_class))
 
     def replace_cards(self) -> None:
         """Writes the model cards of the student and, if there is one, the bundle again, with what the record has."""
         if self.run.record["export"]:
-            replace_file(self.bundle, "README.md", self.model_card())
-        replace_file(self.student, "README.md", self.student_card())
+            replace_file(self.directory("bundle"), "README.md", self.card())
+        replace_file(self.directory("student"), "README.md", self.card(self.task.info.auto_class))
 
-    def model_card(self) -> str:
-        """Returns the README.md of the bundle."""
-        return report.render_model_card(self.run.whole(), self.data.labels)
-
-    def student_card(self) -> str:
-        """Returns the README.md of the student as a Hugging Face model."""
-        return report.render_model_card(self.run.whole(), self.data.labels, auto_class=self.task.info.auto_class)
+    def card(self, auto_class: str | None = None) -> str:
+        """Returns the README.md of the bundle, or of the student as a Hugging Face model that this class loads."""
+        return report.render_model_card(self.run.whole(), self.data.labels, auto_class=auto_class)
 
     def print_bundle(self) -> None:
         """Prints the bundle, its recommended file and what is to know of it."""
-        formats = self.run.record["export"]
+        record, bundle, of_task = self.run.record, self.directory("bundle"), f"of {self.name} " if self.name else ""
+        formats = record["export"]
         chosen = recommend(formats)
         undecided = [file for file in formats.values() if file["gate"] == UNDECIDED]
         for file in undecided:
-            print_notice(f"{file['file']} {self._of_task}is undecided: {file['reason']}")
+            print_notice(f"{file['file']} {of_task}is undecided: {file['reason']}")
         if chosen is None:
-            print_notice(f"no exported file {self._of_task}passed its gate; report.md has the differences")
-        elif not undecided and (attempt := closest(self.run.record["attempts"])) is not None:
-            print_notice(f"no recipe of quantization {self._of_task}passed its gate; closest came {describe(attempt)}")
-        warn_of_budget(self.plan.budget, (self.run.record.get("budget") or {}).get("delivered"))
-        warn_of_text(self.run.record["task"], formats if chosen is None else {chosen: formats[chosen]})
+            print_notice(f"no exported file {of_task}passed its gate; report.md has the differences")
+        elif not undecided and (attempt := closest(record["attempts"])) is not None:
+            print_notice(f"no recipe of quantization {of_task}passed its gate; closest came {describe(attempt)}")
+        warn_of_budget(self.plan.budget, (record.get("budget") or {}).get("delivered"))
+        warn_of_text(record["task"], formats if chosen is None else {chosen: formats[chosen]})
         if chosen is not None and formats[chosen].get("batch_sensitivity"):
             file = formats[chosen]
             sentence = describe_sensitivity(file["file"], file["batch_sensitivity"], file["batch_size"])
             print_line(f"Batches  {sentence}")
-        print_line(f"Bundle   {self.bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
-        preferred, verdict = self.bundle, decide(self.run.whole())
-        if verdict is not None and verdict.bundle == BASELINE_BUNDLE:
-            preferred = self.run.root / BASELINE_BUNDLE / self.name
-        print_line(f"Try it   python -m distill.edge {preferred} {report.example_argument(self.run.record['task'])}")
+        print_line(f"Bundle   {bundle}" + (f"  (recommended: {formats[chosen]['file']})" if chosen else ""))
+        verdict = decide(self.run.whole())
+        is_better = verdict is not None and verdict.bundle == BASELINE_BUNDLE
+        preferred = self.run.root / BASELINE_BUNDLE / self.name if is_better else bundle
+        print_line(f"Try it   python -m distill.edge {preferred} {report.example_argument(record['task'])}")
 
     def print_baseline(self) -> None:
         """Prints the directory of a baseline that is better than the student."""
         if not self.is_worse:
             return
-        baseline, files = replace(self, is_baseline=True), self.run.record["baseline"].get("export") or {}
+        files = self.run.record["baseline"].get("export") or {}
+        directory = replace(self, is_baseline=True).directory("bundle" if files else "student")
         chosen = recommend(files)
         ending = f"recommended: {files[chosen]['file']}; " if chosen else ""
-        print_line(f"Baseline {baseline.bundle if files else baseline.student}  ({ending}better than the student)")
+        print_line(f"Baseline {directory}  ({ending}better than the student)")
 
-    @property
-    def _exporting(self) -> str:
-        names = ["the baseline"] * self.is_baseline + ["of " * self.is_baseline + self.name] * bool(self.name)
-        return " ".join(["Exporting", *names, "to ONNX"])
 
-    @property
-    def _of_task(self) -> str:
-        return f"of {self.name} " if self.name else ""
+@dataclass(frozen=True)
+class Delivery:
+    """The exported student of a task, whose files are timed and scored further in its whole bundle.
 
-    def _time(
-        self, student: PreTrainedModel, formats: Mapping[str, ExportedFile], *, within: float
-    ) -> list[dict[str, Any]]:
-        """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
-        if not self.plan.benchmark.enabled:
-            return []
-        if DECODERS[self.task.info.decoder].targets:
-            print_notice("the student is not timed, because the time of a text depends on its length: time its writing")
-            return []
-        start = time.perf_counter()
-        return compare_models(
-            self._timed_models(student, formats), tokenizer=self.teacher.tokenizer, settings=self.plan.benchmark,
-            choices=self.data.choices, vocabulary=self.pieces,
-            within=within - (time.perf_counter() - start),  # The teacher's files may have been made.
-        )  # fmt: skip
+    Args:
+        student: in torch.
+        scores: of the student, by split.
+    """
+
+    task_run: TaskRun
+    student: PreTrainedModel
+    scores: Mapping[str, Scores]
+    exported: Exported
+
+    def measure(self, *, within: float) -> None:
+        """Records the predictions and the latency, timed in `within` s."""
+        task_run, run, plan = self.task_run, self.task_run.run, self.task_run.plan
+        data, scoring, tokenizer = task_run.data, task_run.scoring, task_run.teacher.tokenizer
+        models = {"teacher": task_run.teacher.scores, "student": self.scores, **self.exported.scores}
+        breakdown = {
+            split: {name: scoring.breakdown(scores[split]) for name, scores in models.items()} for split in self.scores
+        }
+        run.update(
+            breakdown={split: of_models for split, of_models in breakdown.items() if of_models["student"]},
+            lengths=breakdowns.break_down_scores_by_length(models, data, tokenizer),
+        )
+        written: dict[str, dict[str, list[Any]]] = {}
+        if task_run.teacher_texts is not None:
+            texts = {"teacher": task_run.teacher_texts.write(), **self.exported.texts}
+            written = task_run.teacher_texts.list_columns(texts)
+            run.update(texts=task_run.teacher_texts.compare(texts))
+        make_directory(run.directory)
+        write_predictions(run.directory, models, splits=data, settings=plan.record, written=written)
+        run.update(benchmark=self._time(within))
+        if run.record.get("budget"):
+            delivered = measure_delivered(
+                plan, run.record, task_run.directory("bundle"), inputs=exported_inputs(self.student, tokenizer),
+                vocabulary=self.pieces, choices=data.choices,
+            )  # fmt: skip
+            run.update(budget={**run.record["budget"], "delivered": delivered})
+        if plan.benchmark.enabled and plan.benchmark.dev_pass:
+            dev, threads = task_run.examples["dev"], plan.benchmark.threads
+            assert isinstance(dev, Examples)  # No split that is scored is a stream.
+            timed = self._timed_models()
+            passes = time_dev_pass(timed, dev, tokenizer=tokenizer, threads=threads, vocabulary=self.pieces)
+            run.update(dev_pass=passes)
+        if plan.benchmark.max_lengths is not None:
+            run.update(cuts=self._score_cuts(models, plan.benchmark.max_lengths))
+        task_run.replace_cards()
 
     @cached_property
     def pieces(self) -> int:
         """The number of pieces of the bundle, which may have fewer than the teacher."""
-        tokenizer = Tokenizer.from_file(str(self.bundle / "tokenizer.json"))
-        return min(len(self.teacher.tokenizer), tokenizer.get_vocab_size())
+        tokenizer = Tokenizer.from_file(str(self.task_run.directory("bundle") / "tokenizer.json"))
+        return min(len(self.task_run.teacher.tokenizer), tokenizer.get_vocab_size())
 
-    def _timed_models(
-        self, student: PreTrainedModel, formats: Mapping[str, ExportedFile]
-    ) -> dict[str, tuple[PreTrainedModel, dict[str, Path]]]:
+    def _time(self, within: float) -> list[dict[str, Any]]:
+        """Latencies of student and, unless it is left out, teacher in torch and in ONNX, measured in turns."""
+        task_run = self.task_run
+        if not task_run.plan.benchmark.enabled:
+            return []
+        if DECODERS[task_run.task.info.decoder].targets:
+            print_notice("the student is not timed, because the time of a text depends on its length: time its writing")
+            return []
+        start = time.perf_counter()
+        models = self._timed_models()
+        within -= time.perf_counter() - start  # The teacher's files may have been made.
+        return compare_models(
+            models, tokenizer=task_run.teacher.tokenizer, settings=task_run.plan.benchmark,
+            choices=task_run.data.choices, vocabulary=self.pieces, within=within,
+        )  # fmt: skip
+
+    def _timed_models(self) -> dict[str, tuple[PreTrainedModel, dict[str, Path]]]:
         """The models that are timed with their files: the student and, unless it is left out, the teacher."""
-        is_timed = self.plan.benchmark.teacher and len(self.teacher.members) == 1 and self.teacher.has_head
-        models = {"teacher": (self.teacher.model, self._teacher_files())} if is_timed else {}
-        return {**models, "student": (student, {format: self.bundle / row["file"] for format, row in formats.items()})}
+        teacher = self.task_run.teacher
+        is_timed = self.task_run.plan.benchmark.teacher and len(teacher.members) == 1 and teacher.has_head
+        models = {"teacher": (teacher.model, self._teacher_files())} if is_timed else {}
+        return {**models, "student": (self.student, self._files)}
 
-    def _score_cuts(self, models: ModelScores, lengths: Sequence[int]) -> dict[str, Any]:
+    @property
+    def _files(self) -> dict[str, Path]:
+        """The files of the student by format."""
+        bundle = self.task_run.directory("bundle")
+        return {format: bundle / file["file"] for format, file in self.exported.formats.items()}
+
+    def _score_cuts(self, models: ModelScores, lengths: Sequence[int]) -> breakdowns.Lengths:
         """The `cuts` of run.json: the metric of the exported files on texts that are cut to so many tokens."""
+        task_run, teacher, files = self.task_run, self.task_run.teacher, self._files
         with tempfile.TemporaryDirectory() as directory:
-            exported = {name: self.bundle / file["file"] for name, file in self.run.record["export"].items()}
-            is_alike = self.task.info.taught_by is None  # Else no bundle of the task runs the teacher's file.
-            if is_alike and len(self.teacher.members) == 1 and (files := self._teacher_files()):
+            is_alike = task_run.task.info.taught_by is None  # Else no bundle of the task runs the teacher's file.
+            if is_alike and len(teacher.members) == 1 and (of_teacher := self._teacher_files()):
                 wrap_file(
-                    Path(directory), files["fp32"], model=self.teacher.model, tokenizer=self.teacher.tokenizer,
-                    task=self.task, splits=self.data,
+                    Path(directory), of_teacher["fp32"], model=teacher.model, tokenizer=teacher.tokenizer,
+                    task=task_run.task, splits=task_run.data,
                 )  # fmt: skip
-                exported = {"teacher": Path(directory) / files["fp32"].name, **exported}
-            return breakdowns.score_cuts(
-                exported, models, self.data, lengths, split=first_split(self.run.record["task"])
-            )
+                files = {"teacher": Path(directory) / of_teacher["fp32"].name, **files}
+            split = first_split(task_run.run.record["task"])
+            return breakdowns.score_cuts(files, models, task_run.data, lengths, split=split)
 
     def _teacher_files(self) -> dict[str, Path]:
         """The teacher's own ONNX files, cached under its weights, its inputs and the recipe; none if they fail."""
-        bits = weight_bits(self.plan.export.targets()[0])
-        teacher, tokenizer = self.teacher.model, self.teacher.tokenizer
-        key = entry_key("onnx", 1, self.teacher.weights, exported_inputs(teacher, tokenizer))
-        directory = self.plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
+        prepared, plan, generates = self.task_run.teacher, self.task_run.plan, self.task_run.task.info.generates
+        bits = weight_bits(plan.export.targets()[0])
+        teacher, tokenizer = prepared.model, prepared.tokenizer
+        key = entry_key("onnx", 1, prepared.weights, exported_inputs(teacher, tokenizer))
+        directory = plan.cache_dir / "onnx" / f"{key[:16]}-rows-{bits}"
         try:
             if not has_entry(directory):
                 with new_entry(directory) as temporary:
-                    export_model(
-                        teacher, temporary / FILES["fp32"], tokenizer=tokenizer, generates=self.task.info.generates
-                    )
-                    material = RecipeInput(temporary / FILES["fp32"], bits, ties=self.task.info.generates)
-                    write_with_encoder(write_dynamic, material, temporary / FILES["int8"])
+                    fp32, int8 = (temporary / FILES[format] for format in ("fp32", "int8"))
+                    export_model(teacher, fp32, tokenizer=tokenizer, generates=generates)
+                    write_with_encoder(write_dynamic, RecipeInput(fp32, bits, ties=generates), int8)
                     for file in FILES.values():
                         session(temporary / file)
         except Exception as error:  # Of any library. The run needs these files for some rows of a table alone.
@@ -468,13 +454,6 @@ def joint_record(together: Tasks, scoring: Scoring, tasks: Sequence[TaskRun]) ->
         "has_test": all(first_split(record) == "test" for record in records),
         "sha256": "-".join(record["sha256"] for record in records),
     }  # fmt: skip
-
-
-def break_down(models: ModelScores, scoring: Scoring) -> dict[str, dict[str, Any]]:
-    """The `breakdown` of run.json: of each split, the metrics of each model for each type of answer."""
-    splits = models["student"]
-    by_split = {split: {name: scoring.breakdown(scores[split]) for name, scores in models.items()} for split in splits}
-    return {split: of_models for split, of_models in by_split.items() if of_models["student"]}
 
 
 def data_digest(task: Task, data: Data, examples: EncodedSplits) -> str:

@@ -239,24 +239,26 @@ class Prepared:
         seconds *= plan.seeds * (1 if pruning is None else 1 + pruning.extra)
         stages.expect(training=seconds, baseline=seconds if plan.baseline else 0.0)
         seconds *= 2 if plan.baseline else 1
-        first = self.tasks[0].teacher
-        return [
+        first, record = self.tasks[0].teacher, self.run.record
+        search, stage = record.get("layer_search"), record.get("general")
+        rows = [
             *(("teacher", task_run.describe_teacher()) for task_run in self.tasks),
             ("student", student_setup.describe_student(first.model, module.student)),
             ("vocabulary", compatibility.check_vocabulary(first.model, module.student, first.tokenizer)),
             *(row for task_run in self.tasks for row in task_run.describe_data()),
-            *student_setup.describe_embeddings(module, self.loaders["train"], plan.trainer),
+            ("embeddings", student_setup.describe_embeddings(module, self.loaders["train"], plan.trainer)),
             ("batches", student_setup.describe_batches(self.loaders["train"], plan.trainer)),
             ("teacher outputs", student_setup.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
-            *([("layers", describe_search(search))] if (search := self.run.record.get("layer_search")) else []),
-            *([("general stage", describe_general(stage))] if (stage := self.run.record.get("general")) else []),
-            *([("pruning", pruning.describe())] if pruning else []),
+            ("layers", describe_search(search) if search else None),
+            ("general stage", describe_general(stage) if stage else None),
+            ("pruning", pruning.describe() if pruning else None),
             ("training", student_setup.describe_training(module, plan.trainer, seconds, seeds=plan.seeds)),
-            *(("baseline", line) for line in student_setup.describe_baseline(self.run.record["baseline_choice"])),
+            ("baseline", student_setup.describe_baseline(record["baseline_choice"])),
             *(row for task_run in self.tasks for row in task_run.describe_precision()),
             *describe_choices(plan.chosen),
         ]
+        return [(name, value) for name, value in rows if value]
 
     def train_student(self, module: DistillationModule, loggers: Sequence[Logger]) -> dict[str, Scores]:
         """Trains, evaluates and saves the student; returns its scores on every split that is scored."""

@@ -206,6 +206,7 @@ class TextJob:
         lengths = student_setup.describe_lengths(
             training.examples, task.info.max_length, max_target=task.info.max_target
         )
+        embeddings = student_setup.describe_embeddings(module, train, settings)
         student_setup.show_summary(
             [
                 ("model", ", ".join(sizes)),
@@ -214,7 +215,7 @@ class TextJob:
                 ("task", student_setup.describe_task(task, self.run.record["task"], training.data)),
                 ("tokens", lengths),
                 *([] if unigram is None else [("unigram", student_setup.describe_unigram(unigram))]),
-                *student_setup.describe_embeddings(module, train, settings),
+                *([("embeddings", embeddings)] if embeddings else []),
                 ("batches", student_setup.describe_batches(train, settings)),
                 ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),
                 ("training", student_setup.describe_training(module, settings, training.estimate_seconds())),

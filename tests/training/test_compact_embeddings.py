@@ -179,7 +179,7 @@ def test_a_student_without_a_trained_table_has_no_row_in_the_plan(make_toy: Make
     else:
         toy.module.student = BilstmForSequenceClassification(BilstmConfig(vocab_size=None, pad_token_id=0))
     assert describe(toy) == ""
-    assert student_setup.describe_embeddings(toy.module, toy.loaders["train"], toy.settings) == []
+    assert not student_setup.describe_embeddings(toy.module, toy.loaders["train"], toy.settings)
 
 
 def test_heads_that_share_an_encoder_share_the_compact_table(make_toy: MakeToy):
