@@ -95,9 +95,8 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
         multitask.report_shared_texts({reading.name: cast(LabelledData, reading.data).splits for reading in readings})
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     with run.timed("teacher"):
-        prepared = [reading.prepare() for reading in readings]
-        tasks = [task_run for _, task_run in prepared]
-        student = start_generally(prepared[0][0], tasks[0], run)
+        students, tasks = zip(*(reading.prepare() for reading in readings), strict=True)
+        student = start_generally(students[0], tasks[0], run)
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = multitask.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
@@ -110,12 +109,11 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     if not plan.dry_run:
         with run.timed("teacher"):
             for task_run in tasks:
-                own, scoring = task_run.teacher, task_run.scoring
                 teaching.score(
-                    own, task_run.task, scoring, task_run.examples, source=source.of_task(task_run.name),
-                    directory=plan.cache_dir / "outputs",
+                    task_run.teacher, task_run.task, task_run.scoring, task_run.examples,
+                    source=source.of_task(task_run.name), directory=plan.cache_dir / "outputs",
                 )  # fmt: skip
-                compare_readings(own, scoring)
+                compare_readings(task_run.teacher, task_run.scoring)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
     _record(ready)
     return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
@@ -147,7 +145,7 @@ class _Reading:
 
     def prepare(self) -> tuple[Student, TaskRun]:
         """Returns the student within the budget, and the task with its teacher."""
-        plan = self.plan
+        plan, info = self.plan, self.task.info
         preparation = teaching.Preparation(
             task=self.task, splits=self.data, cache_dir=plan.cache_dir, run_directory=self.run.directory,
             device=plan.trainer.device(), resume=plan.resume, dry_run=plan.dry_run,
@@ -156,8 +154,11 @@ class _Reading:
             ),
         )  # fmt: skip
         teacher = teaching.prepare(self.source, preparation)
-        if self.task.info.writes:
-            _note_decoding(teacher, self.task)
+        if info.writes:  # Notices of what no text is written with here, of the teacher's generation configuration.
+            notices = list_notices(teacher.model, fills=not info.generates, max_target=info.max_target)
+            for notice in notices:
+                print_notice(notice)
+            teacher.notices += notices
         if self.data.scoring.needs_teacher:
             assert isinstance(self.data, LabelledData)  # Other tasks have no rows that could lack a label.
             self.encode.given = teaching.label_scored(
@@ -202,10 +203,9 @@ class _Reading:
         plan, task, is_first = self.plan, self.task, self.search.chosen is None
         student = self.search.choose(teacher, tokenizer)
         model, _ = make_student(student, teacher, task, self.data, Origins(tokenizer))
-        compatibility.check_length(
-            model, tokenizer, task.info.max_length, who="student", lengthens=student.has_option("positions")
-        )
-        _check_student(model, student.name, plan, task, teacher, tokenizer)
+        lengthens = student.has_option("positions")
+        compatibility.check_length(model, tokenizer, task.info.max_length, who="student", lengthens=lengthens)
+        self._check_student(student.name, model, teacher, tokenizer)
         check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
             for notice in choose_padding_side(model.eval(), tokenizer):
@@ -225,12 +225,24 @@ class _Reading:
             )  # fmt: skip
         return student, examples
 
-
-def _note_decoding(teacher: PreparedTeacher, task: Task) -> None:
-    """Prints and records notices of what no text is written with here, of the teacher's generation configuration."""
-    for notice in list_notices(teacher.model, fills=not task.info.generates, max_target=task.info.max_target):
-        print_notice(notice)
-        teacher.notices.append(notice)
+    def _check_student(
+        self, name: str, student: PreTrainedModel, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Raises UserError for a student that cannot follow the teacher."""
+        export, objective, info = self.plan.export, self.plan.objective, self.task.info
+        compatibility.check_filling(student, info, name)
+        compatibility.check_vocabulary(teacher, student, tokenizer)
+        compatibility.check_target_length(student, tokenizer, info.max_target, who="student")
+        compatibility.check_outputs(objective, teacher=teacher, student=student)
+        compatibility.check_sizes(objective, teacher=teacher, student=student)
+        compatibility.check_head(student, teacher, name=name, likelihood=info.likelihood)
+        if export.model2vec:
+            check_model2vec(student, name)
+        if self.plan.exports:
+            check_exportable(student, name)
+            check_dimensions(export, student)
+            if export.vocabulary != "full":
+                check_cut(tokenizer, export.vocabulary)
 
 
 def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: Plan, run: Run) -> _Reading:
@@ -243,7 +255,12 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     if plan.dry_run and isinstance(rows, LabelledText) and rows.is_labelled and source.labeller is None:
         print_rows_profile(rows)
     data = task.read(plan.cache_dir)
-    _check_data(data, plan, task)
+    sizes = data.sizes()
+    check_dev(sizes.get("dev", 0), plan.export.abstain)
+    if plan.exports and "train" in sizes:
+        check_calibration(sizes["train"], plan.export)
+    if plan.wants_baseline:
+        supervised_objective(data.terms, task=task.info.name)
     check_ranking(student, data, task)
     found = locate(source, task)
     if is_searched(student) and name:
@@ -253,16 +270,6 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
     encode = Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
     return _Reading(name, task, plan, run, found, data, encode, search)
-
-
-def _check_data(data: Data, plan: Plan, task: Task) -> None:
-    """Raises UserError for data that is too little for an option, or that a baseline cannot learn from."""
-    sizes = data.sizes()
-    check_dev(sizes.get("dev", 0), plan.export.abstain)
-    if plan.exports and "train" in sizes:
-        check_calibration(sizes["train"], plan.export)
-    if plan.wants_baseline:
-        supervised_objective(data.terms, task=task.info.name)
 
 
 def check_ranking(student: Student, data: Data, task: Task) -> None:
@@ -297,45 +304,26 @@ def _record(prepared: Prepared) -> None:
     run.update(objective=plan.objective.record())
 
 
-def _check_student(
-    student: PreTrainedModel,
-    name: str,
-    plan: Plan,
-    task: Task,
-    teacher: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """Raises UserError for a student that cannot follow the teacher."""
-    compatibility.check_filling(student, task.info, name)
-    compatibility.check_vocabulary(teacher, student, tokenizer)
-    compatibility.check_target_length(student, tokenizer, task.info.max_target, who="student")
-    compatibility.check_outputs(plan.objective, teacher=teacher, student=student)
-    compatibility.check_sizes(plan.objective, teacher=teacher, student=student)
-    compatibility.check_head(student, teacher, name=name, likelihood=task.info.likelihood)
-    if plan.export.model2vec:
-        check_model2vec(student, name)
-    if plan.exports:
-        check_exportable(student, name)
-        check_dimensions(plan.export, student)
-    if plan.export.vocabulary != "full" and plan.exports:
-        check_cut(tokenizer, plan.export.vocabulary)
-
-
 def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Scores]) -> None:
     """Exports, checks and times the heads of the student, and writes the bundle of each with its model card."""
     bundle, heads = prepared.run.directory / "bundle", heads_of(student)
-    retrain = functools.cache(lambda: heads_of(prepared.retrain(student)))
+    retrained = functools.cache(lambda: heads_of(prepared.retrain(student)))
     # A stream has no epoch that quantization-aware distillation could train for.
     can_retrain = isinstance(prepared.examples["train"], Examples)
     deliveries = []
     with prepared.run.timed("export"), atomic_directory(bundle) as directory:
         for task_run, task_scores in prepared.scores_of_tasks(scores):
-            own = directory / task_run.name
+            name, own = task_run.name, directory / task_run.name
             own.mkdir(exist_ok=True)
-            retrain_head = functools.partial(_pick, retrain, task_run.name) if can_retrain else None
-            deliveries.append(task_run.export(own, heads[task_run.name], task_scores, retrain_head))
+            retrain = functools.partial(lambda head: retrained()[head], name) if can_retrain else None
+            deliveries.append(task_run.export(own, heads[name], task_scores, retrain))
         if prepared.is_joint:
-            _join(prepared, directory)
+            # The weights that all heads have move into files that they share.
+            names = [task_run.name for task_run in prepared.tasks]
+            prepared.run.update(shared=share_weights(directory, names), retention=_mean_retention(prepared))
+            write_text(directory / "README.md", report.render_overview_card(prepared.run.record))
+            for name in names:
+                write_checksums(directory / name)
         write_wheel(prepared.run.directory)
     # The bundle is whole already, whatever becomes of the timing.
     within = prepared.plan.benchmark.limit(sum(prepared.run.record["seconds"].values())) / len(deliveries)
@@ -344,15 +332,6 @@ def export(prepared: Prepared, student: PreTrainedModel, scores: Mapping[str, Sc
             delivery.measure(within=within)
     if prepared.is_joint:
         replace_file(bundle, "README.md", report.render_overview_card(prepared.run.record))
-
-
-def _join(prepared: Prepared, directory: Path) -> None:
-    """Moves the weights that all heads have into files that they share, and records the sizes."""
-    names = [task_run.name for task_run in prepared.tasks]
-    prepared.run.update(shared=share_weights(directory, names), retention=_mean_retention(prepared))
-    write_text(directory / "README.md", report.render_overview_card(prepared.run.record))
-    for name in names:
-        write_checksums(directory / name)
 
 
 def _mean_retention(prepared: Prepared) -> dict[str, float | None]:
@@ -377,15 +356,14 @@ def deliver_baselines(prepared: Prepared) -> None:
 
 def close_run(prepared: Prepared) -> None:
     """Writes the report and prints where everything is."""
-    run = prepared.run
-    page = write_report(run.directory, {**run.record, "status": "finished"})
+    run, record = prepared.run, prepared.run.record
+    page = write_report(run.directory, {**record, "status": "finished"})
     for task_run in prepared.tasks:
         # They were written before the baseline, the timing or further seeds.
         task_run.replace_cards()
     if not in_notebook():  # It shows the result, which has the table.
         console.print()
-        console.print(report.summary_table(run.record))
-    record = run.record
+        console.print(report.summary_table(record))
     for sentence in (*describe_verdict(record), *report.seed_sentences(record), *report.transfer_sentences(record)):
         print_line(sentence)
     print_line(f"Report   {page}")
@@ -396,10 +374,6 @@ def close_run(prepared: Prepared) -> None:
             task_run.print_bundle()
     for task_run in prepared.tasks:
         task_run.print_baseline()
-
-
-def _pick(models: Callable[[], Mapping[str, PreTrainedModel]], name: str) -> PreTrainedModel:
-    return models()[name]
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,7 +28,7 @@ from transformers import DistilBertConfig, PreTrainedModel
 from distill.chain.plan import Plan, Student
 from distill.chain.task_run import TaskRun
 from distill.core.console import print_line
-from distill.core.contracts import Data, Examples, Loader, Task
+from distill.core.contracts import Batch, Data, Examples, Items, Loader, Task
 from distill.core.errors import OptionError, UserError
 from distill.core.files import JsonObject, atomic_directory
 from distill.core.options import show_value
@@ -180,12 +180,11 @@ def search_layers(student: Student, task_run: TaskRun) -> Student:
     total, usual = task_run.teacher.model.config.num_hidden_layers, search.usual
     is_greedy = math.comb(total, len(usual)) > MOST
     print_line(f"Trying {'' if is_greedy else f'all {math.comb(total, len(usual))} '}subsets of {len(usual)} layers")
-    found = {usual: search.fit(usual).score}
-    found |= (
-        leave_out(total, len(usual), search.score)
-        if is_greedy
-        else {layers: search.score(layers) for layers in itertools.combinations(range(total), len(usual))}
-    )
+    found = {usual: search.score(usual)}
+    if is_greedy:
+        found |= leave_out(total, len(usual), search.score)
+    else:
+        found |= {layers: search.score(layers) for layers in itertools.combinations(range(total), len(usual))}
     of_depth = {layers: score for layers, score in found.items() if len(layers) == len(usual)}
     chosen = max(of_depth, key=lambda layers: of_depth[layers])
     best = search.start_from(chosen)
@@ -246,18 +245,14 @@ class _Search:
         indices = np.linspace(0, len(examples) - 1, number).astype(int)
         indices = indices[examples.lengths[indices].argsort(kind="stable")]  # Little padding.
         batches = [examples[part.tolist()] for part in np.array_split(indices, math.ceil(number / BATCH))]
-        teacher = task_run.teacher.model
-        task = task_run.task
+        task, teacher = task_run.task, task_run.teacher.model
         items = [task.select(batch) for batch in batches]
         with torch.no_grad():
-            logits = [
-                task.run(teacher, batch, of, NOTHING).at(of).logits for batch, of in zip(batches, items, strict=True)
-            ]
+            logits = [_run(task, teacher, batch, of) for batch, of in zip(batches, items, strict=True)]
         order = {int(example): place for place, example in enumerate(torch.cat([of["example_id"] for of in batches]))}
         fitted = torch.tensor([order[int(example)] % 2 == 0 for of in items for example in of.example_id()])
         usual = student.make(teacher, task, task_run.data).config.teacher_layers
-        targets = torch.cat([part for part in logits if part is not None])
-        return cls(student, task_run, tuple(usual), batches, targets, fitted)
+        return cls(student, task_run, tuple(usual), batches, torch.cat(logits), fitted)
 
     def start_from(self, layers: Layers) -> Student:
         """Returns the student with these layers and the head that is fitted to them."""
@@ -303,8 +298,7 @@ class _Search:
         handle = head.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) if head is not None else None
         for batch in self.batches:
             items = task.select(batch)
-            logits = task.run(model, batch, items, NOTHING).at(items).logits
-            assert logits is not None
+            logits = _run(task, model, batch, items)
             if head is None:
                 yield logits
                 continue
@@ -320,6 +314,13 @@ class _Search:
             yield features
         if handle is not None:
             handle.remove()
+
+
+def _run(task: Task, model: PreTrainedModel, batch: Batch, items: Items) -> Tensor:
+    """Returns the logits `[n, C]` of a model at the items of a batch."""
+    logits = task.run(model, batch, items, NOTHING).at(items).logits
+    assert logits is not None  # They are all that is read.
+    return logits
 
 
 def _penalty(features: Tensor) -> float:
@@ -499,8 +500,11 @@ class Pruner:
         task_run = self.task_run
         teacher = task_run.teacher.model
         schedule, student = create_schedule(self.student, self.last, teacher, task_run.task, task_run.data)
-        size = _count_in_layers(student)
-        rows: list[dict[str, Any]] = list(task_run.run.record.get("pruning") or []) or [self._describe_teacher(teacher)]
+        size, metric = _count_in_layers(student), task_run.teacher.metrics.get(task_run.scoring.metric)
+        rows: list[dict[str, Any]] = list(task_run.run.record.get("pruning") or [])
+        if not rows:
+            layers = range(teacher.config.num_hidden_layers)
+            rows.append(_describe(teacher, 0, layers, removed=0.0) | {"before": None, "after": metric})
         importance = self.importance
         for step in range(1, schedule.steps + 1):
             directory = task_run.run.directory / DIRECTORY / str(step)
@@ -508,15 +512,15 @@ class Pruner:
                 student = self._load(directory)
             else:
                 student = schedule.remove(student, importance(), step)
-                with atomic_directory(directory / STUDENT) as temporary:
-                    student.save_pretrained(temporary)
-                rows.append(_describe(student, step, whole=size) | {"before": self._score(student), "after": None})
+                _save(student, directory)
+                removed = 1 - _count_in_layers(student) / size
+                row = _describe(student, step, student.config.teacher_layers, removed=removed)
+                rows.append(row | {"before": self._score(student), "after": None})
                 task_run.run.update(pruning=rows)
             if step < schedule.steps and rows[step]["after"] is None:
                 self.train(student, directory, f"pruning {step}/{schedule.steps}")
                 rows[step]["after"] = self._score(student)
-                with atomic_directory(directory / STUDENT) as temporary:
-                    student.save_pretrained(temporary)
+                _save(student, directory)
                 task_run.run.update(pruning=rows)
                 shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
             importance = partial(task_run.rank, student)
@@ -527,13 +531,6 @@ class Pruner:
         pruning = Pruning.of(self.student)
         assert pruning is not None
         return self._load(self.task_run.run.directory / DIRECTORY / str(pruning.steps))
-
-    def _describe_teacher(self, teacher: PreTrainedModel) -> dict[str, Any]:
-        sizes, metric = Sizes.of(teacher), self.task_run.teacher.metrics.get(self.task_run.scoring.metric)
-        return {
-            "step": 0, "layers": list(range(len(sizes.heads))), "heads": sizes.heads, "neurons": sizes.neurons,
-            "removed": 0.0, "before": None, "after": metric,
-        }  # fmt: skip
 
     def _load(self, directory: Path) -> PreTrainedModel:
         auto_class = getattr(transformers, self.task_run.task.info.auto_class)
@@ -555,13 +552,17 @@ def record_end(run: Run, metric: float) -> None:
         run.update(pruning=[*rows[:-1], rows[-1] | {"after": metric}])
 
 
-def _describe(student: PreTrainedModel, step: int, *, whole: int) -> dict[str, Any]:
-    """Returns the sizes of a student, and the share of the weights in the layers that was removed."""
-    sizes, removed = Sizes.of(student), 1 - _count_in_layers(student) / whole
+def _describe(model: PreTrainedModel, step: int, layers: Sequence[int], *, removed: float) -> dict[str, Any]:
+    """Returns the sizes of a model after a step, with the share of the weights in the layers that was removed."""
+    sizes = Sizes.of(model)
     return {
-        "step": step, "layers": student.config.teacher_layers, "heads": sizes.heads, "neurons": sizes.neurons,
-        "removed": removed,
+        "step": step, "layers": list(layers), "heads": sizes.heads, "neurons": sizes.neurons, "removed": removed,
     }  # fmt: skip
+
+
+def _save(student: PreTrainedModel, directory: Path) -> None:
+    with atomic_directory(directory / STUDENT) as temporary:
+        student.save_pretrained(temporary)
 
 
 def _count_in_layers(student: PreTrainedModel) -> int:
