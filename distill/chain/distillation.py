@@ -8,15 +8,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.chain import breakdowns
-from distill.chain.encoding import (
-    Encoding,
-    check_cut_student,
-    check_pieces,
-    choose_baseline,
-    compare_readings,
-    cut_teacher,
-)
+from distill.chain import breakdowns, encoding, student_search
 from distill.chain.plan import (
     Plan,
     Student,
@@ -25,14 +17,6 @@ from distill.chain.plan import (
     choose_batches,
     choose_for_text,
     choose_training,
-)
-from distill.chain.student_search import (
-    Pruning,
-    check_general,
-    check_pruning,
-    is_searched,
-    search_layers,
-    start_generally,
 )
 from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary, show_summary
 from distill.chain.task_run import BASELINE, TaskRun, joint_record, task_record
@@ -96,7 +80,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     check_teachers({reading.name: reading.source for reading in readings}, plan.objective)
     with run.timed("teacher"):
         students, tasks = zip(*(reading.prepare() for reading in readings), strict=True)
-        student = start_generally(students[0], tasks[0], run)
+        student = student_search.start_generally(students[0], tasks[0], run)
     teacher = join_teachers({task_run.name: task_run.teacher for task_run in tasks}, plan.objective)
     examples = multitask.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
@@ -113,10 +97,10 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
                     task_run.teacher, task_run.task, task_run.scoring, task_run.examples,
                     source=source.of_task(task_run.name), directory=plan.cache_dir / "outputs",
                 )  # fmt: skip
-                compare_readings(task_run.teacher, task_run.scoring)
+                encoding.compare_readings(task_run.teacher, task_run.scoring)
     ready = Prepared(plan, run, student, model, tasks, examples, loaders, teacher, source)
     _record(ready)
-    return choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
+    return encoding.choose_baseline(ready if plan.objective.needs_teacher else ready.without_unlabelled())
 
 
 def prepare_seed(first: Prepared, plan: Plan, run: Run) -> Prepared:
@@ -140,7 +124,7 @@ class _Reading:
     run: Run
     source: TeacherSource
     data: Data
-    encode: Encoding
+    encode: encoding.Encoding
     search: DepthSearch
 
     def prepare(self) -> tuple[Student, TaskRun]:
@@ -173,7 +157,7 @@ class _Reading:
         data = self.encode.data.with_examples(examples)
         origins = OriginSource(self.source, self.data, plan.cache_dir, plan.trainer.device(), cut)
         task_run = TaskRun(self.name, self.task, plan, self.run, data, examples, teacher, origins, self.encode.notes)
-        return student if plan.dry_run else search_layers(student, task_run), task_run
+        return student if plan.dry_run else student_search.search_layers(student, task_run), task_run
 
     def _cut_vocabulary(
         self, teacher: PreparedTeacher, student: Student, examples: EncodedSplits
@@ -184,8 +168,8 @@ class _Reading:
             teaching.score(
                 teacher, task, data.scoring, examples, source=self.source, directory=plan.cache_dir / "outputs"
             )
-        smaller, cut = cut_teacher(teacher, data, plan.export)
-        check_cut_student(student, smaller, task, data)
+        smaller, cut = encoding.cut_teacher(teacher, data, plan.export)
+        encoding.check_cut_student(student, smaller, task, data)
         return smaller, task.encode(data, smaller.tokenizer, plan.cache_dir), cut
 
     def _choose_student(
@@ -206,7 +190,7 @@ class _Reading:
         lengthens = student.has_option("positions")
         compatibility.check_length(model, tokenizer, task.info.max_length, who="student", lengthens=lengthens)
         self._check_student(student.name, model, teacher, tokenizer)
-        check_pruning(student, model, teacher, plan, task, self.data)
+        student_search.check_pruning(student, model, teacher, plan, task, self.data)
         if tokenizer.padding_side == "left":  # RoBERTa's positions go with the tokens, those of other students do not.
             for notice in choose_padding_side(model.eval(), tokenizer):
                 print_notice(notice)
@@ -263,11 +247,11 @@ def _read(name: str, task: Task, source: TeacherSource, student: Student, plan: 
         supervised_objective(data.terms, task=task.info.name)
     check_ranking(student, data, task)
     found = locate(source, task)
-    if is_searched(student) and name:
+    if student_search.is_searched(student) and name:
         raise UserError(f"student.init=search is for one task, and task={plan.tasks.name} has several: leave it out")
-    check_pieces(student, found, plan)
-    check_general(student, found, task, data, plan)
-    encode = Encoding(plan, task, data, found)
+    encoding.check_pieces(student, found, plan)
+    student_search.check_general(student, found, task, data, plan)
+    encode = encoding.Encoding(plan, task, data, found)
     search = DepthSearch(student, plan, task, run, data)
     return _Reading(name, task, plan, run, found, data, encode, search)
 
@@ -532,7 +516,7 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
     scoring = prepared.scoring
     with plan.tracking.open(run.directory, metric=scoring.metric, selects=scoring.selects) as loggers:
         with run.timed("training"):
-            if Pruning.of(prepared.student) is not None:
+            if student_search.Pruning.of(prepared.student):
                 pruned = prepared.pruner(signal, prepared.tasks[0].importance).run()
                 module = prepared.prepare_training(pruned, signal)
             scores = prepared.train_student(module, loggers.lightning)

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain.plan import SAME_START, Plan, Student
 from distill.chain.student_search import Pruning, starts_generally
-from distill.chain.task_run import TaskRun
 from distill.chain.train import Prepared
 from distill.core.console import print_line, print_notice
 from distill.core.contracts import Data, EncodedSplits, Examples, Task, TaskInfo
@@ -340,12 +339,15 @@ def count_work(prepared: Prepared) -> BaselineWork:
     Padding, attention and the loss are left out, of which student and baseline have as much.
     """
     plan, without = prepared.plan, prepared.without_unlabelled()
-    pruning = Pruning.of(prepared.student)
-    trainings = plan.seeds * (1 if pruning is None else 1 + pruning.extra)
+    trainings = plan.seeds * Pruning.of(prepared.student).trainings
     parameters = _count_parameters(next(iter(heads_of(prepared.model).values())))
     files = len(plan.export.formats) if plan.exports else 0
     return BaselineWork(
-        teacher=sum(_count_fine_tuning(task_run) for task_run in prepared.tasks),
+        teacher=sum(
+            _count_fine_tuning(teacher, labelled_only(task_run.examples))
+            for task_run in prepared.tasks
+            for teacher in task_run.teacher.members
+        ),
         outputs=_count_outputs(prepared),
         student=trainings * parameters * _count_training(prepared.examples, plan.trainer),
         baseline=trainings * parameters * _count_training(without.examples, without.plan.trainer),
@@ -369,13 +371,8 @@ def _count_scored(examples: EncodedSplits) -> int:
     return sum(int(cast(Examples, split).lengths.sum()) for name, split in examples.items() if name != "train")
 
 
-def _count_fine_tuning(task_run: TaskRun) -> float:
-    """Returns the work of the fine-tuning of a task's teachers, whether it is cached or not."""
-    examples = labelled_only(task_run.examples)
-    return sum(_count_fine_tuning_of(teacher, examples) for teacher in task_run.teacher.members)
-
-
-def _count_fine_tuning_of(teacher: PreparedTeacher, examples: EncodedSplits) -> float:
+def _count_fine_tuning(teacher: PreparedTeacher, examples: EncodedSplits) -> float:
+    """Returns the work of the fine-tuning of a teacher, whether it is cached or not."""
     if teacher.trained_by is None:
         return 0.0
     training = _count_training(examples, teacher.trained_by)
@@ -392,16 +389,15 @@ def _count_outputs(prepared: Prepared) -> float:
     loader, total = prepared.loaders["train"], 0.0
     epochs = multitask.epochs_of_tasks(loader, prepared.plan.trainer.total_steps(len(loader)))
     for task_run, task_epochs in zip(prepared.tasks, epochs, strict=True):
-        train, tokens = cast(Examples, task_run.examples["train"]), _count_scored(task_run.examples)
+        train, info = cast(Examples, task_run.examples["train"]), task_run.task.info
         if not prepared.plan.objective.needs_teacher:
             shown = 0.0
-        elif task_run.task.info.fixed_inputs and prepared.source.cache.is_wanted(
-            by_default=task_run.task.info.caches_outputs
-        ):
+        elif info.fixed_inputs and prepared.source.cache.is_wanted(by_default=info.caches_outputs):
             shown = float(train.lengths[: seen_examples(train, math.ceil(task_epochs))].sum())
         else:
             shown = task_epochs * shown_in_epoch(train) * float(train.lengths.mean())
-        total += (tokens + shown) * sum(_count_parameters(teacher.model) for teacher in task_run.teacher.members)
+        tokens = shown + _count_scored(task_run.examples)
+        total += tokens * sum(_count_parameters(teacher.model) for teacher in task_run.teacher.members)
     return total
 
 

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill import losses
 from distill.core.console import print_notice
 from distill.core.contracts import Data, Examples, Stream, Task, TaskInfo
 from distill.core.errors import OptionError, Overview, Shown, UserError, describe_call, first_line
@@ -23,17 +24,7 @@ from distill.export.gate import check_abstention
 from distill.export.latency import BenchmarkSettings, Budget
 from distill.export.quantization import FORMATS, ExportSettings, check_formats
 from distill.kinds.multitask import Tasks
-from distill.losses import (
-    Cosine,
-    EmbeddingMSE,
-    HardLabels,
-    MaskedLanguageModelling,
-    Objective,
-    PairwiseSimilarity,
-    SoftTargets,
-    TargetLength,
-    Term,
-)
+from distill.losses import Objective, Term
 from distill.models.decoding import adopt_decoding
 from distill.models.forward import configure
 from distill.models.loading import change_encoder, replace_head, start_head
@@ -204,15 +195,17 @@ def default_objective(task: Task | Tasks) -> Objective:
     """
     info = next(iter(Tasks.of(task).values())).info
     if info.likelihood == "vector":
-        vectors: dict[str, Term] = {"embedding": EmbeddingMSE(), "similarity": PairwiseSimilarity()}
+        vectors: dict[str, Term] = {"embedding": losses.EmbeddingMSE(), "similarity": losses.PairwiseSimilarity()}
         return Objective(name="embedding", terms=vectors)
     if info.taught_by is not None:
-        masks: dict[str, Term] = {"hard": HardLabels(smoothing=0.1), "length": TargetLength(weight=0.1)}
+        masks: dict[str, Term] = {"hard": losses.HardLabels(smoothing=0.1), "length": losses.TargetLength(weight=0.1)}
         return Objective(name="mask_predict", terms=masks)
     hard: dict[str, Any] = (
-        {"mlm": MaskedLanguageModelling(weight=2.0)} if info.classes_are_tokens else {"hard": HardLabels(weight=2.0)}
+        {"mlm": losses.MaskedLanguageModelling(weight=2.0)}
+        if info.classes_are_tokens
+        else {"hard": losses.HardLabels(weight=2.0)}
     )
-    terms = {"soft": SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": Cosine(weight=1.0)}
+    terms = {"soft": losses.SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": losses.Cosine(weight=1.0)}
     return Objective(name="language_model" if info.classes_are_tokens else "distilbert", terms=terms)
 
 

@@ -341,7 +341,7 @@ class Pruning:
     """The options of iterative pruning.
 
     Args:
-        steps: number of removals.
+        steps: number of removals; 0 for a student that is not pruned in steps.
         share: of the training's steps, in each training between two removals.
     """
 
@@ -349,16 +349,19 @@ class Pruning:
     share: float
 
     @classmethod
-    def of(cls, student: Student) -> "Pruning | None":
-        """Returns the options of a student; None for one that is not pruned in steps."""
+    def of(cls, student: Student) -> "Pruning":
+        """Returns the options of a student."""
         if student.option("prune") is None:
-            return None
+            return cls(0, 0.0)
         return cls(student.option("prune_steps"), student.option("prune_share"))
 
+    def __bool__(self) -> bool:
+        return self.steps > 0
+
     @property
-    def extra(self) -> float:
-        """The steps of all trainings between removals, as a share of those of the student's training."""
-        return (self.steps - 1) * self.share
+    def trainings(self) -> float:
+        """The steps of the student's training and of all trainings between removals, as a share of the former."""
+        return 1 + (self.steps - 1) * self.share
 
     def describe(self) -> str:
         """Describes the pruning in the summary before training."""
@@ -438,8 +441,6 @@ def create_schedule(
     Raises:
         UserError: for a student that is not pruned in steps, because it is no DistilBERT or loses nothing.
     """
-    pruning = Pruning.of(student)
-    assert pruning is not None
     everything = {"layers": list(range(teacher.config.num_hidden_layers)), "depth": None, "heads": None, "ffn": None}
     whole = Student(student.name, partial(student.build, **everything)).make(teacher, task, data)
     if not isinstance(whole.config, DistilBertConfig):
@@ -451,14 +452,14 @@ def create_schedule(
     if sizes == whole_sizes:
         raise UserError("student.prune=iterative removes nothing: give student.heads, student.ffn or fewer layers")
     totals = (sum(sizes.heads), sum(sizes.neurons))
-    return Schedule(sorted(last.config.teacher_layers), whole_sizes, totals, pruning.steps), whole
+    return Schedule(sorted(last.config.teacher_layers), whole_sizes, totals, Pruning.of(student).steps), whole
 
 
 def check_pruning(
     student: Student, last: PreTrainedModel, teacher: PreTrainedModel, plan: Plan, task: Task, data: Data
 ) -> None:
     """Raises UserError for a pruning that cannot be, or whose students a term of the objective cannot teach."""
-    if Pruning.of(student) is None:
+    if not Pruning.of(student):
         return
     if len(plan.tasks) > 1:
         raise UserError(f"student.prune is for one task, and task={plan.tasks.name} has several: leave it out")
@@ -528,9 +529,7 @@ class Pruner:
 
     def load_last(self) -> PreTrainedModel:
         """Returns the student after the last removal of an earlier `run`."""
-        pruning = Pruning.of(self.student)
-        assert pruning is not None
-        return self._load(self.task_run.run.directory / DIRECTORY / str(pruning.steps))
+        return self._load(self.task_run.run.directory / DIRECTORY / str(Pruning.of(self.student).steps))
 
     def _load(self, directory: Path) -> PreTrainedModel:
         auto_class = getattr(transformers, self.task_run.task.info.auto_class)

@@ -7,10 +7,9 @@ copied and trained weights have the same size and the same speed, so that the st
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +93,14 @@ class OriginSource:
 
     def _count_shares(self, tokenizer: PreTrainedTokenizerBase) -> Tensor:
         if self._shares is None:
-            texts = chain(self.data.labelled_texts(), self.data.unlabelled_texts())
-            counts = _count_pieces(tokenizer, texts)
+            # How often each piece stands in the texts, which are read whole, `[V]`, without special tokens.
+            counts = torch.zeros(len(tokenizer))
+            texts = itertools.chain(self.data.labelled_texts(), self.data.unlabelled_texts())
+            for tokens in encode_whole(texts, tokenizer, add_special_tokens=False):
+                counts += torch.bincount(torch.tensor(tokens, dtype=torch.long), minlength=len(counts))
+            counts[torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)] = 0
             self._shares = counts / counts.sum().clamp(min=1)
         return self._shares
-
-
-def _count_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Tensor:
-    """Returns how often each piece stands in the texts, which are read whole, `[V]`, without special tokens."""
-    counts = torch.zeros(len(tokenizer))
-    for tokens in encode_whole(texts, tokenizer, add_special_tokens=False):
-        ids = torch.tensor(tokens, dtype=torch.long)
-        counts.scatter_add_(0, ids, torch.ones(len(ids)))
-    counts[torch.tensor(sorted(set(tokenizer.all_special_ids)), dtype=torch.long)] = 0
-    return counts
 
 
 DEPTH = "depth"  # The parameter of a function that builds students of any number of layers.
@@ -264,7 +257,16 @@ def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequenc
     Raises:
         UserError: if the user chose a depth, or a width that is to be chosen.
     """
-    _check_widths(student, shares, has_widths=all(map(student.has_option, SIZES)))
+    if shares and not all(map(student.has_option, SIZES)):
+        raise UserError(
+            f"budget.widths is for a student with student.heads and student.ffn, and student {student.name} has none: "
+            "leave it out, or take +student=distilbert"
+        )
+    for name in SIZES:
+        if shares and student.option(name) is not None:
+            raise UserError(
+                f"got student.{name}={student.option(name)} and budget.widths, which chooses it: leave out one of them"
+            )
     if isinstance(student.build, PreTrainedModel) or not student.has_option(DEPTH):
         return {(None, None): student}
     given = student.option(DEPTH)
@@ -272,34 +274,17 @@ def _list_candidates(student: Student, teacher: PreTrainedModel, shares: Sequenc
         raise UserError(
             f"got student.{DEPTH}={given} and a budget, which chooses the depth: leave out student.{DEPTH} or budget"
         )
-    found: dict[Size, Student] = {}
-    weights: dict[Size, float] = {}
     tried: Sequence[float | None] = shares or [None]
-    for depth, share in itertools.product(range(teacher.config.num_hidden_layers, 0, -1), tried):
+    sizes = itertools.product(range(teacher.config.num_hidden_layers, 0, -1), tried)
+    found: dict[Size, Student] = {}
+    # The sort is stable, so that of two with as many weights the deeper one stays first.
+    for depth, share in sorted(sizes, key=lambda size: size[0] * (size[1] or 1.0), reverse=True):
         options: dict[str, int] = {DEPTH: depth}
         if share is not None:
             whole = Sizes.of(teacher)
             options |= {"heads": max(1, round(share * whole.heads[0])), "ffn": max(1, round(share * whole.neurons[0]))}
-        weights[depth, share] = depth * (share or 1.0)
         found[depth, share] = Student(student.name, partial(student.build, **options))
-    # The sort is stable, so that of two with as many weights the deeper one stays first.
-    return {size: found[size] for size in sorted(found, key=lambda size: weights[size], reverse=True)}
-
-
-def _check_widths(student: Student, shares: Sequence[float], *, has_widths: bool) -> None:
-    """Raises UserError for widths that the student cannot have, or that the user has chosen already."""
-    if not shares:
-        return
-    if not has_widths:
-        raise UserError(
-            f"budget.widths is for a student with student.heads and student.ffn, and student {student.name} has none: "
-            "leave it out, or take +student=distilbert"
-        )
-    for name in SIZES:
-        if student.option(name) is not None:
-            raise UserError(
-                f"got student.{name}={student.option(name)} and budget.widths, which chooses it: leave out one of them"
-            )
+    return found
 
 
 @torch.no_grad()

@@ -236,7 +236,7 @@ class Prepared:
         plan = self.plan
         seconds = fitting.estimate_seconds(module, self.loaders["train"], self.loaders["dev"], plan.trainer)
         pruning = Pruning.of(self.student)
-        seconds *= plan.seeds * (1 if pruning is None else 1 + pruning.extra)
+        seconds *= plan.seeds * pruning.trainings
         stages.expect(training=seconds, baseline=seconds if plan.baseline else 0.0)
         seconds *= 2 if plan.baseline else 1
         first, record = self.tasks[0].teacher, self.run.record
@@ -300,7 +300,7 @@ class Prepared:
         It is pruned as the student is. One without callbacks that another run has trained is taken from the cache.
         """
         student, directory = baseline.model, baseline.run.directory
-        if Pruning.of(self.student) is not None:
+        if Pruning.of(self.student):
             self.run.record["baseline"] = baseline.run.record
             student = baseline.pruner(NOTHING, self.tasks[0].importance).run()
         module = baseline.prepare_training(student)
@@ -324,8 +324,9 @@ class Prepared:
     def load_baseline(self) -> PreTrainedModel:
         """Returns the baseline with the weights that `train_baseline` has saved."""
         baseline = self.untaught()
-        is_pruned = Pruning.of(self.student) is not None
-        student = baseline.pruner(NOTHING, self.tasks[0].importance).load_last() if is_pruned else baseline.model
+        student = baseline.model
+        if Pruning.of(self.student):
+            student = baseline.pruner(NOTHING, self.tasks[0].importance).load_last()
         module = baseline.prepare_training(student)
         lightning_callbacks.load_best_weights(module, baseline.run.directory / "checkpoints")
         return module.student.cpu().eval()
@@ -364,9 +365,10 @@ class Prepared:
         Args:
             importance: of the teacher's heads and inner neurons; those that the student loses first, its baseline does.
         """
-        [task_run], pruning = self.tasks, Pruning.of(self.student)
-        assert pruning is not None
-        steps = max(1, round(pruning.share * self.plan.trainer.total_steps(len(self.loaders["train"]))))
+        [task_run] = self.tasks
+        steps = max(
+            1, round(Pruning.of(self.student).share * self.plan.trainer.total_steps(len(self.loaders["train"])))
+        )
 
         def train_between(student: PreTrainedModel, directory: Path, title: str) -> None:
             prepared = self._once_more(resume=self.plan.resume, max_epochs=None, max_steps=steps)
