@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 import students
 from distill.chain.encoding import Encoding
-from distill.chain.plan import check_plan, choose_augmentation, choose_training
+from distill.chain.plan import check_plan
 from distill.chain.student_setup import OriginSource
 from distill.chain.task_run import TaskRun
 from distill.chain.train import Prepared
@@ -78,7 +78,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
     """Trains one student; returns the metrics on dev of teacher, start and student."""
     config = compose("config", [*overrides, f"seed={seed}"])
     source = execution.build_source(config)
-    plan = choose_augmentation(execution.build_plan(config), source)
+    plan = execution.build_plan(config).choose_for(source)
     [task] = plan.tasks.values()
     check_plan(source, plan)
     data = task.read(plan.cache_dir)
@@ -97,7 +97,7 @@ def train(overrides: list[str], seed: int, *, refit: bool) -> dict[str, object]:
         loaders = batches.all_loaders(examples, steps=plan.trainer.max_steps, **plan.trainer.batches())
         rows, steps = data.sizes()["train"], len(loaders["train"])
         scored = len(cast(Examples, examples["dev"]))
-        plan = choose_training(plan, student, examples=rows, steps_per_epoch=steps, scored=scored)
+        plan = plan.choose_training(student, examples=rows, steps_per_epoch=steps, scored=scored)
         teaching.score(teacher, task, data.scoring, examples, source=source, directory=plan.cache_dir / "outputs")
         if refit:
             refit_head(student, teacher.model, cast(Examples, labelled_only(examples)["train"]))

@@ -9,15 +9,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.chain import breakdowns, encoding, student_search
-from distill.chain.plan import (
-    Plan,
-    Student,
-    check_plan,
-    choose_augmentation,
-    choose_batches,
-    choose_for_text,
-    choose_training,
-)
+from distill.chain.plan import Plan, Student, check_plan
 from distill.chain.student_setup import DepthSearch, OriginSource, PlanSummary, show_summary
 from distill.chain.task_run import BASELINE, TaskRun, joint_record, task_record
 from distill.chain.train import Prepared, create_model, make_student
@@ -65,7 +57,7 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     Raises:
         UserError: for options, data or models that do not fit, before anything is trained.
     """
-    plan = choose_augmentation(choose_for_text(plan), source)
+    plan = plan.choose_for(source)
     check_plan(source, plan)
     breakdowns.check_seeds(plan)
     silence_libraries()
@@ -85,11 +77,11 @@ def prepare(source: TeacherSource, student: Student, plan: Plan, run: Run) -> Pr
     examples = multitask.join_splits([task_run.examples for task_run in tasks], sampling=plan.tasks.sampling)
     rows = sum(task_run.data.sizes().get("train", 0) for task_run in tasks)
     model = create_model(student, tasks, plan)
-    plan = choose_batches(plan, model, examples["train"], rows)
+    plan = plan.choose_batches(model, examples["train"], rows)
     loaders = _create_loaders(plan, examples)
     if isinstance(examples["train"], Examples):
         steps, scored = len(loaders["train"]), len(cast(Examples, examples["dev"]))
-        plan = choose_training(plan, model, examples=rows, steps_per_epoch=steps, scored=scored)
+        plan = plan.choose_training(model, examples=rows, steps_per_epoch=steps, scored=scored)
     if not plan.dry_run:
         with run.timed("teacher"):
             for task_run in tasks:
@@ -520,13 +512,13 @@ def _distill_student(prepared: Prepared, *, shows: bool = False) -> None:
                 pruned = prepared.pruner(signal, prepared.tasks[0].importance).run()
                 module = prepared.prepare_training(pruned, signal)
             scores = prepared.train_student(module, loggers.lightning)
-        baselines: list[dict[str, Scores]] = [{}] * len(prepared.tasks)
+        of_baseline: dict[str, Scores] = {}
         if baseline is not None:
             with run.timed("baseline"):
-                untaught_scores = prepared.train_baseline(baseline)
-            baselines = [task_scores for _, task_scores in prepared.scores_of_tasks(untaught_scores)]
-        for (task_run, task_scores), of_baseline in zip(prepared.scores_of_tasks(scores), baselines, strict=True):
-            task_run.compare(task_scores, of_baseline)
+                of_baseline = prepared.train_baseline(baseline)
+        by_task, untaught_by_task = (prepared.scores_of_tasks(of_model) for of_model in (scores, of_baseline))
+        for (task_run, task_scores), (_, untaught) in zip(by_task, untaught_by_task, strict=True):
+            task_run.compare(task_scores, untaught)
         if plan.exports:
             export(prepared, module.student, scores)
         loggers.log_results(run.record, run.directory / "bundle" if plan.exports else None)

@@ -101,6 +101,52 @@ class Plan:
         """Returns whether teacher and student read the pieces of the task's texts alone."""
         return self.exports and self.export.vocabulary == "trained"
 
+    def choose_for(self, source: TeacherSource) -> "Plan":
+        """Returns the plan with the trainer of a task on raw text, and an automatic augmentation only where it has use.
+
+        It needs a task that chooses its texts without labels, an objective that learns from the teacher, and a teacher
+        that labels any text.
+        """
+        infos = [task.info for task in self.tasks.values()]
+        is_text, is_automatic = any(info.raw_text for info in infos), isinstance(self.augment, AutoAugmentation)
+        has_use = len(infos) == 1 and infos[0].can_augment and infos[0].unlabelled == AUTO
+        has_use = has_use and (source.labeller is None or source.labeller.labels_any_text)
+        return replace(
+            self, trainer=hyperparameters.for_text(self.trainer) if is_text else self.trainer,
+            augment=self.augment if not is_automatic or (has_use and self.objective.needs_teacher) else None,
+        )  # fmt: skip
+
+    def choose_batches(self, student: PreTrainedModel, train: Examples | Stream, rows: int) -> "Plan":
+        """Returns the plan with a number for `batch_size=auto`, by `hyperparameters.choose_batch_size`.
+
+        Args:
+            rows: the number of labelled examples.
+        """
+        start, _ = hyperparameters.describe_student(student)
+        has_layers = start == "inherited" and len(self.tasks) == 1
+        if not self.trainer.chooses_batch_size or not isinstance(train, Examples) or not has_layers:
+            return replace(self, trainer=hyperparameters.with_batch_size(self.trainer))
+        compares = bool(self.objective.names_where(lambda term: term.across_examples))
+        tokens = float(train.lengths.mean())
+        size = hyperparameters.choose_batch_size(self.trainer, rows, tokens, compares=compares)
+        reason = f"{rows:,} texts of {tokens:.0f} tokens on average are many and short"
+        chosen = {"batch_size": {"value": size, "reason": reason}} if size != hyperparameters.BATCH_SIZE else {}
+        return replace(self, trainer=hyperparameters.with_batch_size(self.trainer, size), chosen=chosen)
+
+    def choose_training(self, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> "Plan":
+        """Returns the plan with a value for each option of the trainer that is `auto`, from `hyperparameters.Facts`."""
+        if not self.trainer.unresolved():
+            return self
+        infos = [task.info for task in self.tasks.values()]
+        size = self.chosen.get("batch_size", {"value": hyperparameters.BATCH_SIZE})["value"]
+        facts = hyperparameters.Facts(
+            examples, steps_per_epoch, *hyperparameters.describe_student(student), scored=scored,
+            sequences=infos[0].sequences, fewest_epochs=max(info.fewest_epochs for info in infos),
+            has_table=hyperparameters.has_inherited_table(student), growth=size / hyperparameters.BATCH_SIZE,
+        )  # fmt: skip
+        trainer, chosen = hyperparameters.resolve(self.trainer, facts)
+        return replace(self, trainer=trainer, chosen={**self.chosen, **chosen})
+
 
 @dataclass(frozen=True, repr=False)
 class Student(Shown):
@@ -207,60 +253,6 @@ def default_objective(task: Task | Tasks) -> Objective:
     )
     terms = {"soft": losses.SoftTargets(temperature=2.0, weight=5.0), **hard, "cosine": losses.Cosine(weight=1.0)}
     return Objective(name="language_model" if info.classes_are_tokens else "distilbert", terms=terms)
-
-
-def choose_batches(plan: Plan, student: PreTrainedModel, train: Examples | Stream, rows: int) -> Plan:
-    """Returns the plan with a number for `trainer.batch_size` if it is `auto`, by `hyperparameters.choose_batch_size`.
-
-    Args:
-        rows: the number of labelled examples.
-    """
-    start, _ = hyperparameters.describe_student(student)
-    has_layers = start == "inherited" and len(plan.tasks) == 1
-    if not plan.trainer.chooses_batch_size or not isinstance(train, Examples) or not has_layers:
-        return replace(plan, trainer=hyperparameters.with_batch_size(plan.trainer))
-    compares = bool(plan.objective.names_where(lambda term: term.across_examples))
-    tokens = float(train.lengths.mean())
-    size = hyperparameters.choose_batch_size(plan.trainer, rows, tokens, compares=compares)
-    reason = f"{rows:,} texts of {tokens:.0f} tokens on average are many and short"
-    chosen = {"batch_size": {"value": size, "reason": reason}} if size != hyperparameters.BATCH_SIZE else {}
-    return replace(plan, trainer=hyperparameters.with_batch_size(plan.trainer, size), chosen=chosen)
-
-
-def choose_training(plan: Plan, student: PreTrainedModel, *, examples: int, steps_per_epoch: int, scored: int) -> Plan:
-    """Returns the plan with a value for every option of the trainer that is `auto`, from `hyperparameters.Facts`."""
-    if not plan.trainer.unresolved():
-        return plan
-    growth = plan.chosen["batch_size"]["value"] / hyperparameters.BATCH_SIZE if "batch_size" in plan.chosen else 1.0
-    infos = [task.info for task in plan.tasks.values()]
-    facts = hyperparameters.Facts(
-        examples, steps_per_epoch, *hyperparameters.describe_student(student), scored=scored,
-        sequences=infos[0].sequences,
-        fewest_epochs=max(info.fewest_epochs for info in infos), has_table=hyperparameters.has_inherited_table(student),
-        growth=growth,
-    )  # fmt: skip
-    trainer, chosen = hyperparameters.resolve(plan.trainer, facts)
-    return replace(plan, trainer=trainer, chosen={**plan.chosen, **chosen})
-
-
-def choose_for_text(plan: Plan) -> Plan:
-    """Returns the plan with a value for every option of the trainer that is `auto`, if a task is on raw text."""
-    is_text = any(task.info.raw_text for task in plan.tasks.values())
-    return replace(plan, trainer=hyperparameters.for_text(plan.trainer)) if is_text else plan
-
-
-def choose_augmentation(plan: Plan, source: TeacherSource) -> Plan:
-    """Returns the plan without an automatic augmentation where it has no use, and the plan of a task in any case.
-
-    It needs a task that chooses its texts without labels, an objective that learns from the teacher, and a teacher that
-    labels any text.
-    """
-    if not isinstance(plan.augment, AutoAugmentation):
-        return plan
-    infos = [task.info for task in plan.tasks.values()]
-    has_use = len(infos) == 1 and all(info.can_augment and info.unlabelled == AUTO for info in infos)
-    has_use = has_use and (source.labeller is None or source.labeller.labels_any_text)
-    return plan if has_use and plan.objective.needs_teacher else replace(plan, augment=None)
 
 
 def check_plan(source: TeacherSource, plan: Plan) -> None:

@@ -114,11 +114,7 @@ def _open(student: Student, source: TeacherSource, task: Task, data: Data, plan:
 
     if source.weights.precision == AUTO:
         raise OptionError("teacher.precision", AUTO, "float32 or bfloat16 with student.init=general")
-
-    def build(teacher: PreTrainedModel) -> PreTrainedModel:
-        return student.build_from(teacher, task)
-
-    settings = GeneralSettings.of(student.option("general"))
+    build, settings = partial(student.build_from, task=task), GeneralSettings.of(student.option("general"))
     return GeneralStage(
         source.weights, build, settings, data, accelerator=plan.trainer.accelerator, cache_dir=plan.cache_dir
     )
@@ -270,8 +266,7 @@ class _Search:
         """Returns the metric of a student on dev before any training."""
         run = self.task_run
         loaders = all_task_loaders({name: run.examples[name] for name in ("train", "dev")}, **run.batches())
-        scores = evaluate_splits(self._make(student), run.task, run.scoring, {"dev": loaders["dev"]})
-        return float(split_metrics(run.scoring, scores)[run.scoring.metric])
+        return _score(run, self._make(student), loaders["dev"])
 
     def _make(self, student: Student) -> PreTrainedModel:
         run = self.task_run
@@ -516,11 +511,11 @@ class Pruner:
                 _save(student, directory)
                 removed = 1 - _count_in_layers(student) / size
                 row = _describe(student, step, student.config.teacher_layers, removed=removed)
-                rows.append(row | {"before": self._score(student), "after": None})
+                rows.append(row | {"before": _score(task_run, student.cpu(), self.dev), "after": None})
                 task_run.run.update(pruning=rows)
             if step < schedule.steps and rows[step]["after"] is None:
                 self.train(student, directory, f"pruning {step}/{schedule.steps}")
-                rows[step]["after"] = self._score(student)
+                rows[step]["after"] = _score(task_run, student.cpu(), self.dev)
                 _save(student, directory)
                 task_run.run.update(pruning=rows)
                 shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
@@ -537,11 +532,12 @@ class Pruner:
             student: PreTrainedModel = auto_class.from_pretrained(directory / STUDENT, dtype=torch.float32)
         return student
 
-    def _score(self, student: PreTrainedModel) -> float:
-        """Returns the metric on dev."""
-        scoring = self.task_run.scoring
-        scores = evaluate_splits(student.cpu(), self.task_run.task, scoring, {"dev": self.dev})
-        return float(split_metrics(scoring, scores)[scoring.metric])
+
+def _score(task_run: TaskRun, student: PreTrainedModel, dev: Loader) -> float:
+    """Returns the metric of a student on dev."""
+    scoring = task_run.scoring
+    scores = evaluate_splits(student, task_run.task, scoring, {"dev": dev})
+    return float(split_metrics(scoring, scores)[scoring.metric])
 
 
 def record_end(run: Run, metric: float) -> None:

@@ -9,7 +9,7 @@ from distill.builtin.students.distilbert import from_teacher
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import distill as d
-from distill.chain.plan import Plan, choose_batches, choose_training, default_objective
+from distill.chain.plan import Plan, default_objective
 from distill.core.contracts import EncodedSplits
 from distill.kinds.multitask import Tasks
 from distill.losses import PairwiseSimilarity
@@ -35,18 +35,18 @@ def test_students_with_pre_trained_layers_get_larger_batches_and_a_larger_rate(
     plan: Plan, teacher: PreTrainedModel, examples: EncodedSplits
 ) -> None:
     student = from_teacher(teacher)
-    chosen = choose_batches(plan, student, examples["train"], rows=20_000)
+    chosen = plan.choose_batches(student, examples["train"], rows=20_000)
     assert chosen.trainer.batch_size == 128
     assert chosen.chosen == {
         "batch_size": {"value": 128, "reason": "20,000 texts of 6 tokens on average are many and short"}
     }
     rates = []
-    for given in (chosen, choose_batches(plan, student, examples["train"], rows=2)):
-        ready = choose_training(given, student, examples=20_000, steps_per_epoch=100, scored=2)
+    for given in (chosen, plan.choose_batches(student, examples["train"], rows=2)):
+        ready = given.choose_training(student, examples=20_000, steps_per_epoch=100, scored=2)
         assert ready.trainer.unresolved() == []
         rates.append(ready.trainer.learning_rate)
     assert rates[0] == 2 * rates[1]
-    assert "batch_size" in choose_training(chosen, student, examples=20_000, steps_per_epoch=157, scored=2).chosen
+    assert "batch_size" in chosen.choose_training(student, examples=20_000, steps_per_epoch=157, scored=2).chosen
 
 
 def test_other_students_and_objectives_keep_32(plan: Plan, teacher: PreTrainedModel, examples: EncodedSplits) -> None:
@@ -54,7 +54,7 @@ def test_other_students_and_objectives_keep_32(plan: Plan, teacher: PreTrainedMo
     recurrent = bilstm.from_teacher(teacher, task=TASK, embedding_dim=16, hidden_dim=8)
     compares = replace(plan, objective=d.Objective(soft=d.SoftTargets(), similarity=PairwiseSimilarity()))
     for given, student in ((plan, random), (plan, recurrent), (compares, from_teacher(teacher))):
-        chosen = choose_batches(given, student, examples["train"], rows=20_000)
+        chosen = given.choose_batches(student, examples["train"], rows=20_000)
         assert (chosen.trainer.batch_size, chosen.chosen) == (32, {})
     fixed = replace(plan, trainer=replace(plan.trainer, batch_size=48))
-    assert choose_batches(fixed, from_teacher(teacher), examples["train"], rows=20_000) == fixed
+    assert fixed.choose_batches(from_teacher(teacher), examples["train"], rows=20_000) == fixed

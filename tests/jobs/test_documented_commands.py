@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from distill import __main__ as command_line
 from distill import client, service
-from distill.chain.plan import check_plan, choose_augmentation, choose_for_text
+from distill.chain.plan import check_plan
 from distill.edge import __main__ as edge_options
 from distill.jobs import execution
 from distill.jobs.command_line import find_job, quote_overrides
@@ -131,6 +131,6 @@ def check_options(config: DictConfig, overrides: list[str]) -> None:
     if name == "distill":
         source = execution.build_source(config)
         assert execution.build_student(config).name == config.student.name
-        check_plan(source, choose_augmentation(choose_for_text(plan), source))
+        check_plan(source, plan.choose_for(source))
     elif name == "finetune":
         execution.build_single_source(config)
