@@ -166,7 +166,7 @@ def test_a_plan_is_the_summary_of_the_run_and_leaves_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from distill.chain import student_setup
+    from distill.chain import distillation
 
     monkeypatch.chdir(tmp_path)
     teacher = d.Teacher(*loaded, accept_weak=True, cache_dir=tmp_path / "cache")
@@ -176,7 +176,7 @@ def test_a_plan_is_the_summary_of_the_run_and_leaves_nothing(
     )  # fmt: skip
     assert {path.name for path in tmp_path.iterdir()} == {"cache"}
     shown: list[list[tuple[str, object]]] = []
-    monkeypatch.setattr(student_setup, "show_summary", shown.append)
+    monkeypatch.setattr(distillation, "show_summary", shown.append)
     d.distill(
         teacher, d.students.distilbert(), create_task(data_dir), baseline=False,
         trainer=d.TrainerSettings(max_steps=1, **QUICK), export=d.ExportSettings(enabled=False),
