@@ -48,7 +48,6 @@ from distill.models.wrappers import heads_of
 from distill.records.run import Run
 from distill.records.verdict import recommend
 from distill.teachers.source import TeacherSource
-from distill.training.fitting import choose_rows
 from distill.training.hyperparameters import TrainerSettings
 from distill.training.module import DistillationModule
 
@@ -337,11 +336,12 @@ def describe_student(teacher: PreTrainedModel, student: PreTrainedModel) -> str:
     tensors = len(dict(student.named_parameters()))
     layers = getattr(student.config, "teacher_layers", None)
     chosen = f" ({', '.join(map(str, layers))})" if layers is not None and inherited else ""
+    before, after = (count_parameters(model) / 1e6 for model in (teacher, student))
     kinds = dict.fromkeys(type(head).__name__ for head in heads_of(student).values())
     return (
         f"{' and '.join(kinds)}: layers {teacher.config.num_hidden_layers} -> "
         f"{student.config.num_hidden_layers}{chosen}, {len(inherited)} tensors copied, {tensors - len(inherited)} "
-        f"new, parameters {_millions(count_parameters(teacher))} -> {_millions(count_parameters(student))}"
+        f"new, parameters {before:.1f} M -> {after:.1f} M"
     )
 
 
@@ -432,11 +432,6 @@ def describe_batches(train: Loader, settings: TrainerSettings) -> str:
     return f"{settings.step_size()} in a step{mixed}, {1 - filled:.1%} padding"
 
 
-def describe_embeddings(module: DistillationModule, train: Loader, settings: TrainerSettings) -> str | None:
-    """Describes the embeddings that are trained; nothing for a student without a table of them."""
-    return choose_rows(module, train, settings).describe()
-
-
 def describe_training(module: DistillationModule, settings: TrainerSettings, seconds: float, *, seeds: int = 1) -> str:
     """Describes the number of steps, the precision and the estimated `seconds` of the training of all seeds."""
     several = f" for {seeds} seeds" if seeds > 1 else ""
@@ -515,7 +510,3 @@ def show_summary(rows: Sequence[tuple[str, object]]) -> None:
     for name, value in rows:
         table.add_row(name, Text(str(value)))
     console.print(table)
-
-
-def _millions(number: int) -> str:
-    return f"{number / 1e6:.1f} M"

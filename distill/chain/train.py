@@ -246,7 +246,7 @@ class Prepared:
             ("student", student_setup.describe_student(first.model, module.student)),
             ("vocabulary", compatibility.check_vocabulary(first.model, module.student, first.tokenizer)),
             *(row for task_run in self.tasks for row in task_run.describe_data()),
-            ("embeddings", student_setup.describe_embeddings(module, self.loaders["train"], plan.trainer)),
+            ("embeddings", fitting.choose_rows(module, self.loaders["train"], plan.trainer).describe()),
             ("batches", student_setup.describe_batches(self.loaders["train"], plan.trainer)),
             ("teacher outputs", student_setup.describe_outputs(module.signal)),
             ("objective", f"{module.objective.name}: {', '.join(module.objective.names)}"),

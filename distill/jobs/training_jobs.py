@@ -47,7 +47,7 @@ from distill.teachers import preparation as teaching
 from distill.teachers.language_modeling import TextTraining, choose_growth, load_language_model, trained_model
 from distill.teachers.prepared import compare_with_constant, measure_constant
 from distill.teachers.source import TeacherSource, check_source, locate
-from distill.training import hyperparameters
+from distill.training import fitting, hyperparameters
 from distill.training.hyperparameters import TrainerSettings, check_budget, check_processes
 from distill.training.module import evaluate_splits
 
@@ -206,7 +206,7 @@ class TextJob:
         lengths = student_setup.describe_lengths(
             training.examples, task.info.max_length, max_target=task.info.max_target
         )
-        embeddings = student_setup.describe_embeddings(module, train, settings)
+        embeddings = fitting.choose_rows(module, train, settings).describe()
         student_setup.show_summary(
             [
                 ("model", ", ".join(sizes)),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import DistilBertForMaskedLM
 
-from distill.chain import student_setup
 from distill.core.errors import OptionError, UserError
 from distill.models.architectures.modeling_bilstm import BilstmConfig, BilstmForSequenceClassification
 from distill.models.wrappers import share_encoder
@@ -179,7 +178,7 @@ def test_a_student_without_a_trained_table_has_no_row_in_the_plan(make_toy: Make
     else:
         toy.module.student = BilstmForSequenceClassification(BilstmConfig(vocab_size=None, pad_token_id=0))
     assert describe(toy) == ""
-    assert not student_setup.describe_embeddings(toy.module, toy.loaders["train"], toy.settings)
+    assert not choose_rows(toy.module, toy.loaders["train"], toy.settings).describe()
 
 
 def test_heads_that_share_an_encoder_share_the_compact_table(make_toy: MakeToy):
