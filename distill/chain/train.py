@@ -286,9 +286,9 @@ class Prepared:
         the random numbers stays as it is. Call it before the training of the student, which changes the callbacks.
         """
         prepared = self.without_unlabelled()
-        student, tasks = untaught(self.student, self.tasks, self.plan)
         with isolate_rng():
-            model = create_model(student, tasks, self.plan)
+            model = create_model(*untaught(self.student, self.tasks, self.plan), self.plan)
+        student, tasks = untaught(self.student, self.tasks, self.plan)  # Anew, with no second teacher in memory.
         callbacks = lightning_callbacks.copy_callbacks(self.plan.callbacks)
         plan = replace(prepared.plan, objective=self.supervised_objective(), callbacks=callbacks)
         run = Run(self.run.directory / BASELINE, self.run.record["baseline"] or {"metrics": {}}, parent=self.run)
