@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Final, NotRequired, Required
+from typing import Annotated, Any, Final, Required
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, SchemaValidator, core_schema
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12.
 
 from distill.core import storage
@@ -18,85 +19,7 @@ from distill.records.run import RECORD, create_results, open_run
 
 TEST: Final = "test"  # Splits that may stand first.
 DEV: Final = "dev"
-Metrics = dict[str, float | None]
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
-
-
-class _Model(TypedDict, total=False):
-    requested: str | None
-    parameters: int | None
-    before: Metrics | None
-    notices: list[str] | None
-
-
-class _Student(_Model):
-    name: Required[str]
-    metrics: Required[Metrics]
-
-
-class _Constant(TypedDict, total=False):
-    answer: str | None
-    metrics: Required[Metrics]
-
-
-class _Difference(TypedDict):
-    difference: float
-    interval: Interval | None
-    p: float | None
-    over: str
-    number: int
-    split: NotRequired[str | None]
-
-
-class _Pieces(TypedDict):
-    before: float
-    after: float
-
-
-class _Adapted(TypedDict, total=False):
-    text: Required[str]
-    steps: Required[int]
-    words: int
-    pieces_per_word: _Pieces
-
-
-class _Cleaning(TypedDict):
-    rules: str
-    lines: int
-    kept: int
-    dropped: dict[str, int]
-
-
-class _Teacher(_Model, total=False):
-    resolved: Required[str]
-    metrics: Required[Metrics]
-    origin: str | None
-    adapted: _Adapted | None
-    constant: _Constant | None
-    against_constant: _Difference | None
-
-
-_Source = TypedDict("_Source", {"name": str, "examples": int, "from": str}, total=False)
-
-
-class _Unlabelled(TypedDict, total=False):
-    share: float
-    sources: list[_Source]
-    sureness: float | None
-
-
-class _Task(TypedDict, total=False):
-    name: Required[str]
-    metric: Required[str]
-    examples: Required[dict[str, int]]
-    has_test: bool | None
-    labels: list[str] | None
-    selects: str | None
-    example: str | None
-    choices: int | None
-    packing: str | None
-    unlabelled: _Unlabelled | None
-    cleaning: _Cleaning | None
 
 
 class BatchSensitivity(TypedDict, total=False):
@@ -271,192 +194,107 @@ class RecipeAttempt(_Judged, total=False):
     seconds: float
 
 
-class _Timing(TypedDict, total=False):
-    model: Required[str]
-    format: Required[str]
-    batch: Required[int]
-    length: Required[int]
-    threads: Required[int]
-    bytes: Required[int]
-    p50_ms: Required[float]
-    p90_ms: Required[float]
-    p99_ms: Required[float]
-    runs: int
-    disturbed: bool
+# The fields of run.json that reports read, in its own form. One whose name ends in `!` or `!?` has to be there, and one
+# whose name ends in `?` may be null.
+_METRICS = {str: float | None}
+_MODEL = {"metrics!": _METRICS, "requested?": str, "parameters?": int, "before?": _METRICS, "notices?": [str]}
+_DIFFERENCE = {
+    "difference!": float, "interval!?": Interval, "p!?": float, "over!": str, "number!": int, "split?": str,
+}  # fmt: skip
+_STEP = {
+    "step!": int, "layers!": [int], "heads!": [int], "neurons!": [int], "removed!": float, "before?": float,
+    "after?": float,
+}  # fmt: skip
+_PARTS = {str: {str: {"examples!": int, "values!": str}}}
+_BASELINE = {
+    "metrics!": _METRICS, "export?": {str: ExportedFile}, "seconds?": float, "start?": str, "pruning?": [_STEP],
+}  # fmt: skip
+_SPREAD = {"mean!": float, "std!?": float}
+_BY_GROUP = {str: {str: {str: _METRICS}}}  # By split, model and group.
+_RECORD: dict[str, Any] = {
+    "job!": str, "error?": str, "command?": [str], "settings?": dict[str, Any], "seed?": int,
+    "task?": {
+        "name!": str, "metric!": str, "examples!": {str: int}, "has_test?": bool, "labels?": [str], "selects?": str,
+        "example?": str, "choices?": int, "packing?": str,
+        "unlabelled?": {
+            "share": float, "sources": [{"name": str, "examples": int, "from": str}], "sureness?": float,
+        },
+        "cleaning?": {"rules!": str, "lines!": int, "kept!": int, "dropped!": {str: int}},
+    },
+    "objective?": {"name?": str, "terms?": {str: {"weight?": float}}},
+    "teacher?": {
+        "resolved!": str, **_MODEL, "origin?": str,
+        "adapted?": {
+            "text!": str, "steps!": int, "words": int, "pieces_per_word": {"before!": float, "after!": float},
+        },
+        "constant?": {"answer?": str, "metrics!": _METRICS},
+        "against_constant?": _DIFFERENCE,
+    },
+    "student?": {"name!": str, **_MODEL},
+    "baseline?": _BASELINE,
+    "baseline_choice?": {"trained!": bool, "reason!": str, "share?": float, "possible": bool},
+    "retention?": _METRICS,
+    "training?": {
+        "seconds!": float, "dev_losses?": {str: float}, "steps?": int, "precision?": str,
+        "examples_per_second?": float, "tokens_per_second?": float, "padding?": float, "stopped_early?": int,
+        "soup?": {"steps!": [int], "taken!": bool},
+        "teacher_seconds?": float, "teacher_cache?": {"hit": bool, "bytes": int},
+        "chosen?": {str: {"value!": float | str | bool | None, "reason!": str}},
+    },
+    "export?": {str: ExportedFile},
+    "benchmark?": [{
+        "model!": str, "format!": str, "batch!": int, "length!": int, "threads!": int, "bytes!": int,
+        "p50_ms!": float, "p90_ms!": float, "p99_ms!": float, "runs": int, "disturbed": bool,
+    }],
+    "dev_pass?": [{"model!": str, "format!": str, "seconds!": float}],
+    "attempts?": [RecipeAttempt],
+    "budget?": {
+        "mb?": float, "ms?": float,
+        "tried": [{"depth?": int, "width?": float, "bytes": int, "p50_ms?": float, "fits": bool}],
+        "delivered?": {
+            "format!": str, "file!": str, "recipe!?": str, "bytes!": int, "p50_ms!": float, "length!": int,
+            "threads!": int, "disturbed!": bool, "fits!": bool,
+        },
+    },
+    "pruning?": [_STEP],
+    "seconds?": {str: float},
+    "seeds?": [{
+        "seed!": int, "metrics!": _METRICS, "export!": {str: ExportedFile}, "retention?": _METRICS,
+        "baseline?": _BASELINE, "comparison?": {str: _DIFFERENCE}, "parts?": _PARTS, "seconds?": float,
+    }],
+    "summary?": {str: {**_SPREAD, "files": {str: _SPREAD}, "baseline?": _SPREAD}},
+    "comparison?": {str: _DIFFERENCE},
+    "parts?": _PARTS,
+    "margin?": float,
+    "breakdown?": _BY_GROUP,
+    "lengths?": _BY_GROUP,
+    "cuts?": _BY_GROUP,
+    "texts?": {
+        str: {"sources!": int, "beams!": int, "comparison!": {str: {str: {str: _DIFFERENCE}}},
+              "lengths!": {str: {str: _METRICS}}},
+    },
+    "environment?": {"cpu?": str, "isa?": [str], "cores?": int, "threads?": int, "accelerator?": str},
+}  # fmt: skip
 
 
-class _Step(TypedDict, total=False):
-    step: Required[int]
-    layers: Required[list[int]]
-    heads: Required[list[int]]
-    neurons: Required[list[int]]
-    removed: Required[float]
-    before: float | None
-    after: float | None
+def _create_schema(form: Any) -> CoreSchema:
+    """Returns the schema of a form: the fields of a mapping by name, the only value of a list, or a type."""
+    if isinstance(form, list):
+        return core_schema.list_schema(_create_schema(form[0]))
+    if not isinstance(form, dict):
+        return TypeAdapter(form).core_schema
+    if str in form:
+        return core_schema.dict_schema(core_schema.str_schema(), _create_schema(form[str]))
+    fields = {}
+    for name, inner in form.items():
+        schema = _create_schema(inner)
+        schema = core_schema.nullable_schema(schema) if name.endswith("?") else schema
+        fields[name.rstrip("!?")] = core_schema.typed_dict_field(schema, required="!" in name)
+    return core_schema.typed_dict_schema(fields)
 
 
-class _Baseline(TypedDict, total=False):
-    metrics: Required[Metrics]
-    export: dict[str, ExportedFile] | None
-    seconds: float | None
-    start: str | None
-    pruning: list[_Step] | None
-
-
-class _BaselineChoice(TypedDict, total=False):
-    trained: Required[bool]
-    reason: Required[str]
-    share: float | None
-    possible: bool
-
-
-class _Parts(TypedDict):
-    examples: int
-    values: str
-
-
-class _Seed(TypedDict, total=False):
-    seed: Required[int]
-    metrics: Required[Metrics]
-    export: Required[dict[str, ExportedFile]]
-    retention: dict[str, float | None] | None
-    baseline: _Baseline | None
-    comparison: dict[str, _Difference] | None
-    parts: dict[str, dict[str, _Parts]] | None
-    seconds: float | None
-
-
-class _Spread(TypedDict):
-    mean: float
-    std: float | None
-
-
-class _Summary(_Spread, total=False):
-    files: dict[str, _Spread]
-    baseline: _Spread | None
-
-
-class _Term(TypedDict, total=False):
-    weight: float | None
-
-
-class _Objective(TypedDict, total=False):
-    name: str | None
-    terms: dict[str, _Term] | None
-
-
-class _Cache(TypedDict, total=False):
-    hit: bool
-    bytes: int
-
-
-class _Choice(TypedDict, total=False):
-    value: Required[float | str | bool | None]
-    reason: Required[str]
-
-
-class _Soup(TypedDict):
-    steps: list[int]
-    taken: bool
-
-
-class _Training(TypedDict, total=False):
-    seconds: Required[float]
-    dev_losses: dict[str, float] | None
-    steps: int | None
-    precision: str | None
-    examples_per_second: float | None
-    tokens_per_second: float | None
-    padding: float | None
-    stopped_early: int | None
-    soup: _Soup | None
-    teacher_seconds: float | None
-    teacher_cache: _Cache | None
-    chosen: dict[str, _Choice] | None
-
-
-class _Depth(TypedDict, total=False):
-    depth: int | None
-    width: float | None
-    bytes: int
-    p50_ms: float | None
-    fits: bool
-
-
-class _Delivered(TypedDict):
-    format: str
-    file: str
-    recipe: str | None
-    bytes: int
-    p50_ms: float
-    length: int
-    threads: int
-    disturbed: bool
-    fits: bool
-
-
-class _Budget(TypedDict, total=False):
-    mb: float | None
-    ms: float | None
-    tried: list[_Depth]
-    delivered: _Delivered | None
-
-
-class _Environment(TypedDict, total=False):
-    cpu: str | None
-    isa: list[str] | None
-    cores: int | None
-    threads: int | None
-    accelerator: str | None
-
-
-class _Texts(TypedDict):
-    sources: int
-    beams: int
-    comparison: dict[str, dict[str, dict[str, _Difference]]]
-    lengths: dict[str, dict[str, Metrics]]
-
-
-class _Pass(TypedDict):
-    model: str
-    format: str
-    seconds: float
-
-
-class _Record(TypedDict, total=False):
-    job: Required[str]
-    error: str | None
-    command: list[str] | None
-    settings: dict[str, Any] | None
-    seed: int | None
-    task: _Task | None
-    objective: _Objective | None
-    teacher: _Teacher | None
-    student: _Student | None
-    baseline: _Baseline | None
-    baseline_choice: _BaselineChoice | None
-    retention: dict[str, float | None] | None
-    training: _Training | None
-    export: dict[str, ExportedFile] | None
-    benchmark: list[_Timing] | None
-    dev_pass: list[_Pass] | None
-    attempts: list[RecipeAttempt] | None
-    budget: _Budget | None
-    pruning: list[_Step] | None
-    seconds: dict[str, float] | None
-    seeds: list[_Seed] | None
-    summary: dict[str, _Summary] | None
-    comparison: dict[str, _Difference] | None
-    parts: dict[str, dict[str, _Parts]] | None
-    margin: float | None
-    breakdown: dict[str, dict[str, dict[str, Metrics]]] | None
-    lengths: dict[str, dict[str, dict[str, Metrics]]] | None
-    cuts: dict[str, dict[str, dict[str, Metrics]]] | None
-    texts: dict[str, _Texts] | None
-    environment: _Environment | None
-
-
-_SHAPE: TypeAdapter[Any] = TypeAdapter(_Record)
+_SCHEMA = SchemaValidator(_create_schema(_RECORD))
+_FIELDS = [name.rstrip("!?") for name in _RECORD]
 # Fields of a run that has no results yet, where they are not null.
 _EMPTY = {**create_results(), "attempts": [], "seconds": {}, "environment": {}}
 
@@ -482,13 +320,13 @@ def first_metric(task: Mapping[str, Any]) -> str:
 
 def fill_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the record with a null or empty value for each field that it lacks, as one without results does."""
-    return {**record, **{name: record.get(name) or _EMPTY.get(name) for name in _Record.__annotations__}}
+    return {**record, **{name: record.get(name) or _EMPTY.get(name) for name in _FIELDS}}
 
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Raises ValueError, with the name of the field, if one that a report reads is missing or of another type."""
     try:
-        _SHAPE.validate_python(record)
+        _SCHEMA.validate_python(record)
     except ValidationError as error:
         [first, *_] = error.errors()
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
