@@ -39,7 +39,7 @@ from distill.models import compatibility
 from distill.models.surgery.embeddings import check_option, grow_vocabulary
 from distill.models.wrappers import heads_of
 from distill.records import report
-from distill.records.loggers import Results, TrackerEntry
+from distill.records.loggers import LoggerSettings, TrackerEntry
 from distill.records.pages import write_report
 from distill.records.prediction_analysis import write_predictions
 from distill.records.run import Run
@@ -304,7 +304,7 @@ def run_finetune(config: DictConfig, run: Run) -> None:
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class TrialPruner:
+class TrialPruner(LoggerSettings):
     """Tells the metrics of a run to its trial.
 
     Args:
@@ -315,9 +315,6 @@ class TrialPruner:
     storage: str
     trial: int
 
-    def check(self) -> None:
-        """Returns, because the sweeper has opened the study."""
-
     def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger of a run."""
         import optuna
@@ -326,12 +323,6 @@ class TrialPruner:
         study = optuna.load_study(study_name=STUDY_NAME, storage=self.storage, pruner=optuna.pruners.MedianPruner())
         sign = -1 if entry.selects == "min" else 1
         return _TrialLogger(optuna.Trial(study, self.trial), f"dev/{entry.metric}", sign), None
-
-    def log_results(self, logger: Any, results: Results) -> None:
-        """Returns, because the sweeper reads run.json."""
-
-    def close(self, logger: Any, *, failed: bool) -> None:
-        """Returns, because every value is written at once."""
 
 
 class _TrialLogger(Logger):

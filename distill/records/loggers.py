@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass as plain_dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -83,14 +83,15 @@ class Results:
     title: str
 
 
-class LoggerSettings(Protocol):
-    """The options of a logger, and how it is used."""
+class LoggerSettings:
+    """The options of a logger, and how it is used. One that only writes curves has `open` alone."""
 
     def check(self) -> None:
         """Raises UserError if the logger is not installed, or refuses this user."""
 
     def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns Lightning's logger of a training, and the id of the entry where a resumed run can continue it."""
+        raise NotImplementedError
 
     def log_results(self, logger: Any, results: Results) -> None:
         """Logs the results of a finished student."""
@@ -101,11 +102,8 @@ class LoggerSettings(Protocol):
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class Csv:
+class Csv(LoggerSettings):
     """Writes metrics.csv, which the report of a run reads. The results are in run.json beside it."""
-
-    def check(self) -> None:
-        """Returns, because it needs nothing."""
 
     def open(self, entry: TrackerEntry) -> tuple[Logger, str | None]:
         """Returns the logger; renames the file of an interrupted training, which it would overwrite."""
@@ -115,16 +113,10 @@ class Csv:
             previous.rename(entry.directory / f"metrics.before-{number}.csv")
         return CSVLogger(str(entry.directory), name="", version=""), None
 
-    def log_results(self, logger: Any, results: Results) -> None:
-        """Returns, because run.json has them."""
-
-    def close(self, logger: Any, *, failed: bool) -> None:
-        """Returns, because every line is written at once."""
-
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class TensorBoard:
+class TensorBoard(LoggerSettings):
     """Writes event files into `tensorboard/` of the run, for `tensorboard --logdir runs`."""
 
     def check(self) -> None:
@@ -150,7 +142,7 @@ class TensorBoard:
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class MLflow:
+class MLflow(LoggerSettings):
     """Logs to MLflow, into a database on this machine or to a server.
 
     Args:
@@ -217,7 +209,7 @@ class MLflow:
 
 @raise_option_errors
 @dataclass(frozen=True, config=STRICT)
-class Wandb:
+class Wandb(LoggerSettings):
     """Logs to Weights & Biases.
 
     Args:
@@ -411,7 +403,13 @@ def tracked(run: Run, *, resume_with: str, texts: bool = True) -> Iterator[None]
         UserError: if another process has locked the run, or the URL of its directory cannot be written.
         Interrupted: on Ctrl-C and SIGTERM.
     """
-    with _locked(run.directory), leases():
+    try:
+        lock = FileLock(run.directory / LOCK).acquire(timeout=0)  # Released when the process ends, however it ends.
+    except Timeout as error:
+        raise UserError(
+            f"{run.directory} is in use by another process: wait until it ends, or end it, and run the command again"
+        ) from error
+    with lock, leases():
         sweep(run.directory)  # What was being written when the run was killed.
         with storage.sent(run.directory), _named(run):
             yield from _track(run, resume_with, texts=texts)
@@ -426,22 +424,6 @@ def _named(run: Run) -> Iterator[None]:
         yield
     finally:
         events.name_run(None)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Locks a run's directory; the operating system releases the lock when the process ends, however it ends."""
-    lock = FileLock(directory / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise UserError(
-            f"{directory} is in use by another process: wait until it ends, or end it, and run the command again"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _track(run: Run, resume_with: str, *, texts: bool) -> Iterator[None]:
